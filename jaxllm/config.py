@@ -1,0 +1,175 @@
+"""Every option of the engine, once: type, default, help and bounds live on the field.
+
+Command-line flags, their validation and `docs/flags.md` derive from these sections (`jaxllm.flags`).
+"""
+
+import dataclasses
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from jaxllm.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What is known of an option beyond its type and default."""
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+def option(default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
+    """A dataclass field that is a user-visible option. Bounds are inclusive."""
+    return field(default=default, metadata={"option": OptionInfo(help, minimum, maximum)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A frozen group of options that checks its own values."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            _check(item.name, getattr(self, item.name), hints[item.name], item.metadata["option"])
+
+
+def _check(name: str, value: Any, hint: Any, info: OptionInfo) -> None:
+    """Raise `ConfigError` unless `value` has the type `hint` and lies within the bounds of `info`."""
+    alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value is None and type(None) in alternatives:
+        return
+    choices = next((get_args(each) for each in alternatives if get_origin(each) is Literal), ())
+    if choices:
+        if value not in choices:
+            hint_text = nearest(str(value), [str(choice) for choice in choices])
+            raise ConfigError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}{hint_text}")
+        return
+    accepted = tuple(each for each in alternatives if isinstance(each, type) and each is not type(None))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    fits = isinstance(value, accepted) and (not isinstance(value, bool) or bool in accepted)
+    if not fits and not (float in accepted and is_number):
+        expected = " or ".join(each.__name__ for each in accepted)
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
+    if is_number:
+        low, high = info.minimum, info.maximum
+        # Written so that NaN fails.
+        if not ((low is None or value >= low) and (high is None or value <= high)):
+            bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+            raise ConfigError(f"{name}={value}: must be {bounds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Section):
+    """Which model, and how its weights are held."""
+
+    model: str = option("demo", "The model: 'demo' (ships with jaxllm), a local folder, or a Hugging Face hub id.")
+    tokenizer: str | None = option(None, "Folder or hub id of the tokenizer, when it is not the model's own.")
+    revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
+    download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
+    load_format: Literal["auto", "safetensors", "dummy"] = option(
+        "auto", "How weights are read. 'dummy' makes random weights from the configuration alone."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Type of weights and activations. 'auto' follows the checkpoint, and is float32 on CPU."
+    )
+    max_model_len: int | None = option(
+        None, "Most tokens of a request, prompt and output together. Default: what the model allows.", minimum=2
+    )
+    seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(Section):
+    """The paged KV cache."""
+
+    block_size: int = option(16, "Tokens in one page of the KV cache.", minimum=1, maximum=256)
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of accelerator memory for weights, temporaries and KV cache together (on CPU: of a quarter of free RAM, "
+        "for the KV cache alone).",
+        minimum=0.01,
+        maximum=1.0,
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "Size of the KV cache in bytes; overrides gpu_memory_utilization.", minimum=1
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV pages; overrides every estimate. Small values force preemption in tests.", minimum=2
+    )
+    enable_prefix_caching: bool = option(True, "Share the KV pages of equal prompt prefixes between requests.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions(Section):
+    """Who runs in a step."""
+
+    max_num_seqs: int = option(64, "Most requests running at once.", minimum=1, maximum=4096)
+    max_num_batched_tokens: int | None = option(
+        None, "Most tokens computed in one step, prompts and decodes together. Default: 512 on CPU, else 2048.", minimum=1
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs", "Order of the queue: first come first served, or lowest priority number first."
+    )
+    long_prefill_token_threshold: int = option(
+        0, "Most prompt tokens of one request in one step; 0 means only the token budget limits it.", minimum=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions(Section):
+    """What is compiled, when, and where the result is kept."""
+
+    enforce_eager: bool = option(False, "Compile each step shape when it is first met instead of all at start.")
+    compilation_cache_dir: str | None = option(
+        None, "Folder of the persistent compilation cache. Default: ~/.cache/jaxllm/xla; '' turns it off."
+    )
+    strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
+    compile_workers: int | None = option(None, "Compilations at a time during start-up. Default: the cores.", minimum=1)
+    layer_stack: Literal["auto", "scan", "loop"] = option(
+        "auto", "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, loop on CPU and GPU."
+    )
+    attention_backend: Literal["auto", "reference", "xla"] = option("auto", "Implementation of paged attention.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions(Section):
+    """What a request may ask to be returned."""
+
+    max_logprobs: int = option(20, "Most alternatives per token a request may ask for.", minimum=0, maximum=1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All sections together. Option names are unique across them."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    compile: CompileOptions = field(default_factory=CompileOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Build from flat option names, as `LLM(**options)` and the command line give them.
+
+        Raises `ConfigError` for an unknown name (with the nearest known ones) or a bad value.
+        """
+        owner = {item.name: section for section, item in option_fields()}
+        grouped: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            if name not in owner:
+                raise ConfigError(f"unknown option {name!r}{nearest(name, owner)}")
+            grouped.setdefault(owner[name], {})[name] = value
+        sections = {item.name: item.default_factory for item in fields(cls)}
+        return cls(**{name: sections[name](**values) for name, values in grouped.items()})  # type: ignore[operator]
+
+
+def option_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yield (section name, field) for every option, in the order of their declaration."""
+    for section in fields(EngineConfig):
+        assert isinstance(section.default_factory, type)
+        for item in fields(section.default_factory):
+            yield section.name, item

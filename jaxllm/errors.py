@@ -1,0 +1,39 @@
+"""The errors a caller can meet. Each says what was given, what is allowed, and what to do about it."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class JaxLLMError(Exception):
+    """Base of every error raised on purpose by jaxllm."""
+
+
+class ConfigError(JaxLLMError, ValueError):
+    """An option, a checkpoint or a file given at start-up is wrong."""
+
+
+class RequestError(JaxLLMError, ValueError):
+    """One request is wrong; the engine and all other requests go on.
+
+    `parameter` names the offending field (`temperature`, `prompt`, ...), where there is one.
+    """
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class CapacityError(JaxLLMError):
+    """What was asked for does not fit the memory or the limits of this engine."""
+
+
+class EngineError(JaxLLMError, RuntimeError):
+    """The engine itself failed; requests in flight are lost."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for an error message: `"; did you mean 'x'?"`, or an empty string when nothing is close."""
+    close = get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if not close:
+        return ""
+    return f"; did you mean {' or '.join(repr(match) for match in close)}?"

@@ -1,0 +1,40 @@
+"""A request as the engine sees it: token ids, parameters, and how far it has come."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from jaxllm.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """One sequence to be continued.
+
+    `prompt_token_ids` is int32 [prompt length]. While the request runs, `slot` is its row in every per-request
+    table of the engine; otherwise it is -1.
+    """
+
+    request_id: str
+    prompt_token_ids: np.ndarray
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    slot: int = -1
+    arrival: int = -1
+    output_token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    page_hashes: list[bytes] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
