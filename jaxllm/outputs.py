@@ -1,0 +1,41 @@
+"""What a step of the engine returns: token ids and numbers, never text."""
+
+import msgspec
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Log-probability of one token, beside the most likely alternatives at its place.
+
+    `rank` counts from 1 (the most likely token). `top_ids` and `top_logprobs` have equal length, most likely first;
+    they need not contain `token_id`. All logprobs are natural logarithms of the unfiltered softmax.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class EngineOutput(msgspec.Struct, array_like=True):
+    """News of one request after one step.
+
+    `token_ids` are the tokens sampled in this step (none when the request was aborted before it could run);
+    `logprobs`, when the request asked for them, has one entry per new token. `prompt_logprobs` comes once, complete,
+    with one entry per prompt token; the first is None, because nothing precedes it. `finish_reason` is "stop",
+    "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id or
+    the stop string, and None for the model's own end token.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None
