@@ -1,0 +1,302 @@
+"""How one request's tokens are chosen and when it stops: vLLM's names, defaults and meanings."""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any, Final, Self
+
+import msgspec
+
+from jaxllm.errors import RequestError, nearest
+
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures below this mean greedy decoding."""
+
+MAX_SEQUENCES: Final = 16384
+"""Most sequences one request may ask for (`n`, `best_of`)."""
+
+_NOT_YET: Final = {
+    "structured_outputs": "structured outputs are not supported yet",
+    "guided_decoding": "structured outputs are not supported yet",
+    "logits_processors": "custom logits processors are not supported yet; logit_bias, allowed_token_ids and bad_words are",
+}
+
+
+class _CheckedNames(msgspec.StructMeta):
+    """Turns an unknown keyword of the constructor into a `RequestError` that names the nearest known one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in cls.__struct_fields__:
+                raise RequestError(_unknown(name, cls.__struct_fields__), name)
+        return super().__call__(*args, **kwargs)
+
+
+class SamplingParams(
+    msgspec.Struct, metaclass=_CheckedNames, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Parameters of one request.
+
+    Every value is checked when the object is made; a wrong one raises `RequestError` with the name of the field in
+    `parameter`. After changing a field in place, call `validate()`.
+    """
+
+    n: int = 1
+    """Sequences to return. Greedy decoding gives the same one every time, so it allows only 1."""
+    best_of: int | None = None
+    """Sequences to generate, of which the `n` most likely are returned. None: `n`."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token the output already holds, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for every time the output holds it, in [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides the positive and multiplies the negative logits of tokens in prompt or output; greater than 0."""
+    temperature: float = 1.0
+    """Divides the logits; 0 means greedy decoding."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this, in (0, 1]."""
+    top_k: int = 0
+    """Keep this many of the most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely relative to the most likely one, in [0, 1]."""
+    seed: int | None = None
+    """Same seed, same tokens, whatever else runs. 64-bit signed; None or -1: the engine chooses."""
+    stop: str | list[str] | None = None
+    """Strings that end the output; kept as a list once checked."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end the output, beside the model's end tokens."""
+    bad_words: list[str] | None = None
+    """Texts that may not be generated."""
+    include_stop_str_in_output: bool = False
+    """Leave the stop string in the text."""
+    ignore_eos: bool = False
+    """Go on after the model's end token."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None: up to the model's length."""
+    min_tokens: int = 0
+    """End and stop tokens are forbidden until this many tokens are generated."""
+    logprobs: int | None = None
+    """Alternatives per output token to return beside the chosen one; -1: the whole vocabulary."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for the prompt's tokens."""
+    detokenize: bool = True
+    """Turn the tokens into text."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """Put spaces between special tokens in the text."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only this many last tokens of the prompt; -1: as many as the model allows."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these tokens; values are clipped to [-100, 100]."""
+    allowed_token_ids: list[int] | None = None
+    """Only these tokens may be generated."""
+    bad_words_token_ids: list[list[int]] | None = None
+    """Internal: `bad_words` as token ids, filled in where a tokenizer is at hand."""
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def uses_filters(self) -> bool:
+        """Whether unlikely tokens are cut off before drawing."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
+    def uses_bias(self) -> bool:
+        """Whether single tokens are pushed or forbidden at some point of the request."""
+        features = (self.logit_bias, self.allowed_token_ids, self.bad_words_token_ids)
+        return self.min_tokens > 0 or any(feature is not None for feature in features)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list, empty when there are none."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences to generate: `best_of`, or else `n`."""
+        return self.n if self.best_of is None else self.best_of
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Parameters from a mapping, as read from JSON. Raises `RequestError` for unknown names and wrong values."""
+        made: Self = cls(**values)
+        return made
+
+    def clone(self) -> Self:
+        """A copy that shares nothing with this one that anybody would change."""
+        copy: Self = msgspec.structs.replace(self)
+        return copy
+
+    def validate(self) -> None:
+        """Normalise every field in place. Raises `RequestError` for the first that is wrong."""
+        for name, check in _CHECKS.items():
+            setattr(self, name, check(name, getattr(self, name)))
+        _check_together(self)
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    """The message for a keyword that is not a field."""
+    reason = _NOT_YET.get(name)
+    return f"{name}: {reason}" if reason else f"unknown sampling parameter {name!r}{nearest(name, known)}"
+
+
+def _wrong(name: str, value: Any, allowed: str) -> RequestError:
+    """The error for one field."""
+    return RequestError(f"{name}={value!r}: must be {allowed}", name)
+
+
+_Check = Callable[[str, Any], Any]
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "true or false")
+    return value
+
+
+def _integer(allowed: str, minimum: int, maximum: int = 2**63 - 1) -> _Check:
+    """A check for integers (NumPy's too, but not booleans) between two bounds."""
+
+    def check(name: str, value: Any) -> int:
+        try:
+            number = None if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = None
+        if number is None or not minimum <= number <= maximum:
+            raise _wrong(name, value, allowed)
+        return number
+
+    return check
+
+
+def _number(allowed: str, fits: Callable[[float], bool]) -> _Check:
+    """A check for finite numbers for which `fits` holds."""
+
+    def check(name: str, value: Any) -> float:
+        # Real covers NumPy's scalars, and excludes strings, which float() would take.
+        try:
+            number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        except OverflowError:
+            number = math.nan
+        if not (math.isfinite(number) and fits(number)):
+            raise _wrong(name, value, allowed)
+        return number
+
+    return check
+
+
+def _optional(check: _Check) -> _Check:
+    """Accept None as well."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _list_of(check: _Check, allowed: str, *, unique: bool = True) -> _Check:
+    """A check for collections whose items all pass; gives a list (without repetitions if `unique`), or None for None."""
+
+    def check_items(name: str, value: Any) -> list[Any] | None:
+        if value is None:
+            return None
+        if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+            raise _wrong(name, value, allowed)
+        items = [check(name, item) for item in value]
+        return list(dict.fromkeys(items)) if unique else items
+
+    return check_items
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(name, value, "a non-empty string")
+    return value
+
+
+def _stop(name: str, value: Any) -> list[str] | None:
+    texts = _list_of(_text, "a string or a list of strings")
+    result: list[str] | None = texts(name, [value] if isinstance(value, str) else value)
+    return result
+
+
+def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
+    """Token ids may be written as strings, as JSON does."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise _wrong(name, value, "a mapping of token ids to numbers")
+    biases = {}
+    for token, bias in value.items():
+        digits = isinstance(token, str) and token.isascii() and token.isdigit()
+        token_id = _token_id(name, int(token) if digits else token)
+        biases[token_id] = min(
+            100.0, max(-100.0, _number("a finite number for each token id", lambda x: True)(name, bias))
+        )
+    return biases
+
+
+_token_id = _integer("token ids: integers of at least 0", 0, 2**31 - 1)
+_token_ids = _list_of(_token_id, "a list of token ids")
+_word_ids = _list_of(_token_id, "lists of token ids", unique=False)
+_bad_word_ids = _list_of(_word_ids, "a list of lists of token ids", unique=False)
+_count = _integer(f"an integer from 1 to {MAX_SEQUENCES}", 1, MAX_SEQUENCES)
+_alternatives = _optional(_integer("an integer of at least 0, -1 for the whole vocabulary, or None", -1))
+_penalty = _number("a number from -2 to 2", lambda x: -2.0 <= x <= 2.0)
+
+_CHECKS: Final[dict[str, _Check]] = {
+    "n": _count,
+    "best_of": _optional(_count),
+    "presence_penalty": _penalty,
+    "frequency_penalty": _penalty,
+    "repetition_penalty": _number("a finite number greater than 0", lambda x: x > 0.0),
+    "temperature": _number("a finite number of at least 0", lambda x: x >= 0.0),
+    "top_p": _number("a number greater than 0 and at most 1", lambda x: 0.0 < x <= 1.0),
+    "top_k": _integer("an integer of at least 1, or 0 (or -1) to keep all tokens", -1),
+    "min_p": _number("a number from 0 to 1", lambda x: 0.0 <= x <= 1.0),
+    "seed": _optional(_integer("a 64-bit signed integer or None", -(2**63))),
+    "stop": _stop,
+    "stop_token_ids": _token_ids,
+    "bad_words": _list_of(_text, "a list of strings"),
+    "include_stop_str_in_output": _boolean,
+    "ignore_eos": _boolean,
+    "max_tokens": _optional(_integer("an integer of at least 1, or None", 1)),
+    "min_tokens": _integer("an integer of at least 0", 0),
+    "logprobs": _alternatives,
+    "prompt_logprobs": _alternatives,
+    "detokenize": _boolean,
+    "skip_special_tokens": _boolean,
+    "spaces_between_special_tokens": _boolean,
+    "truncate_prompt_tokens": _optional(_integer("an integer of at least 1, -1 for the model's length, or None", -1)),
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": _token_ids,
+    "bad_words_token_ids": _bad_word_ids,
+}
+
+
+def _check_together(params: SamplingParams) -> None:
+    """Raise `RequestError` for values that are right one by one but not together."""
+    if params.seed == -1:
+        params.seed = None
+    if params.best_of is not None and params.best_of < params.n:
+        raise _wrong("best_of", params.best_of, f"at least n={params.n}")
+    if params.greedy and params.num_sequences > 1:
+        name = "n" if params.n > 1 else "best_of"
+        raise _wrong(name, getattr(params, name), f"1 with greedy decoding (temperature={params.temperature})")
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens={params.max_tokens}")
+    if params.stop and not params.detokenize:
+        raise _wrong("stop", params.stop, "left out with detokenize=False: stop strings are found in the text")
+    if params.truncate_prompt_tokens == 0:
+        raise _wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise _wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
