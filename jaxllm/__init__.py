@@ -1,0 +1,60 @@
+"""LLM inference and serving in JAX, for TPUs, GPUs and CPUs.
+
+`from jaxllm import LLM, SamplingParams` is all a script needs. Names are imported when first used (PEP 562), so that
+`import jaxllm`, or one of its modules, loads neither JAX nor the engine.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # Only here does the core name `serving`, which stands above it: users import these from `jaxllm` itself. The
+    # import-linter contract in pyproject.toml lists the exception.
+    from jaxllm.config import EngineConfig
+    from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
+    from jaxllm.sampling_params import SamplingParams
+    from jaxllm.serving.llm import LLM
+    from jaxllm.serving.outputs import CompletionOutput, RequestOutput
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "CapacityError": "jaxllm.errors",
+    "CompletionOutput": "jaxllm.serving.outputs",
+    "ConfigError": "jaxllm.errors",
+    "EngineConfig": "jaxllm.config",
+    "EngineError": "jaxllm.errors",
+    "JaxLLMError": "jaxllm.errors",
+    "LLM": "jaxllm.serving.llm",
+    "RequestError": "jaxllm.errors",
+    "RequestOutput": "jaxllm.serving.outputs",
+    "SamplingParams": "jaxllm.sampling_params",
+}
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineConfig",
+    "EngineError",
+    "JaxLLMError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import an exported name when it is first asked for."""
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module 'jaxllm' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

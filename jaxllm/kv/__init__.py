@@ -1,0 +1,1 @@
+"""The KV cache as the host sees it: pages and shared prefixes."""

@@ -1,0 +1,1 @@
+"""The device side of a step: buckets, inputs, executables, sampling."""

@@ -1,0 +1,1 @@
+"""The `jaxllm` command: one module per sub-command."""

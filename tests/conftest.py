@@ -1,0 +1,52 @@
+"""What all tests share. Nothing here imports JAX: tests that need no device stay fast."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+# Before any test module imports jax or transformers, and inherited by every subprocess a test starts.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def demo_folder() -> Path:
+    """The folder of the trained model that ships with jaxllm."""
+    return ROOT / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def run_python() -> RunPython:
+    """Run Python in a process of its own: `run_python("-c", code, env={...}, devices=8)`.
+
+    For what depends on a fresh interpreter: what an import loads, exit codes, XLA flags. `devices` asks for that many
+    virtual CPU devices. The result has text `stdout`, `stderr` and the `returncode`.
+    """
+
+    def run(
+        *arguments: str, env: Mapping[str, str] | None = None, devices: int | None = None, timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **(env or {})}
+        if devices is not None:
+            flags = environment.get("XLA_FLAGS", "")
+            environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
