@@ -19,17 +19,17 @@ MAX_SEQUENCES: Final = 16384
 _NOT_YET: Final = {
     "structured_outputs": "structured outputs are not supported yet",
     "guided_decoding": "structured outputs are not supported yet",
-    "logits_processors": "custom logits processors are not supported yet; logit_bias, allowed_token_ids and bad_words are",
+    "logits_processors": "custom logits processors are not supported yet",
 }
 
 
 class _CheckedNames(msgspec.StructMeta):
     """Turns an unknown keyword of the constructor into a `RequestError` that names the nearest known one."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
-            if name not in cls.__struct_fields__:
-                raise RequestError(_unknown(name, cls.__struct_fields__), name)
+            if name not in self.__struct_fields__:
+                raise RequestError(_unknown(name, self.__struct_fields__), name)
         return super().__call__(*args, **kwargs)
 
 
@@ -204,11 +204,9 @@ def _optional(check: _Check) -> _Check:
 
 
 def _list_of(check: _Check, allowed: str, *, unique: bool = True) -> _Check:
-    """A check for collections whose items all pass; gives a list (without repetitions if `unique`), or None for None."""
+    """A check for collections whose items all pass; gives a list, without repetitions if `unique`."""
 
-    def check_items(name: str, value: Any) -> list[Any] | None:
-        if value is None:
-            return None
+    def check_items(name: str, value: Any) -> list[Any]:
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise _wrong(name, value, allowed)
         items = [check(name, item) for item in value]
@@ -223,16 +221,13 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _stop(name: str, value: Any) -> list[str] | None:
+def _stop(name: str, value: Any) -> Any:
     texts = _list_of(_text, "a string or a list of strings")
-    result: list[str] | None = texts(name, [value] if isinstance(value, str) else value)
-    return result
+    return texts(name, [value] if isinstance(value, str) else value)
 
 
-def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
+def _logit_bias(name: str, value: Any) -> dict[int, float]:
     """Token ids may be written as strings, as JSON does."""
-    if value is None:
-        return None
     if not isinstance(value, Mapping):
         raise _wrong(name, value, "a mapping of token ids to numbers")
     biases = {}
@@ -248,7 +243,7 @@ def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
 _token_id = _integer("token ids: integers of at least 0", 0, 2**31 - 1)
 _token_ids = _list_of(_token_id, "a list of token ids")
 _word_ids = _list_of(_token_id, "lists of token ids", unique=False)
-_bad_word_ids = _list_of(_word_ids, "a list of lists of token ids", unique=False)
+_words_ids = _list_of(_word_ids, "a list of lists of token ids", unique=False)
 _count = _integer(f"an integer from 1 to {MAX_SEQUENCES}", 1, MAX_SEQUENCES)
 _alternatives = _optional(_integer("an integer of at least 0, -1 for the whole vocabulary, or None", -1))
 _penalty = _number("a number from -2 to 2", lambda x: -2.0 <= x <= 2.0)
@@ -264,9 +259,9 @@ _CHECKS: Final[dict[str, _Check]] = {
     "top_k": _integer("an integer of at least 1, or 0 (or -1) to keep all tokens", -1),
     "min_p": _number("a number from 0 to 1", lambda x: 0.0 <= x <= 1.0),
     "seed": _optional(_integer("a 64-bit signed integer or None", -(2**63))),
-    "stop": _stop,
-    "stop_token_ids": _token_ids,
-    "bad_words": _list_of(_text, "a list of strings"),
+    "stop": _optional(_stop),
+    "stop_token_ids": _optional(_token_ids),
+    "bad_words": _optional(_list_of(_text, "a list of strings")),
     "include_stop_str_in_output": _boolean,
     "ignore_eos": _boolean,
     "max_tokens": _optional(_integer("an integer of at least 1, or None", 1)),
@@ -277,9 +272,9 @@ _CHECKS: Final[dict[str, _Check]] = {
     "skip_special_tokens": _boolean,
     "spaces_between_special_tokens": _boolean,
     "truncate_prompt_tokens": _optional(_integer("an integer of at least 1, -1 for the model's length, or None", -1)),
-    "logit_bias": _logit_bias,
-    "allowed_token_ids": _token_ids,
-    "bad_words_token_ids": _bad_word_ids,
+    "logit_bias": _optional(_logit_bias),
+    "allowed_token_ids": _optional(_token_ids),
+    "bad_words_token_ids": _optional(_words_ids),
 }
 
 
