@@ -1,0 +1,66 @@
+"""Where each token of a step sits: the metadata every implementation of paged attention reads, and the write."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+NULL_PAGE = 0
+"""Padding tokens write here; the page is never part of a request."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RaggedBatch:
+    """T token places and R row places, of which the first `num_tokens` and `num_requests` are used.
+
+    Rows lie one after the other on the token axis. Rows with a single token come first, so that token i of the first
+    `num_decodes` is row i. All arrays are int32.
+    """
+
+    positions: jax.Array
+    """[T] position of each token in its request; 0 for padding."""
+    token_rows: jax.Array
+    """[T] row of each token; 0 for padding."""
+    query_start: jax.Array
+    """[R + 1] first token of each row; `num_tokens` for padding rows."""
+    kv_lens: jax.Array
+    """[R] tokens of the row in the cache once this step is written; 0 for padding rows."""
+    page_table: jax.Array
+    """[R, W] pages of each row in order; `NULL_PAGE` where there is none."""
+    num_tokens: jax.Array
+    """[] tokens that are not padding."""
+    num_decodes: jax.Array
+    """[] leading rows with exactly one token."""
+    num_requests: jax.Array
+    """[] rows that are not padding."""
+
+
+def write_kv(
+    kv_cache: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, batch: RaggedBatch
+) -> jax.Array:
+    """Put the step's keys and values into their pages.
+
+    `kv_cache` is [L, P, C, 2K, H], `k` and `v` are [T, K, H]. Returns the cache, updated in place where it is donated.
+    Values that are not finite become 0: pages pass from request to request, and a weight of zero on a NaN left behind
+    by another would still be NaN.
+    """
+    layers, pages, page_size, heads, head_size = kv_cache.shape
+    tokens = k.shape[0]
+    new = jnp.stack([k, v], axis=2).reshape(tokens, heads * head_size).astype(kv_cache.dtype)
+    new = jnp.where(jnp.isfinite(new), new, 0)
+    page = batch.page_table[batch.token_rows, batch.positions // page_size]
+    is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
+    page = jnp.where(is_token, page, NULL_PAGE)
+    place = (layer * pages + page) * page_size + batch.positions % page_size
+    flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
+    flat = flat.at[place].set(new, mode="promise_in_bounds")
+    return flat.reshape(kv_cache.shape)
+
+
+def window_start(positions: jax.Array, window: int | jax.Array | None) -> jax.Array:
+    """First key position each query may see. A window of None or 0 lets it see everything before it."""
+    if window is None:
+        return jnp.zeros_like(positions)
+    window = jnp.asarray(window, jnp.int32)
+    return jnp.where(window > 0, jnp.maximum(positions - window + 1, 0), 0)

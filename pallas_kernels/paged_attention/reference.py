@@ -1,0 +1,40 @@
+"""Paged attention the obvious way: every token gathers its whole table. The oracle of the other implementations."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
+
+
+def reference_paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | jax.Array | None = None,
+    soft_cap: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """See `paged_attention`. Time and memory grow with T x W, whatever is in the batch."""
+    kv_cache = write_kv(kv_cache, k, v, layer, batch)
+    tokens, num_heads, head_size = q.shape
+    num_kv_heads = kv_cache.shape[3] // 2
+    tables = batch.page_table[batch.token_rows]
+    context = kv_cache[layer, tables].reshape(tokens, -1, num_kv_heads, 2, head_size).astype(jnp.float32)
+    keys, values = context[:, :, :, 0], context[:, :, :, 1]
+    queries = q.reshape(tokens, num_kv_heads, num_heads // num_kv_heads, head_size).astype(jnp.float32)
+
+    scores = jnp.einsum("tkgh,tskh->tkgs", queries, keys) * scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    key_positions = jnp.arange(keys.shape[1], dtype=jnp.int32)
+    visible = key_positions <= batch.positions[:, None]
+    visible &= key_positions >= window_start(batch.positions, window)[:, None]
+    scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    out = jnp.einsum("tkgs,tskh->tkgh", weights, values).reshape(q.shape)
+    is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
+    return jnp.where(is_token[:, None, None], out, 0.0).astype(q.dtype), kv_cache

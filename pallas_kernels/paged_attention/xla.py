@@ -1,0 +1,267 @@
+"""Paged attention in plain XLA operations, fast on CPU and correct everywhere.
+
+Decodes are computed in blocks of rows, prefill chunks row by row in blocks of queries. Both walk the pages in blocks
+with an online softmax ("FlashAttention", arXiv 2205.14135) and stop at the longest context present, so that short
+contexts cost little, whatever the width of the page table.
+
+All KV heads of a block are handled in one matrix product with block-diagonal queries: the interleaved keys and values
+are read as they lie in memory. On CPU this beats strided or transposed reads, although most products are with zeros.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
+
+MASKED = -1e30
+"""Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
+
+DECODE_ROWS = 16
+DECODE_KEYS = 128
+PREFILL_QUERIES = 64
+PREFILL_KEYS = 256
+"""Block sizes, in rows or tokens. Chosen on a 2-core AVX2 machine."""
+
+
+class _Running(NamedTuple):
+    """State of an online softmax."""
+
+    maximum: jax.Array
+    total: jax.Array
+    weighted: jax.Array
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Head counts and what is done to a score."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    scale: float
+    soft_cap: float | None
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    def scores(self, products: jax.Array) -> jax.Array:
+        scores = products.astype(jnp.float32) * self.scale
+        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+
+
+def xla_paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | jax.Array | None = None,
+    soft_cap: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """See `paged_attention`."""
+    kv_cache = write_kv(kv_cache, k, v, layer, batch)
+    layers, pages, page_size, twice_kv_heads, head_size = kv_cache.shape
+    heads = _Heads(q.shape[1], twice_kv_heads // 2, head_size, scale, soft_cap)
+    flat = kv_cache.reshape(layers * pages, page_size * twice_kv_heads * head_size)
+    starts = window_start(batch.positions, window)
+    context = _Context(flat, jnp.asarray(layer * pages, jnp.int32), page_size, batch.page_table)
+    out = _decode(q, context, batch, starts, heads)
+    if q.shape[0] > 1:
+        out = _prefill(q, out, context, batch, starts, heads)
+    return out, kv_cache
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The pages of one layer, and the table that finds them."""
+
+    flat: jax.Array
+    """[L * P, C * 2K * H]."""
+    first_page: jax.Array
+    page_size: int
+    page_table: jax.Array
+    """[R, W]."""
+
+    def block_pages(self, block_keys: int) -> int:
+        """Pages in a block of about `block_keys` keys; no more than the table is wide."""
+        return min(max(block_keys // self.page_size, 1), self.page_table.shape[1])
+
+    def padded_table(self, block_pages: int) -> jax.Array:
+        """The table, wide enough that every block slice lies inside it."""
+        return jnp.pad(self.page_table, ((0, 0), (0, -self.page_table.shape[1] % block_pages)))
+
+    def gather(self, tables: jax.Array) -> jax.Array:
+        """Keys and values of the pages in `tables` [rows, pages] as [rows, pages * C, 2K * H]."""
+        # Flat rows and trusted indices make XLA's CPU gather a memory copy: 5 times faster than the default.
+        kv = self.flat.at[(self.first_page + tables).reshape(-1)].get(mode="promise_in_bounds")
+        return kv.reshape(tables.shape[0], tables.shape[1] * self.page_size, -1)
+
+
+def _decode(
+    q: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads
+) -> jax.Array:
+    """Attention of the leading single-token rows; [T, N, H], zero for all others."""
+    rows = min(q.shape[0], batch.kv_lens.shape[0])
+    block_rows = min(DECODE_ROWS, rows)
+    padding = -rows % block_rows
+    block_pages = context.block_pages(DECODE_KEYS)
+    table = jnp.pad(context.padded_table(block_pages), ((0, padding), (0, 0)))
+    is_decode = jnp.arange(rows + padding, dtype=jnp.int32) < batch.num_decodes
+    kv_lens = jnp.where(is_decode, jnp.pad(batch.kv_lens[:rows], (0, padding)), 0)
+    starts = jnp.where(is_decode, jnp.pad(starts[:rows], (0, padding)), 0)
+    queries = jnp.pad(q[:rows], ((0, padding), (0, 0), (0, 0)))
+
+    def block(index: jax.Array, out: jax.Array) -> jax.Array:
+        first = index * block_rows
+        attended = _decode_block(
+            lax.dynamic_slice_in_dim(queries, first, block_rows),
+            lax.dynamic_slice_in_dim(table, first, block_rows),
+            lax.dynamic_slice_in_dim(kv_lens, first, block_rows),
+            lax.dynamic_slice_in_dim(starts, first, block_rows),
+            context,
+            block_pages,
+            heads,
+        )
+        return lax.dynamic_update_slice_in_dim(out, attended.astype(out.dtype), first, 0)
+
+    out = jnp.zeros((max(rows + padding, q.shape[0]), *q.shape[1:]), q.dtype)
+    blocks = (batch.num_decodes + block_rows - 1) // block_rows
+    return lax.fori_loop(0, blocks, block, out)[: q.shape[0]]
+
+
+def _decode_block(
+    queries: jax.Array,
+    table: jax.Array,
+    kv_lens: jax.Array,
+    starts: jax.Array,
+    context: _Context,
+    block_pages: int,
+    heads: _Heads,
+) -> jax.Array:
+    """One block of rows, [B, N, H], over all their pages."""
+    size, keys = queries.shape[0], block_pages * context.page_size
+    pair = jnp.arange(heads.num_heads, dtype=jnp.int32) // heads.group
+    # The query of head n, placed where its key head lies among the 2K interleaved heads.
+    place = jax.nn.one_hot(2 * pair, 2 * heads.num_kv_heads, dtype=queries.dtype)
+    spread = jnp.einsum("bnh,nj->bnjh", queries, place).reshape(size, heads.num_heads, -1)
+
+    def visit(index: jax.Array, run: _Running) -> _Running:
+        kv = context.gather(lax.dynamic_slice_in_dim(table, index * block_pages, block_pages, 1))
+        kv = kv.astype(queries.dtype)
+        scores = heads.scores(jnp.einsum("bsx,bnx->bsn", kv, spread))
+        positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
+        visible = (positions < kv_lens[:, None]) & (positions >= starts[:, None])
+        scores = jnp.where(visible[..., None], scores, MASKED)
+        maximum = jnp.maximum(run.maximum, scores.max(axis=1))
+        weights = jnp.where(visible[..., None], jnp.exp(scores - maximum[:, None]), 0.0)
+        decay = jnp.exp(run.maximum - maximum)
+        weighted = jnp.einsum("bsn,bsx->bnx", weights.astype(kv.dtype), kv)
+        return _Running(
+            maximum,
+            run.total * decay + weights.sum(axis=1),
+            run.weighted * decay[..., None] + weighted.astype(jnp.float32),
+        )
+
+    run = _Running(
+        jnp.full((size, heads.num_heads), MASKED, jnp.float32),
+        jnp.zeros((size, heads.num_heads), jnp.float32),
+        jnp.zeros((size, heads.num_heads, 2 * heads.num_kv_heads * heads.head_size), jnp.float32),
+    )
+    first = jnp.min(jnp.where(kv_lens > 0, starts, jnp.iinfo(jnp.int32).max)) // keys
+    run = lax.fori_loop(first, (kv_lens.max() + keys - 1) // keys, visit, run)
+    by_head = run.weighted.reshape(size, heads.num_heads, heads.num_kv_heads, 2, heads.head_size)
+    values = jnp.stack([by_head[:, n, n // heads.group, 1] for n in range(heads.num_heads)], axis=1)
+    return values / jnp.maximum(run.total, 1e-30)[..., None]
+
+
+def _prefill(
+    q: jax.Array, out: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads
+) -> jax.Array:
+    """Fill in the rows after the decodes, block by block of queries."""
+    tokens = q.shape[0]
+    size = min(PREFILL_QUERIES, tokens)
+    block_pages = context.block_pages(PREFILL_KEYS)
+    table = context.padded_table(block_pages)
+    # A last block may reach beyond the tokens; later rows overwrite what an earlier one left behind its own end.
+    queries = jnp.pad(q, ((0, size), (0, 0), (0, 0)))
+    positions = jnp.pad(batch.positions, (0, size))
+    starts = jnp.pad(starts, (0, size))
+
+    def row(index: jax.Array, out: jax.Array) -> jax.Array:
+        begin, end = batch.query_start[index], batch.query_start[index + 1]
+        row_table = lax.dynamic_slice_in_dim(table, index, 1)
+
+        def block(number: jax.Array, out: jax.Array) -> jax.Array:
+            first = begin + number * size
+            last = jnp.minimum(first + size, end) - 1
+            attended = _prefill_block(
+                lax.dynamic_slice_in_dim(queries, first, size),
+                lax.dynamic_slice_in_dim(positions, first, size),
+                lax.dynamic_slice_in_dim(starts, first, size),
+                starts[first],
+                positions[last] + 1,
+                row_table,
+                context,
+                block_pages,
+                heads,
+            )
+            return lax.dynamic_update_slice_in_dim(out, attended.astype(out.dtype), first, 0)
+
+        return lax.fori_loop(0, (end - begin + size - 1) // size, block, out)
+
+    out = jnp.pad(out, ((0, size), (0, 0), (0, 0)))
+    return lax.fori_loop(batch.num_decodes, batch.num_requests, row, out)[:tokens]
+
+
+def _prefill_block(
+    queries: jax.Array,
+    positions: jax.Array,
+    starts: jax.Array,
+    first_key: jax.Array,
+    end_key: jax.Array,
+    table: jax.Array,
+    context: _Context,
+    block_pages: int,
+    heads: _Heads,
+) -> jax.Array:
+    """One block of queries [B, N, H] of a single row against its keys from `first_key` to `end_key`."""
+    size, keys = queries.shape[0], block_pages * context.page_size
+    grouped = queries.reshape(size, heads.num_kv_heads, heads.group, heads.head_size)
+    grouped = grouped.transpose(1, 2, 0, 3).reshape(heads.num_kv_heads, heads.group * size, heads.head_size)
+
+    def visit(index: jax.Array, run: _Running) -> _Running:
+        kv = context.gather(lax.dynamic_slice_in_dim(table, index * block_pages, block_pages, 1))
+        kv = kv.reshape(keys, heads.num_kv_heads, 2, heads.head_size).astype(queries.dtype)
+        scores = heads.scores(jnp.einsum("kqh,skh->kqs", grouped, kv[:, :, 0]))
+        key_positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
+        visible = (key_positions <= positions[:, None]) & (key_positions >= starts[:, None])
+        visible = jnp.tile(visible, (heads.group, 1))
+        scores = jnp.where(visible, scores, MASKED)
+        maximum = jnp.maximum(run.maximum, scores.max(axis=-1))
+        weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
+        decay = jnp.exp(run.maximum - maximum)
+        weighted = jnp.einsum("kqs,skh->kqh", weights.astype(kv.dtype), kv[:, :, 1])
+        return _Running(
+            maximum,
+            run.total * decay + weights.sum(axis=-1),
+            run.weighted * decay[..., None] + weighted.astype(jnp.float32),
+        )
+
+    shape = (heads.num_kv_heads, heads.group * size)
+    run = _Running(
+        jnp.full(shape, MASKED, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, heads.head_size), jnp.float32),
+    )
+    run = lax.fori_loop(first_key // keys, (end_key + keys - 1) // keys, visit, run)
+    attended = run.weighted / jnp.maximum(run.total, 1e-30)[..., None]
+    attended = attended.reshape(heads.num_kv_heads, heads.group, size, heads.head_size)
+    return attended.transpose(2, 0, 1, 3).reshape(queries.shape)
