@@ -1,0 +1,131 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxllm import flags
+from jaxllm.config import EngineConfig, option_fields
+from jaxllm.errors import ConfigError
+from jaxllm.flags import MEANINGLESS, FlagParser, add_engine_flags, engine_flags, given_options
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parse(*arguments: str) -> EngineConfig:
+    parser = FlagParser(prog="prog")
+    add_engine_flags(parser)
+    return EngineConfig.from_options(given_options(parser.parse(arguments)))
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit_info:
+        parse(*arguments)
+    assert exit_info.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("prog: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_no_flag_means_the_defaults() -> None:
+    assert parse() == EngineConfig()
+
+
+def test_every_option_has_a_flag_that_sets_it() -> None:
+    names = [item.name for _, item in option_fields()]
+    assert [flag.name for flag in engine_flags()] == names
+    for flag in engine_flags():
+        value: object
+        if flag.kind is bool:
+            value = not flag.default
+            arguments = [flag.flag if value else "--no-" + flag.flag.removeprefix("--")]
+        else:
+            value = flag.choices[-1] if flag.choices else {int: 7, float: 0.25, str: "text"}[flag.kind]
+            arguments = [flag.flag, str(value)]
+        section = getattr(parse(*arguments), flag.section)
+        assert getattr(section, flag.name) == value
+        assert type(getattr(section, flag.name)) is flag.kind
+
+
+def test_only_given_flags_are_options() -> None:
+    parser = FlagParser()
+    add_engine_flags(parser)
+    args = parser.parse(["--max-num-seqs", "64", "--no-enable-prefix-caching"])
+    assert given_options(args) == {"max_num_seqs": 64, "enable_prefix_caching": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8000", 8000), ("8k", 8000), ("8K", 8192), ("0.5M", 2**19), ("2m", 2_000_000), ("1G", 2**30)]
+)
+def test_large_numbers(text: str, value: int) -> None:
+    assert parse("--max-model-len", text).model.max_model_len == value
+
+
+def test_underscores_in_names_but_not_in_values() -> None:
+    assert parse("--max_model_len=512", "--model=my_folder/a_b").model.max_model_len == 512
+    assert parse("--model=my_folder/a_b").model.model == "my_folder/a_b"
+
+
+def test_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown flag --max-modle-len; did you mean '--max-model-len'" in error_of(capsys, "--max-modle-len", "8")
+
+
+def test_no_abbreviations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown flag --max-model;" in error_of(capsys, "--max-model=8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--block-size", "x"], "--block-size: 'x' is not a whole number"),
+        (["--block-size", "1e400k"], "is not a whole number"),
+        (["--block-size"], "expected one argument"),
+        (["--gpu-memory-utilization", "half"], "--gpu-memory-utilization: invalid float value: 'half'"),
+        (["--dtype", "int7"], "choose from"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_wrong_values_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str) -> None:
+    assert expected in error_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--block-size", "0"], ["--gpu-memory-utilization", "nan"], ["--seed", "-1"]])
+def test_bounds_are_those_of_the_option(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match=arguments[0].removeprefix("--").replace("-", "_")):
+        parse(*arguments)
+
+
+def test_help_shows_defaults_bounds_choices_and_sections() -> None:
+    parser = FlagParser()
+    add_engine_flags(parser)
+    text = re.sub(r"\s+", " ", parser.format_help())
+    assert "--block-size INT Tokens in one page of the KV cache. (default: 16; 1 to 256)" in text
+    assert "{auto,float32,bfloat16,float16}" in text
+    assert "scheduler options: Who runs in a step." in text
+    assert "(default: on)" in text
+    assert "trust-remote-code" not in text
+
+
+@pytest.mark.parametrize("name", MEANINGLESS)
+def test_meaningless_flags_say_so_and_go_on(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = ["4"] if MEANINGLESS[name].takes_value else []
+    assert parse(f"--{name}", *value, "--max-num-seqs", "3").scheduler.max_num_seqs == 3
+    assert capsys.readouterr().err == f"prog: --{name} has no effect: {MEANINGLESS[name].reason}\n"
+
+
+def test_no_meaningless_flag_is_an_option() -> None:
+    assert not {"--" + name for name in MEANINGLESS} & {flag.flag for flag in engine_flags()}
+
+
+def test_page_is_current() -> None:
+    assert flags.main(["--check", str(ROOT / "docs" / "flags.md")]) == 0
+
+
+def test_check_notices_a_stale_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "flags.md"
+    assert flags.main(["--check", str(file)]) == 1
+    assert flags.main([str(file)]) == 0
+    assert flags.main(["--check", str(file)]) == 0
+    file.write_text(file.read_text() + "more\n")
+    assert flags.main(["--check", str(file)]) == 1
+    assert "out of date" in capsys.readouterr().err
