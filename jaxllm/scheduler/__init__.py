@@ -1,1 +1,1 @@
-"""Which requests run in a step, and what came of it."""
+"""Who runs in the next step, with how many tokens, and in which pages."""

@@ -1,0 +1,106 @@
+"""Ownership of KV pages: reference counts, blank pages, and idle pages whose contents may still be useful."""
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+NULL_PAGE = 0
+"""Where padding writes its keys and values. It is never handed out."""
+
+
+class PagePool:
+    """Pages 1..num_pages-1, each either held (reference count > 0), idle (count 0, contents kept), or blank.
+
+    `take` prefers blank pages, then evicts idle ones, those released longest ago first.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.ref_counts: Int32Array = np.zeros(num_pages, np.int32)
+        self._keep = np.zeros(num_pages, np.bool_)
+        self._blank: Int32Array = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack: low pages leave first
+        self._num_blank = num_pages - 1
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently released first
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `take` can hand out, blank or by eviction."""
+        return self._num_blank + len(self._idle)
+
+    @property
+    def num_held(self) -> int:
+        """Pages that some request holds."""
+        return self.num_pages - 1 - self.num_free
+
+    def take(self, count: int) -> tuple[Int32Array, list[int]]:
+        """Hand out `count` <= `num_free` pages with reference count 1.
+
+        Returns the pages, int32 [count], and those among them whose contents were evicted.
+        """
+        assert count <= self.num_free
+        from_blank = min(count, self._num_blank)
+        top = self._num_blank
+        pages = self._blank[top - from_blank : top][::-1].copy()
+        self._num_blank -= from_blank
+        evicted: list[int] = []
+        if from_blank < count:
+            evicted = [self._idle.popitem(last=False)[0] for _ in range(count - from_blank)]
+            pages = np.concatenate([pages, np.array(evicted, np.int32)])
+            self._keep[evicted] = False
+        self.ref_counts[pages] = 1
+        return pages, evicted
+
+    def share(self, pages: Int32Array) -> None:
+        """Add one holder to each of `pages` (distinct; held or idle)."""
+        for page in pages[self.ref_counts[pages] == 0].tolist():
+            del self._idle[page]
+        self.ref_counts[pages] += 1
+
+    def release(self, pages: Int32Array) -> None:
+        """Remove one holder from each of `pages` (distinct, in the order of their sequence).
+
+        The last page of a sequence becomes idle first: it is evicted before those that lead to it.
+        """
+        counts = self.ref_counts[pages] - 1
+        assert counts.size == 0 or counts.min() >= 0, "a page was released more often than it was held"
+        self.ref_counts[pages] = counts
+        dropped = pages[counts == 0]
+        kept = self._keep[dropped]
+        self._push_blank(dropped[~kept])
+        self._idle.update(dict.fromkeys(dropped[kept][::-1].tolist()))
+
+    def keep_when_idle(self, page: int) -> None:
+        """Keep the contents of this held page when its last holder leaves, until `take` needs the room."""
+        assert self.ref_counts[page] > 0
+        self._keep[page] = True
+
+    def count_idle(self, pages: Int32Array) -> int:
+        """How many of `pages` are idle, so that sharing them uses up free pages."""
+        return int(np.count_nonzero(self.ref_counts[pages] == 0))
+
+    def forget_contents(self) -> None:
+        """Make every idle page blank. No page may be held."""
+        assert self.num_held == 0
+        self._keep[:] = False
+        self._push_blank(np.array(list(self._idle), np.int32))
+        self._idle.clear()
+
+    def _push_blank(self, pages: Int32Array) -> None:
+        self._blank[self._num_blank : self._num_blank + len(pages)] = pages
+        self._num_blank += len(pages)
+
+    def check_integrity(self) -> None:
+        """Assert that every page but the null page is exactly one of held, idle and blank."""
+        blank = self._blank[: self._num_blank].tolist()
+        held = np.flatnonzero(self.ref_counts).tolist()
+        assert sorted(blank + held + list(self._idle)) == list(range(1, self.num_pages))
+        assert self.ref_counts.min() >= 0
+        assert not self._keep[blank].any(), "a blank page claims contents"
+        assert self._keep[list(self._idle)].all(), "an idle page has no contents"
+
+    def kept_pages(self) -> set[int]:
+        """Pages whose contents are or will be kept when idle."""
+        return set(np.flatnonzero(self._keep).tolist())

@@ -1,0 +1,39 @@
+"""What one step computes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.kv.pages import Int32Array
+from jaxllm.request import Request
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepPlan:
+    """The rows of a step. Rows that bring exactly their last known token come first (`num_decodes` of them).
+
+    slots, num_new_tokens, starts: int32 [n]; a row computes positions `starts` to `starts + num_new_tokens` of the
+    request in its slot. `requests` are the owners of the slots when the step was scheduled.
+    samples: bool [n], the row reaches its last known token, so the token sampled from it counts. `Scheduler.update`
+    clears it where the request has left its slot in the meantime: afterwards it says whose token was taken.
+    admitted: requests that got a slot in this step, for the first time or after preemption.
+    preempted: requests that lost theirs.
+    generations: int64 [n], tells a slot's owner from a later one.
+    """
+
+    slots: Int32Array
+    num_new_tokens: Int32Array
+    starts: Int32Array
+    samples: npt.NDArray[np.bool_]
+    num_decodes: int
+    num_tokens: int
+    requests: list[Request]
+    admitted: list[Request]
+    preempted: list[Request]
+    generations: npt.NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.slots)

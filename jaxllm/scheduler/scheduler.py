@@ -1,0 +1,293 @@
+"""The scheduler: one token budget per step, shared by prompts and decodes alike.
+
+There is no prefill phase and no decode phase: every running request has `num_tokens` known and `num_computed`
+computed tokens, and each step lets it catch up. Decodes (one token behind) go first, then prompts in order, then new
+requests. A request that cannot get a page makes the last in order give up its own, which is computed again later.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.errors import CapacityError, RequestError
+from jaxllm.kv.manager import KVManager
+from jaxllm.kv.pages import Int32Array
+from jaxllm.request import FinishReason, Request
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.queue import Policy, RunningOrder, WaitingQueue, order_key
+from jaxllm.scheduler.table import RequestTable
+
+
+class Scheduler:
+    """Decides which requests run in each step, and keeps their tokens and pages.
+
+    Every request finishes: the order of requests is total and never changes, running ones take pages only from later
+    ones, and the first in order can always get what it needs. `num_preemptions` counts preemptions.
+
+    Raises `CapacityError` when a request of `max_model_len` tokens does not fit the pages.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        pages: KVManager,
+        policy: Policy = "fcfs",
+        long_prefill_token_threshold: int = 0,
+    ) -> None:
+        width = pages.pages_for(max_model_len)
+        if width > pages.num_pages - 1:
+            raise CapacityError(
+                f"max_model_len={max_model_len} needs {width} pages of {pages.block_size} tokens, but only "
+                f"{pages.num_pages - 1} are available: at most max_model_len={(pages.num_pages - 1) * pages.block_size}"
+            )
+        key = order_key(policy)
+        self.table = RequestTable(max_num_seqs, max_model_len, width)
+        self.num_preemptions = 0
+        self._budget = max_num_batched_tokens
+        # Each running request must be able to bring a token in every step.
+        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
+        self._pages = pages
+        self._waiting = WaitingQueue(key)
+        self._running = RunningOrder(key)
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return len(self._running)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._requests)
+
+    def get(self, request_id: str) -> Request | None:
+        """The unfinished request of this name. While it has a slot, its output is `table.output_tokens(slot)`."""
+        return self._requests.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, whose prompt must have 1 to `max_model_len - 1` tokens.
+
+        Raises `RequestError` when an unfinished request has the same id.
+        """
+        assert 0 < request.num_tokens < self.table.max_model_len
+        if request.request_id in self._requests:
+            raise RequestError(f"request_id={request.request_id!r} is in use by an unfinished request", "request_id")
+        request.arrival = self._arrivals
+        self._arrivals += 1
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+
+    def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> Request | None:
+        """End a request, waiting or running, for a reason seen outside. Returns it, or None when there is none.
+
+        It may happen between `schedule` and `update`: the step's token for this request is then dropped.
+        """
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        if request.slot >= 0:
+            self._leave(request)
+        else:
+            self._waiting.remove(request)
+        request.finish_reason, request.stop_reason = reason, stop_reason
+        return request
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step, or None when nothing can run. Its tokens count as computed from here on."""
+        preempted: list[Request] = []
+        while True:
+            slots, counts, num_decodes = self._pick_running()
+            if self._grow(slots, counts):
+                break
+            preempted.append(self._preempt())
+        admitted: list[Request] = []
+        if not preempted and self._waiting:
+            admitted, admitted_counts = self._admit(self._budget - int(counts.sum()))
+            slots = np.concatenate([slots, np.array([request.slot for request in admitted], np.int32)])
+            counts = np.concatenate([counts, np.array(admitted_counts, np.int32)])
+        if not len(slots):
+            return None
+        return self._plan(slots, counts, num_decodes, admitted, preempted)
+
+    def _pick_running(self) -> tuple[Int32Array, Int32Array, int]:
+        """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are."""
+        table, slots = self.table, self._running.slots
+        behind = table.num_tokens[slots] - table.num_computed[slots]
+        decodes = behind == 1
+        num_decodes = int(np.count_nonzero(decodes))
+        if num_decodes == len(slots):
+            return slots, behind, num_decodes
+        prefills = behind > 1
+        chunks = np.minimum(behind[prefills], self._max_chunk)
+        left = self._budget - num_decodes - (np.cumsum(chunks) - chunks)
+        counts = np.minimum(chunks, left)
+        fits = counts > 0
+        return (
+            np.concatenate([slots[decodes], slots[prefills][fits]]),
+            np.concatenate([behind[decodes], counts[fits]]).astype(np.int32),
+            num_decodes,
+        )
+
+    def _grow(self, slots: Int32Array, counts: Int32Array) -> bool:
+        """Give each row the pages its new tokens need; False, and no change, when there are not enough."""
+        table, size = self.table, self._pages.block_size
+        ends = table.num_computed[slots] + counts
+        rows = np.flatnonzero(ends > table.num_pages[slots] * size)
+        if not len(rows):
+            return True
+        slots, needed = slots[rows], -(-ends[rows] // size)
+        held = table.num_pages[slots]
+        missing = needed - held
+        pages = self._pages.grow(int(missing.sum()))
+        if pages is None:
+            return False
+        columns = np.arange(len(pages)) - np.repeat(np.cumsum(missing) - missing, missing) + np.repeat(held, missing)
+        table.block_table[np.repeat(slots, missing), columns] = pages
+        table.num_pages[slots] = needed
+        return True
+
+    def _preempt(self) -> Request:
+        """Send the last running request back to its place in the queue."""
+        request = self._running.last
+        self._leave(request)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.push(request)
+        return request
+
+    def _admit(self, budget: int) -> tuple[list[Request], list[int]]:
+        """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens."""
+        table = self.table
+        admitted: list[Request] = []
+        counts: list[int] = []
+        while budget > 0 and len(self._running) < self._max_running and (request := self._waiting.peek()) is not None:
+            # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
+            # preempted by the next requests that cross a page, and all its work lost.
+            found = self._pages.admit(request, headroom=len(self._running))
+            if found is None:
+                break
+            self._waiting.pop()
+            pages, num_cached = found
+            slot = table.insert(request, pages, num_cached)
+            self._running.add(request)
+            admitted.append(request)
+            counts.append(min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget))
+            budget -= counts[-1]
+        return admitted, counts
+
+    def _plan(
+        self,
+        slots: Int32Array,
+        counts: Int32Array,
+        num_decodes: int,
+        admitted: list[Request],
+        preempted: list[Request],
+    ) -> StepPlan:
+        """Fill in the plan and count its tokens as computed."""
+        table = self.table
+        starts = table.num_computed[slots]
+        ends = starts + counts
+        samples = ends == table.num_tokens[slots]
+        if admitted:
+            # A prompt that was cached up to its last token is a decode like any other.
+            last_only = samples & (counts == 1)
+            num_decodes = int(np.count_nonzero(last_only))
+            order = np.argsort(~last_only, kind="stable")
+            slots, counts, starts, ends, samples = (array[order] for array in (slots, counts, starts, ends, samples))
+        table.num_computed[slots] = ends
+        return StepPlan(
+            slots=slots,
+            num_new_tokens=counts,
+            starts=starts,
+            samples=samples,
+            num_decodes=num_decodes,
+            num_tokens=int(counts.sum()),
+            requests=self._owners(slots),
+            admitted=admitted,
+            preempted=preempted,
+            generations=table.generation[slots],
+        )
+
+    def _owners(self, slots: Int32Array) -> list[Request]:
+        if slots is self._running.slots:
+            return self._running.requests
+        owners = self.table.requests
+        return [owner for slot in slots.tolist() if (owner := owners[slot]) is not None]
+
+    def update(self, plan: StepPlan, sampled: Int32Array) -> list[Request]:
+        """Take the tokens of a step, int32 [n] beside the plan's rows. Returns the requests that end with it.
+
+        Tokens of rows that do not sample are ignored, and so are rows whose request has left its slot since
+        `schedule`; see `StepPlan.samples`. Output tokens stay in the table while a request runs, and are in
+        `Request.output_token_ids` when it finishes or is preempted.
+        """
+        table = self.table
+        live = table.generation[plan.slots] == plan.generations
+        plan.samples &= live
+        slots = plan.slots[plan.samples]
+        ended = slots[table.append(slots, sampled[plan.samples])]
+        self._publish(plan, live)
+        return [self._end(slot) for slot in ended.tolist()]
+
+    def _publish(self, plan: StepPlan, live: npt.NDArray[np.bool_]) -> None:
+        """Let other requests find the pages that this step has filled."""
+        if not self._pages.enable_prefix_caching:
+            return
+        table, size = self.table, self._pages.block_size
+        ends = plan.starts + plan.num_new_tokens
+        filled = (plan.starts // size != ends // size) & live
+        for row in np.flatnonzero(filled).tolist():
+            slot = int(plan.slots[row])
+            self._pages.publish(
+                plan.requests[row],
+                table.token_ids[slot],
+                table.block_table[slot],
+                int(plan.starts[row]),
+                int(ends[row]),
+            )
+
+    def _end(self, slot: int) -> Request:
+        """Finish the request in this slot because of its last token."""
+        request = self.table.requests[slot]
+        assert request is not None
+        token = self.table.stop_of(slot)
+        request.finish_reason = "length" if token is None else "stop"
+        is_eos = not request.params.ignore_eos and token in request.eos_token_ids
+        request.stop_reason = None if is_eos else token
+        self._leave(request)
+        del self._requests[request.request_id]
+        return request
+
+    def _leave(self, request: Request) -> None:
+        """Take a running request's pages and slot."""
+        self._running.remove(request)
+        self._pages.release(self.table.pages(request.slot))
+        self.table.remove(request.slot)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and no change, while a request runs."""
+        return self._pages.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of slots, pages, queue and running order. Slow: for tests."""
+        self.table.check_integrity()
+        self._running.check_integrity()
+        running, waiting = set(self._running), set(self._waiting)
+        assert {request for request in self.table.requests if request is not None} == running
+        assert all(request.slot < 0 for request in waiting)
+        assert running | waiting == set(self._requests.values())
+        assert not running & waiting
+        held: Iterable[Int32Array] = [self.table.pages(request.slot) for request in self._running]
+        self._pages.check_integrity(held)

@@ -1,0 +1,135 @@
+"""The running requests as arrays, so that a decode step costs a few array operations whatever their number."""
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.kv.pages import Int32Array
+from jaxllm.request import Request
+
+MAX_STOP_IDS = 8
+"""Stop ids of a request that are compared in one array operation; a request with more is checked in Python."""
+
+
+class RequestTable:
+    """One row per slot (S of them); what a slot holds while nobody uses it has no meaning, but all counts are 0.
+
+    token_ids: int32 [S, max_model_len], prompt and output. num_tokens, num_prompt_tokens: int32 [S].
+    num_computed: int32 [S], tokens whose keys and values are in the cache, or will be after the steps scheduled so far.
+    block_table: int32 [S, W], pages in order, 0 after the last; num_pages: int32 [S].
+    max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.
+    stop_ids: int32 [S, 8], padded with -1; many_stops: bool [S], where 8 do not suffice.
+    generation: int64 [S], changes whenever the slot changes hands.
+    requests: the owner of each slot.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int, pages_per_request: int) -> None:
+        self.max_model_len = max_model_len
+        self.token_ids: Int32Array = np.zeros((num_slots, max_model_len), np.int32)
+        self.num_tokens: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_prompt_tokens: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_computed: Int32Array = np.zeros(num_slots, np.int32)
+        self.block_table: Int32Array = np.zeros((num_slots, pages_per_request), np.int32)
+        self.num_pages: Int32Array = np.zeros(num_slots, np.int32)
+        self.max_total: Int32Array = np.zeros(num_slots, np.int32)
+        self.min_total: Int32Array = np.zeros(num_slots, np.int32)
+        self.stop_ids: Int32Array = np.full((num_slots, MAX_STOP_IDS), -1, np.int32)
+        self.many_stops = np.zeros(num_slots, np.bool_)
+        self.generation: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        self.requests: list[Request | None] = [None] * num_slots
+        self._stop_sets: dict[int, frozenset[int]] = {}
+        self._free = list(range(num_slots))[::-1]
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that nobody uses."""
+        return len(self._free)
+
+    def insert(self, request: Request, pages: Int32Array, num_computed: int) -> int:
+        """Give the request a slot with all its tokens so far, its pages and what they contain already; returns it."""
+        slot = self._free.pop()
+        request.slot = slot
+        self.requests[slot] = request
+        self.generation[slot] += 1
+        prompt, params = request.prompt_token_ids, request.params
+        num_prompt, num_tokens = len(prompt), request.num_tokens
+        self.token_ids[slot, :num_prompt] = prompt
+        self.token_ids[slot, num_prompt:num_tokens] = request.output_token_ids
+        self.num_prompt_tokens[slot] = num_prompt
+        self.num_tokens[slot] = num_tokens
+        self.num_computed[slot] = num_computed
+        self.block_table[slot, : len(pages)] = pages
+        self.num_pages[slot] = len(pages)
+        room = self.max_model_len - num_prompt
+        self.max_total[slot] = num_prompt + min(room, room if params.max_tokens is None else params.max_tokens)
+        self.min_total[slot] = num_prompt + min(room, params.min_tokens)
+        self._set_stops(slot, request)
+        return slot
+
+    def _set_stops(self, slot: int, request: Request) -> None:
+        ids = set(request.params.stop_token_ids or ())
+        if not request.params.ignore_eos:
+            ids.update(request.eos_token_ids)
+        self.stop_ids[slot] = -1
+        self.many_stops[slot] = len(ids) > MAX_STOP_IDS
+        if self.many_stops[slot]:
+            self._stop_sets[slot] = frozenset(ids)
+        else:
+            self.stop_ids[slot, : len(ids)] = list(ids)
+
+    def append(self, slots: Int32Array, token_ids: Int32Array) -> npt.NDArray[np.bool_]:
+        """Append one token to each of `slots` (int32 [n], distinct). Returns which of them now end, bool [n]."""
+        ends = self.num_tokens[slots]
+        self.token_ids[slots, ends] = token_ids
+        ends += 1
+        self.num_tokens[slots] = ends
+        stops: npt.NDArray[np.bool_] = (self.stop_ids[slots] == token_ids[:, None]).any(axis=1)
+        if self._stop_sets:
+            for row in np.flatnonzero(self.many_stops[slots]).tolist():
+                stops[row] = int(token_ids[row]) in self._stop_sets[int(slots[row])]
+        stops &= ends >= self.min_total[slots]
+        stops |= ends >= self.max_total[slots]
+        return stops
+
+    def stop_of(self, slot: int) -> int | None:
+        """The last token of the slot if it is one that stops the request, else None (it ended by length)."""
+        num_tokens = self.num_tokens[slot]
+        token = int(self.token_ids[slot, num_tokens - 1])
+        stops = token in self._stop_sets[slot] if self.many_stops[slot] else token in self.stop_ids[slot]
+        return token if stops and num_tokens >= self.min_total[slot] else None
+
+    def output_tokens(self, slot: int) -> Int32Array:
+        """The tokens generated so far in this slot, int32 [n]: a view that later steps extend and overwrite."""
+        return self.token_ids[slot, self.num_prompt_tokens[slot] : self.num_tokens[slot]]
+
+    def pages(self, slot: int) -> Int32Array:
+        """The pages of this slot in order, int32 [num_pages]: a view."""
+        return self.block_table[slot, : self.num_pages[slot]]
+
+    def remove(self, slot: int) -> Request:
+        """Free the slot. The request it held gets its output tokens and loses its slot; its pages are the caller's."""
+        request = self.requests[slot]
+        assert request is not None
+        request.output_token_ids = self.output_tokens(slot).tolist()
+        request.slot = -1
+        self.requests[slot] = None
+        self.generation[slot] += 1
+        self._stop_sets.pop(slot, None)
+        self.block_table[slot, : self.num_pages[slot]] = 0
+        for counts in (self.num_tokens, self.num_prompt_tokens, self.num_computed, self.num_pages):
+            counts[slot] = 0
+        self._free.append(slot)
+        return request
+
+    def check_integrity(self) -> None:
+        """Assert that every slot is either free and empty, or used by a request that knows it."""
+        used = {slot for slot, request in enumerate(self.requests) if request is not None}
+        assert sorted(self._free + list(used)) == list(range(len(self.requests)))
+        for slot, request in enumerate(self.requests):
+            assert not self.block_table[slot, self.num_pages[slot] :].any()
+            if request is None:
+                assert self.num_tokens[slot] == self.num_computed[slot] == self.num_pages[slot] == 0
+            else:
+                assert request.slot == slot
+                assert self.pages(slot).all(), "a request holds the null page"
+                assert 0 <= self.num_computed[slot] <= self.num_tokens[slot] <= self.max_model_len
+        assert set(self._stop_sets) == {slot for slot in used if self.many_stops[slot]}
