@@ -1,0 +1,118 @@
+"""`jaxllm SUB-COMMAND ...`: finds the sub-command, and turns errors into one line and an exit code.
+
+A sub-command is a module in `COMMANDS`, imported only when it is asked for, with
+
+    HELP: str                                                what it does, in one sentence: shown by its own --help
+    def add_arguments(parser: FlagParser) -> None            its arguments; engine flags come from `add_engine_flags`
+    def run(args: argparse.Namespace) -> int                 does it; the result is the exit code
+
+and optionally `USAGE: str`, what follows `jaxllm NAME` in the first line of its help.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
+
+import jaxllm
+from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, nearest
+from jaxllm.flags import FlagParser
+
+
+class SubCommand(Protocol):
+    """What a sub-command's module provides."""
+
+    HELP: str
+
+    def add_arguments(self, parser: FlagParser) -> None:
+        """Declare the arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; the result is the exit code."""
+        ...
+
+
+class Entry(NamedTuple):
+    """Where a sub-command lives, and its line in `jaxllm --help`."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
+    "collect-env": Entry("jaxllm.serving.cli.collect_env", "Print what a bug report needs: versions, devices, memory."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line (default: `sys.argv[1:]`) and return the exit code.
+
+    0 success; 1 the engine failed; 2 a wrong argument, option or request, or one that does not fit; 130 interrupted.
+    Other exceptions are bugs and keep their traceback.
+    """
+    try:
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        # Here, not at interpreter exit, so that a closed pipe is noticed where it can be handled.
+        sys.stdout.flush()
+        return code
+    except (ConfigError, RequestError, CapacityError) as error:
+        return _fail(error, 2)
+    except EngineError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`| head`). Point stdout elsewhere, or Python complains again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(error: Exception, code: int) -> int:
+    sys.stderr.write(f"jaxllm: {' '.join(str(error).split())}\n")
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_overview())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name in ("-V", "--version"):
+        sys.stdout.write(f"jaxllm {jaxllm.__version__}\n")
+        return 0
+    if name not in COMMANDS:
+        kind = "flag" if name.startswith("-") else "sub-command"
+        known = ["--help", "--version"] if name.startswith("-") else list(COMMANDS)
+        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, known)} (see jaxllm --help)")
+    command = cast(SubCommand, import_module(COMMANDS[name].module))
+    usage = getattr(command, "USAGE", "[flags]")
+    parser = FlagParser(prog=f"jaxllm {name}", usage=f"%(prog)s {usage}", description=command.HELP)
+    command.add_arguments(parser)
+    return command.run(parser.parse(rest))
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: jaxllm SUB-COMMAND [flags]",
+            "",
+            "LLM inference and serving in JAX, for TPUs, GPUs and CPUs.",
+            "",
+            "sub-commands:",
+            *lines,
+            "",
+            "`jaxllm SUB-COMMAND --help` lists its flags; `jaxllm --version` prints the version.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
