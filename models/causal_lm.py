@@ -1,0 +1,87 @@
+"""A decoder-only language model: embedding, layers, norm, output layer."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from jaxllm.models import registry, weights
+from jaxllm.models.batch import Batch
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.embedding import Embedding
+from jaxllm.models.layers.linear import Linear, matmul
+from jaxllm.models.layers.norm import RMSNorm
+from jaxllm.models.layers.rope import rotation
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.stack import make_stack
+
+
+class CausalLM(nnx.Module):
+    """The whole model. Built without memory; `load_model` returns one whose parameters are arrays."""
+
+    def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        self.config, self.options = config, options
+        make_layer = registry.lookup(config.architecture).make_layer
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = make_stack(options.stack, lambda layer: make_layer(config, options, layer, dtype), config.windows)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.head = (
+            None
+            if config.tie_word_embeddings
+            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, platform=options.platform)
+        )
+
+    def __call__(self, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Hidden states [T, D] after the final norm, and the cache [L, P, C, 2K, H] with this step's keys and values."""
+        config = self.config
+        angles = rotation(config.rope, config.head_size, self.options.max_model_len, batch.ragged.positions)
+        hidden, kv_cache = self.layers(self.embedding(batch.token_ids), angles, batch.ragged, kv_cache)
+        return self.norm(hidden), kv_cache
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Scores float32 [R, V] of hidden states [R, D]."""
+        weight = self.embedding.weight if self.head is None else self.head.weight
+        return matmul(hidden, weight[...], self.options.platform)
+
+
+def abstract_model(config: ModelConfig, options: ForwardOptions, dtype: DTypeLike) -> CausalLM:
+    """A model whose parameters are shapes: enough to lower and compile from, while weights load.
+
+    Raises `ModelError` for an unknown architecture or a stack its layers do not fit.
+    """
+    return CausalLM(config, options, jnp.dtype(dtype))
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    options: ForwardOptions,
+    dtype: DTypeLike,
+    load_format: str = "auto",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> CausalLM:
+    """Read the safetensors checkpoint in `folder` to the default device, in `dtype`, one tensor at a time.
+
+    `load_format` 'dummy' makes random weights from `seed` instead and ignores the folder. `progress` is called with
+    the bytes done and the bytes in total. Raises `ModelError` naming the tensor or file that is missing, unexpected,
+    wrongly shaped or corrupt.
+    """
+    family = registry.lookup(config.architecture)
+    graph, state = nnx.split(abstract_model(config, options, dtype))
+    shapes = {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(state)}
+    slots = weights.checkpoint_slots(shapes, family.weight_names, len(config.windows))
+    if load_format == "dummy":
+        arrays = weights.random_arrays(shapes, slots, seed, progress)
+    elif load_format in ("auto", "safetensors"):
+        ignored = (*family.ignored_tensors, *(("lm_head.weight",) if config.tie_word_embeddings else ()))
+        arrays = weights.load_arrays(folder, shapes, slots, ignored, progress)
+    else:
+        raise ModelError(f"unknown load format {load_format!r} (known: auto, safetensors, dummy)")
+    leaves = [(path, variable.replace(arrays[path])) for path, variable in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(leaves))

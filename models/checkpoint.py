@@ -1,0 +1,115 @@
+"""Finding a model and reading its configuration."""
+
+import dataclasses
+from pathlib import Path
+
+from jaxllm.models import registry
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.config_file import ConfigFile
+from jaxllm.models.errors import ModelError
+from jaxllm.models.safetensors_file import read_header
+from jaxllm.models.weights import checkpoint_files
+
+DEMO = "demo"
+SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.model"]
+WEIGHT_FILES = ["*.safetensors"]
+OTHER_FORMATS = ["original/*", "consolidated*", "*/*"]
+"""Copies of the weights in other layouts, which many repositories hold beside the usual one."""
+
+_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def resolve(model: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True) -> Path:
+    """The local folder of a model: 'demo', a folder, or a hub id that is downloaded or found in the hub's cache.
+
+    Without `weights` only configuration and tokenizer are fetched. `HF_HUB_OFFLINE=1` keeps it from the network.
+    Raises `ModelError` saying what was tried.
+    """
+    if model == DEMO:
+        return Path(__file__).parent / DEMO
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
+    if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
+        raise ModelError(f"model {model!r}: there is no such folder")
+    return _from_hub(model, revision, download_dir, weights)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Configuration of the model in `folder`, from config.json and, for end tokens, generation_config.json.
+
+    Raises `ModelError` for broken JSON, missing keys, impossible values and unknown architectures.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder}: config.json is not there, so this is not a model folder")
+    file = ConfigFile.read(path)
+    architectures = file.texts("architectures")
+    if not architectures:
+        raise file.wrong("architectures", "a list with the name of the model class")
+    config = registry.lookup(architectures[0]).read_config(file, architectures[0])
+    changes: dict[str, object] = {"dtype": _dtype(folder, file)}
+    if (folder / "generation_config.json").is_file():
+        # As in transformers, the generation file has the last word on what ends a text.
+        end = ConfigFile.read(folder / "generation_config.json").token_ids("eos_token_id")
+        changes["eos_token_ids"] = end or config.eos_token_ids
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def _dtype(folder: Path, file: ConfigFile) -> str:
+    """The configuration's `dtype` (older: `torch_dtype`), or that of the largest tensor in the first file."""
+    if file.has("dtype") or file.has("torch_dtype"):
+        key = "dtype" if file.has("dtype") else "torch_dtype"
+        name = file.text(key).removeprefix("torch.")
+        if name == "float64":
+            return "float32"
+        if name not in _DTYPES.values():
+            raise file.wrong(key, "one of float32, bfloat16, float16")
+        return name
+    try:
+        tensors = read_header(checkpoint_files(folder)[0])
+    except ModelError:
+        return "float32"  # No weights here, as with dummy ones; if they are needed, loading says what is wrong.
+    largest = max(tensors, key=lambda tensor: tensor.end - tensor.start, default=None)
+    return _DTYPES.get(largest.dtype, "float32") if largest else "float32"
+
+
+def _from_hub(model: str, revision: str | None, download_dir: str | None, weights: bool) -> Path:
+    # Imported here: it is slow, and a local folder does not need it.
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                model,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=SMALL_FILES + (WEIGHT_FILES if weights else []),
+                ignore_patterns=OTHER_FORMATS,
+            )
+        )
+    except HFValidationError:
+        reason = "it is not a valid hub id (name or organisation/name)"
+    except GatedRepoError:
+        reason = "access on the hub is restricted: accept its terms there and set HF_TOKEN"
+    except RevisionNotFoundError:
+        reason = f"the hub has it, but not revision {revision!r}"
+    except RepositoryNotFoundError:
+        reason = "the hub has no such model (for a private one set HF_TOKEN)"
+    except LocalEntryNotFoundError:
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        reason = f"it is not in the local hub cache, and {offline}"
+    except Exception as error:
+        # The hub client's transport has errors of its own kinds, which depend on its version.
+        reason = f"downloading it from the hub failed: {type(error).__name__}: {str(error).splitlines()[0:1]}"
+    where = f" (revision {revision})" if revision else ""
+    raise ModelError(f"model {model!r}{where}: there is no such local folder, and {reason}")

@@ -1,0 +1,134 @@
+"""Reading of one safetensors file, tensor by tensor, with nothing mapped into memory.
+
+The library's reader maps the file, and every page it touches counts as resident memory of the process, so that a
+checkpoint would occupy its size twice while it loads. Plain reads leave the pages to the kernel's cache.
+Format: https://github.com/huggingface/safetensors (8 bytes little-endian length, JSON header, data).
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxllm.models.errors import ModelError
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Types of weights that can be read."""
+
+CHUNK_BYTES = 8 * 2**20
+MAX_HEADER_BYTES = 100 * 2**20
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where one tensor lies: `start` and `end` are bytes from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    path: Path
+
+    def read(self, dtype: np.dtype[Any]) -> np.ndarray:
+        """The values in `dtype`, in a new array which devices that share the host's memory can take as it is.
+
+        Raises `ModelError` when the file ends early, or when a value overflows float16.
+        """
+        out = aligned_empty(self.shape, dtype)
+        flat, source = out.reshape(-1), DTYPES[self.dtype]
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.start)
+                if source == dtype:
+                    self._fill(file, flat.view(np.uint8))
+                else:
+                    self._convert(file, flat, source)
+        except OSError as error:
+            raise ModelError(f"{self.path}: cannot be read ({error.strerror})") from None
+        return out
+
+    def _convert(self, file: Any, flat: np.ndarray, source: np.dtype[Any]) -> None:
+        chunk = np.empty(CHUNK_BYTES // source.itemsize, source)
+        for begin in range(0, flat.size, chunk.size):
+            part = chunk[: flat.size - begin]
+            self._fill(file, part.view(np.uint8))
+            target = flat[begin : begin + part.size]
+            with np.errstate(over="ignore", invalid="ignore"):
+                target[:] = part
+            if flat.dtype == np.float16 and not np.array_equal(np.isfinite(target), np.isfinite(part)):
+                raise ModelError(
+                    f"{self.path}: tensor {self.name!r} has values too large for float16; choose bfloat16 or float32"
+                )
+
+    def _fill(self, file: Any, target: np.ndarray) -> None:
+        view = memoryview(target)
+        while len(view):
+            count = file.readinto(view)
+            if not count:
+                raise ModelError(f"{self.path}: file ended within tensor {self.name!r}")
+            view = view[count:]
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An uninitialised array at an address that XLA's CPU client adopts without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    offset = -buffer.ctypes.data % ALIGNMENT
+    return buffer[offset : offset + size].view(dtype).reshape(shape)
+
+
+def read_header(path: Path) -> list[Tensor]:
+    """The tensors of a file in the order of their bytes.
+
+    Raises `ModelError` when the file is not safetensors, is truncated, or contradicts itself.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                raise ModelError(f"{path}: not a safetensors file, or truncated ({size} bytes, header of {length})")
+            header = json.loads(file.read(length).decode("utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{path}: corrupt safetensors header ({error})") from None
+    if not isinstance(header, dict):
+        raise ModelError(f"{path}: corrupt safetensors header (not an object)")
+    tensors = sorted(_tensors(path, header, 8 + length), key=lambda tensor: tensor.start)
+    end = tensors[-1].end if tensors else 8 + length
+    if end > size:
+        raise ModelError(f"{path}: truncated: {size} bytes, but tensor {tensors[-1].name!r} ends at byte {end}")
+    return tensors
+
+
+def _tensors(path: Path, header: dict[str, Any], data_start: int) -> Iterator[Tensor]:
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+            start, end = (data_start + int(offset) for offset in entry["data_offsets"])
+        except (KeyError, TypeError, ValueError):
+            raise ModelError(f"{path}: corrupt safetensors header: bad entry for tensor {name!r}") from None
+        known = DTYPES.get(dtype)
+        if known and end - start != math.prod(shape) * known.itemsize or start < data_start or end < start:
+            raise ModelError(
+                f"{path}: corrupt safetensors header: tensor {name!r} of type {dtype} and shape {list(shape)} "
+                f"cannot take {end - start} bytes"
+            )
+        yield Tensor(name, dtype, shape, start, end, path)

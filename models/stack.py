@@ -1,0 +1,86 @@
+"""The layers of a model, run as a loop or as one scan, behind one interface.
+
+Which is faster depends on the platform. A scan over stacked weights makes compile time independent of depth, and on
+TPU costs nothing at run time; on CPU and GPU the compiler copies each layer's weights out of the stack, so a loop is
+the better choice there. In both the KV cache of all layers is one array that is carried along and indexed inside the
+attention kernel: passed as scan inputs and outputs it would be copied.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.rope import Rotation
+from jaxllm.pallas_kernels.paged_attention.api import RaggedBatch
+
+Hidden = tuple[jax.Array, jax.Array]
+"""Hidden states [T, D] and the KV cache [L, P, C, 2K, H]."""
+
+
+class LoopStack(nnx.Module):
+    """Layers with parameters of their own, unrolled in Python."""
+
+    def __init__(self, make_layer: Callable[[int], nnx.Module], windows: tuple[int, ...]) -> None:
+        self.each = nnx.List([make_layer(layer) for layer in range(len(windows))])
+        self.windows = windows
+
+    def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
+        """Run all layers on `x` [T, D]."""
+        for index, (layer, window) in enumerate(zip(self.each, self.windows, strict=True)):
+            x, kv_cache = layer(x, rotation, ragged, kv_cache, index, window or None)
+        return x, kv_cache
+
+
+class ScanStack(nnx.Module):
+    """One layer whose parameters have a leading axis L, run by `lax.scan`."""
+
+    def __init__(self, make_layer: Callable[[int], nnx.Module], windows: tuple[int, ...]) -> None:
+        first, *others = (make_layer(layer) for layer in range(len(windows)))
+        graph, parameters = nnx.split(first)
+        shapes = jax.tree.structure(parameters), jax.tree.leaves(parameters)
+        for index, other in enumerate(others, start=1):
+            other_graph, other_parameters = nnx.split(other)
+            if (
+                other_graph != graph
+                or (jax.tree.structure(other_parameters), jax.tree.leaves(other_parameters)) != shapes
+            ):
+                raise ModelError(
+                    f"layer {index} is built unlike layer 0, so the layers cannot be scanned; use the loop"
+                )
+        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(windows), *leaf.shape), leaf.dtype), parameters)
+        self.all = nnx.merge(graph, stacked)
+        self.windows = windows
+
+    def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
+        """Run all layers on `x` [T, D]."""
+        graph, parameters = nnx.split(self.all)
+        # A window that all layers share stays a constant, which kernels can exploit.
+        shared = len(set(self.windows)) == 1
+
+        def body(carry: Hidden, inputs: tuple[nnx.State, jax.Array, jax.Array]) -> tuple[Hidden, None]:
+            values, index, window = inputs
+            layer = nnx.merge(graph, values)
+            return layer(
+                carry[0], rotation, ragged, carry[1], index, (self.windows[0] or None) if shared else window
+            ), None
+
+        layers = jnp.arange(len(self.windows), dtype=jnp.int32)
+        windows = jnp.asarray(np.array(self.windows, np.int32))
+        carry, _ = lax.scan(body, (x, kv_cache), (parameters, layers, windows))
+        return carry
+
+
+Stack = LoopStack | ScanStack
+
+
+def make_stack(kind: str, make_layer: Callable[[int], nnx.Module], windows: tuple[int, ...]) -> Stack:
+    """Build the stack called `kind`, 'loop' or 'scan'. Raises `ModelError` when the layers do not fit it."""
+    kinds: dict[str, type[LoopStack] | type[ScanStack]] = {"loop": LoopStack, "scan": ScanStack}
+    if kind not in kinds:
+        raise ModelError(f"unknown layer stack {kind!r} (known: {', '.join(kinds)})")
+    return kinds[kind](make_layer, windows)
