@@ -1,0 +1,218 @@
+"""`LLM`: offline generation in a script or a notebook."""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import EngineError, RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.interrupts import DeferredInterrupt
+from jaxllm.serving.llm_engine import LLMEngine
+from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.progress import GenerationProgress, LoadProgress, UseTqdm
+from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
+from jaxllm.serving.text.input_processor import Prompt, TextRequest
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model, ready to generate.
+
+        llm = LLM("demo")
+        for output in llm.generate(["Once upon a time", "1 + 2 ="], SamplingParams(temperature=0, max_tokens=32)):
+            print(output.prompt, output.outputs[0].text)
+
+    `options` are the engine's (`docs/flags.md` lists them), under vLLM's names: `max_model_len`, `dtype`, ... Device
+    memory is freed by `close()`, at the end of a `with` block, or when the last reference goes. Calls are synchronous,
+    so they work inside a running event loop too; threads take turns.
+
+    Raises `ConfigError` for options, files or models that do not work, and `CapacityError` for what does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
+        skip_tokenizer_init: bool = False,
+        show_progress: bool | None = None,
+        **options: Any,
+    ) -> None:
+        """Load the model and compile its steps.
+
+        `chat_template` is Jinja text or a file. With `skip_tokenizer_init`, prompts and results are token ids alone.
+        `show_progress` shows bars while loading; by default only in a terminal or notebook.
+        """
+        config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **options})
+        self._chat_template = None if chat_template is None else load_chat_template(chat_template)
+        with LoadProgress(show_progress) as progress:
+            engine = LLMEngine.from_config(config, skip_tokenizer_init=skip_tokenizer_init, progress=progress)
+        self._engine: LLMEngine | None = engine
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._finalizer = weakref.finalize(self, engine.close)
+        # At exit the process gives everything back by itself, and JAX may be gone already.
+        self._finalizer.atexit = False
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine beneath, for driving it step by step. Raises `EngineError` after `close()`."""
+        if self._engine is None:
+            raise EngineError("this LLM is closed: make a new one")
+        return self._engine
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts; the results are in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids` and optionally
+        `cache_salt`. `sampling_params` are one for all prompts or one per prompt, by default
+        `get_default_sampling_params()`; `priority` (lower runs first) is one number per prompt. `use_tqdm` shows a
+        progress bar, or is a function that makes one.
+
+        Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
+        """
+        return self._generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority, add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several: lists of OpenAI's messages.
+
+        The prompt is made by the model's chat template, or by `chat_template` (Jinja text). `tools` are OpenAI's
+        function descriptions; `chat_template_kwargs` go to the template. `continue_final_message` lets the model go
+        on with the last message (with `add_generation_prompt=False`). The rest is as in `generate`.
+        """
+        tokenizer = self.llm_engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("chat needs a tokenizer, and skip_tokenizer_init was given", "messages")
+        prompts: list[Prompt] = []
+        conversations = _as_conversations(messages)
+        for index, conversation in enumerate(conversations):
+            try:
+                prompts.append(
+                    render_chat(
+                        tokenizer,
+                        conversation,
+                        chat_template=chat_template or self._chat_template,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        tools=tools,
+                        chat_template_kwargs=chat_template_kwargs,
+                    )
+                )
+            except RequestError as error:
+                if len(conversations) == 1:
+                    raise
+                raise RequestError(f"conversation {index}: {error}", error.parameter) from error
+        return self._generate(prompts, sampling_params, use_tqdm, priority=priority, add_special_tokens=False)
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        use_tqdm: UseTqdm,
+        *,
+        priority: Sequence[int] | None,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        engine = self.llm_engine
+        requests = engine.inputs.prepare(
+            prompts,
+            engine.default_params if params is None else params,
+            [str(next(self._ids)) for _ in prompts],
+            priority=0 if priority is None else priority,
+            add_special_tokens=add_special_tokens,
+        )
+        with self._lock:
+            return self._run(engine, requests, use_tqdm)
+
+    def _run(self, engine: LLMEngine, requests: Sequence[TextRequest], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Run requests to their end. Whatever interrupts it, none of them stays behind in the engine."""
+        finished: dict[str, RequestOutput] = {}
+        with GenerationProgress(len(requests), use_tqdm) as progress, DeferredInterrupt() as interrupt:
+            try:
+                engine.add(requests)
+                while engine.has_unfinished_requests():
+                    outputs = engine.step()
+                    finished.update((output.request_id, output) for output in outputs)
+                    progress.update(outputs)
+                    interrupt.check()
+            except BaseException:
+                engine.abort_all()
+                raise
+        return [finished[request.request_id] for request in requests]
+
+    def get_tokenizer(self) -> Any:
+        """The `transformers` tokenizer. Raises `EngineError` when there is none (`skip_tokenizer_init`)."""
+        tokenizer = self.llm_engine.tokenizer
+        if tokenizer is None:
+            raise EngineError("there is no tokenizer: skip_tokenizer_init was given")
+        return tokenizer.hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of the parameters of requests that bring none: what the model's generation_config.json says."""
+        return self.llm_engine.default_params.clone()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when that is not possible now."""
+        with self._lock:
+            return self.llm_engine.engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Free the device memory. Closing twice does no harm."""
+        self._engine = None
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    """Prompts as a list, also where a single one was given."""
+    if isinstance(prompts, (str, Mapping)):
+        return [cast(Prompt, prompts)]
+    if isinstance(prompts, np.ndarray):
+        return [cast(Prompt, prompts)] if prompts.ndim == 1 else list(prompts)
+    try:
+        items = list(prompts)
+    except TypeError:
+        kind = type(prompts).__name__
+        raise RequestError(f"prompts: expected text, token ids, or a list of prompts, got {kind}", "prompt") from None
+    # A flat list of integers is one prompt given as token ids.
+    return [items] if items and all(isinstance(item, (int, np.integer)) for item in items) else items
+
+
+def _as_conversations(messages: Any) -> list[Conversation]:
+    """Conversations as a list, also where a single one was given."""
+    several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], (Mapping, str))
+    return list(messages) if several else [cast(Conversation, messages)]

@@ -1,0 +1,177 @@
+"""The engine with text at both ends, one step at a time: what `LLM` runs, and what embedders may drive themselves."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, Self
+
+from jaxllm.config import EngineConfig, ModelOptions
+from jaxllm.errors import ConfigError
+from jaxllm.models.checkpoint import resolve
+from jaxllm.models.errors import ModelError
+from jaxllm.outputs import EngineOutput
+from jaxllm.progress import Progress, silent
+from jaxllm.request import Request
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.generation_config import read_default_params
+from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.text.input_processor import InputProcessor, Prompt, TextRequest, naming_prompt
+from jaxllm.serving.text.output_processor import OutputProcessor
+from jaxllm.serving.text.tokenizer import Tokenizer
+
+
+class TokenEngine(Protocol):
+    """What is needed of the engine below: token ids in, token ids out."""
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError`."""
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests without further outputs."""
+
+    def finish_request(self, request_id: str, stop_reason: str) -> None:
+        """End a request whose text holds a stop string."""
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request waits or runs."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False when that is not possible now."""
+        ...
+
+    def close(self) -> None:
+        """Free device memory."""
+
+
+class LLMEngine:
+    """Requests as text in, results as text out.
+
+    `add_request`, then `step` while `has_unfinished_requests`. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        tokenizer: Tokenizer | None,
+        inputs: InputProcessor,
+        default_params: SamplingParams | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.inputs = inputs
+        self.default_params = default_params or SamplingParams()
+        self._outputs = OutputProcessor(tokenizer)
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, *, skip_tokenizer_init: bool = False, progress: Progress = silent
+    ) -> Self:
+        """Load model and tokenizer, side by side. Raises `ConfigError` and `CapacityError`."""
+        from jaxllm.engine import Engine
+
+        with ThreadPoolExecutor(1, "load-tokenizer") as pool:
+            # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
+            loading = None if skip_tokenizer_init else pool.submit(_load_tokenizer, config.model)
+            engine = Engine.from_config(config, progress)
+            try:
+                tokenizer = None if loading is None else loading.result()
+                vocab_size = engine.model_config.vocab_size
+                _check_vocabulary(tokenizer, vocab_size)
+                inputs = InputProcessor(
+                    tokenizer,
+                    vocab_size=vocab_size,
+                    max_model_len=engine.max_model_len,
+                    eos_token_ids=engine.model_config.eos_token_ids,
+                )
+                return cls(engine, tokenizer, inputs, read_default_params(_model_folder(config.model)))
+            except BaseException:
+                engine.close()
+                raise
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        stream: bool = True,
+    ) -> None:
+        """Queue one request. A stream's outputs are deltas; otherwise there is one output, at the end.
+
+        Raises `RequestError`.
+        """
+        chosen = self.default_params if params is None else params
+        self.add(self.inputs.prepare([prompt], chosen, [request_id], priority=priority, stream=stream))
+
+    def add(self, requests: Sequence[TextRequest]) -> None:
+        """Queue prepared requests, all or none: raises `RequestError` for the first the engine refuses."""
+        added: list[str] = []
+        try:
+            for index, request in enumerate(requests):
+                self._outputs.add(request)
+                added.append(request.request_id)
+                with naming_prompt(index, len(requests)):
+                    for child in request.children:
+                        self.engine.add_request(child)
+        except BaseException:
+            self.abort_request(added)
+            raise
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; the news of it, see `add_request`."""
+        processed = self._outputs.process(self.engine.step())
+        for request_id, stop in processed.stopped:
+            self.engine.finish_request(request_id, stop)
+        return processed.outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return len(self._outputs) > 0
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests without further outputs. Unknown ids are ignored."""
+        self._abort(self._outputs.abort(request_ids))
+
+    def abort_all(self) -> None:
+        """End all requests without further outputs."""
+        self._abort(self._outputs.abort_all())
+
+    def _abort(self, children: list[str]) -> None:
+        if children:
+            self.engine.abort_request(children)
+
+    def close(self) -> None:
+        """Free the engine and its device memory. Nothing can be generated afterwards."""
+        self.engine.close()
+
+
+def _model_folder(options: ModelOptions) -> Path:
+    """Folder with the model's small files, downloaded if need be. Raises `ConfigError`."""
+    try:
+        return resolve(options.model, options.revision, options.download_dir, weights=False)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _load_tokenizer(options: ModelOptions) -> Tokenizer:
+    """The tokenizer asked for, or the model's own. Raises `ConfigError`."""
+    if options.tokenizer is None:
+        return Tokenizer.load(_model_folder(options))
+    try:
+        return Tokenizer.load(resolve(options.tokenizer, None, options.download_dir, weights=False))
+    except ModelError as error:
+        raise ConfigError(f"tokenizer: {error}") from error
+
+
+def _check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    if tokenizer is not None and tokenizer.size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has token ids up to {tokenizer.size - 1}, but the model's vocabulary ends at "
+            f"{vocab_size - 1}: they do not belong together; give the right one with tokenizer=..."
+        )

@@ -1,0 +1,279 @@
+"""Prompts and parameters, as people give them, to requests the engine can run; everything wrong is found here."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.errors import RequestError, nearest
+from jaxllm.request import Request
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.text.tokenizer import Tokenizer, check_text
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's dictionaries: {"prompt": text} or {"prompt_token_ids": ids}, both with "cache_salt"."""
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TextRequest:
+    """A checked request. Its `children`, one per sequence to generate, are what the engine runs."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    children: list[Request]
+    stream: bool = False
+    arrival_time: float = 0.0
+
+
+@dataclass(slots=True)
+class _Parsed:
+    """A prompt in the making."""
+
+    text: str | None
+    token_ids: Any
+    cache_salt: str | None
+
+
+class InputProcessor:
+    """Checks prompts and parameters against the model and makes requests of them.
+
+    Stateless and thread-safe; encoding long texts is the only slow part.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        """`eos_token_ids` are the model's own; the tokenizer's end token is added. Without a tokenizer, prompts must
+        be token ids and no text is produced.
+        """
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        eos = dict.fromkeys(eos_token_ids)
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            eos[tokenizer.eos_token_id] = None
+        self._eos_token_ids = tuple(eos)
+
+    def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        request_ids: Sequence[str],
+        *,
+        priority: int | Sequence[int] = 0,
+        stream: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[TextRequest]:
+        """One request per prompt, in order; `params` and `priority` are one for all or one per prompt.
+
+        Texts are encoded in one call. Raises `RequestError` for the first thing that is wrong; when there are several
+        prompts its message begins with "prompt INDEX:".
+        """
+        each_params = _one_per_prompt("sampling_params", params, SamplingParams, len(prompts))
+        each_priority = _one_per_prompt("priority", priority, int, len(prompts))
+        parsed = []
+        for index, prompt in enumerate(prompts):
+            with naming_prompt(index, len(prompts)):
+                parsed.append(_parse(prompt))
+        self._encode(parsed, add_special_tokens)
+        each_params = self._finish_params(each_params)
+        now = time.monotonic()
+        requests = []
+        for index, request_id in enumerate(request_ids):
+            with naming_prompt(index, len(prompts)):
+                made = self._make(request_id, parsed[index], each_params[index], each_priority[index])
+                made.stream, made.arrival_time = stream, now
+                _check_stream(made)
+                requests.append(made)
+        return requests
+
+    def _make(self, request_id: str, prompt: _Parsed, params: SamplingParams, priority: int) -> TextRequest:
+        token_ids = self._check_tokens(prompt, params)
+        return TextRequest(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_token_ids=token_ids.tolist(),
+            params=params,
+            children=self._children(request_id, token_ids, params, priority, prompt.cache_salt),
+        )
+
+    def _encode(self, prompts: list[_Parsed], add_special_tokens: bool) -> None:
+        """Fill in the token ids of prompts given as text."""
+        waiting = [index for index, prompt in enumerate(prompts) if prompt.token_ids is None]
+        if not waiting:
+            return
+        if self._tokenizer is None:
+            raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
+        texts = []
+        for index in waiting:
+            text = prompts[index].text
+            with naming_prompt(index, len(prompts)):
+                check_text(text)
+            assert text is not None
+            texts.append(text)
+        for index, token_ids in zip(
+            waiting, self._tokenizer.encode(texts, add_special_tokens=add_special_tokens), strict=True
+        ):
+            prompts[index].token_ids = token_ids
+
+    def _check_tokens(self, prompt: _Parsed, params: SamplingParams) -> npt.NDArray[np.int32]:
+        """Token ids as int32 [prompt length], cut to `truncate_prompt_tokens` and within the model's limits."""
+        token_ids = _as_array(prompt.token_ids)
+        if not token_ids.size or prompt.text == "":
+            raise RequestError("the prompt is empty: give at least one token", "prompt")
+        outside = (token_ids < 0) | (token_ids >= self._vocab_size)
+        if outside.any():
+            place = int(np.argmax(outside))
+            raise RequestError(
+                f"token id {token_ids[place]} at position {place} is outside the vocabulary "
+                f"(0 to {self._vocab_size - 1})",
+                "prompt",
+            )
+        # One place is left for the first generated token.
+        longest = self._max_model_len - 1
+        if params.truncate_prompt_tokens is not None:
+            keep = longest if params.truncate_prompt_tokens < 0 else params.truncate_prompt_tokens
+            token_ids = token_ids[-keep:]
+        if len(token_ids) > longest:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, but at most {longest} fit "
+                f"max_model_len={self._max_model_len} together with one generated token; shorten it, or set "
+                f"truncate_prompt_tokens={longest} to keep its end",
+                "prompt",
+            )
+        return token_ids.astype(np.int32)
+
+    def _finish_params(self, each: Sequence[SamplingParams]) -> list[SamplingParams]:
+        """Check parameters again (fields may have been set since) and turn their bad words into token ids.
+
+        Parameters given once for many prompts are looked at once.
+        """
+        finished: dict[int, SamplingParams] = {}
+        for index, params in enumerate(each):
+            if id(params) not in finished:
+                with naming_prompt(index, len(each)):
+                    params.validate()
+                    finished[id(params)] = self._with_bad_words(params)
+        return [finished[id(params)] for params in each]
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        if not params.bad_words:
+            return params
+        if self._tokenizer is None:
+            raise RequestError("bad_words need a tokenizer", "bad_words")
+        # A word at the start of the text and one inside it are different tokens.
+        texts = [prefix + word.lstrip() for word in params.bad_words for prefix in ("", " ")]
+        for text in texts:
+            check_text(text, "bad_words")
+        encoded = self._tokenizer.encode(texts, add_special_tokens=False)
+        unique = {tuple(token_ids): token_ids for token_ids in encoded if token_ids}
+        return msgspec.structs.replace(params, bad_words_token_ids=list(unique.values()))
+
+    def _children(
+        self, request_id: str, token_ids: npt.NDArray[np.int32], params: SamplingParams, priority: int, salt: str | None
+    ) -> list[Request]:
+        """The sequences to generate: each has a seed of its own, and the prompt's pages are shared by the cache."""
+        count = params.num_sequences
+        single = count == 1
+        children = []
+        for index in range(count):
+            own = params
+            if not single:
+                # What best_of ranks by.
+                ranked = 0 if params.logprobs is None and count > params.n else params.logprobs
+                seed = _child_seed(params.seed, index)
+                own = msgspec.structs.replace(params, n=1, best_of=None, seed=seed, logprobs=ranked)
+            children.append(
+                Request(
+                    request_id=request_id if single else f"{request_id}-{index}",
+                    prompt_token_ids=token_ids,
+                    params=own,
+                    priority=priority,
+                    cache_salt=salt,
+                    eos_token_ids=self._eos_token_ids,
+                )
+            )
+        return children
+
+
+@contextmanager
+def naming_prompt(index: int, total: int) -> Iterator[None]:
+    """Put the prompt's index in front of a `RequestError` raised inside, when there are several prompts."""
+    try:
+        yield
+    except RequestError as error:
+        if total == 1:
+            raise
+        raise RequestError(f"prompt {index}: {error}", error.parameter) from None
+
+
+def _check_stream(request: TextRequest) -> None:
+    best_of, n = request.params.best_of, request.params.n
+    if request.stream and best_of is not None and best_of > n:
+        raise RequestError(f"best_of={best_of} cannot be streamed: which {n} are best is known at the end", "best_of")
+
+
+def _parse(prompt: Any) -> _Parsed:
+    """Tell text from token ids. Raises `RequestError` for anything else."""
+    if isinstance(prompt, str):
+        return _Parsed(prompt, None, None)
+    if isinstance(prompt, Mapping):
+        for key in prompt:
+            if key not in _PROMPT_KEYS:
+                raise RequestError(f"unknown key {key!r} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
+        text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
+        if text is None and token_ids is None:
+            raise RequestError("a prompt dictionary needs 'prompt' (text) or 'prompt_token_ids'", "prompt")
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise RequestError(f"cache_salt={salt!r}: must be a non-empty string", "cache_salt")
+        if text is not None:
+            check_text(text)
+        return _Parsed(text, token_ids, salt)
+    if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
+        return _Parsed(None, prompt, None)
+    raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}", "prompt")
+
+
+def _as_array(token_ids: Any) -> npt.NDArray[np.integer[Any]]:
+    """Token ids given by a caller, of any integer type. Raises `RequestError` unless they are a flat list."""
+    try:
+        array = np.asarray(token_ids)
+    except ValueError:  # lists of different lengths
+        array = np.empty((0, 0))
+    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
+        wrong = next(
+            (item for item in token_ids if isinstance(item, bool) or not hasattr(item, "__index__")), token_ids
+        )
+        raise RequestError(f"prompt token ids must be a flat list of integers, not {wrong!r:.50}", "prompt")
+    return array
+
+
+def _child_seed(seed: int | None, index: int) -> int | None:
+    """Seed of the `index`-th sequence: counted up within 64 bits, around -1, which would mean none."""
+    if seed is None or index == 0:
+        return seed
+    following = (seed + index + 2**63) % 2**64 - 2**63
+    return following if following != -1 else -(2**63) + index
+
+
+def _one_per_prompt(name: str, given: Any, kind: type, count: int) -> list[Any]:
+    """`given` for each of `count` prompts. Raises `RequestError` for another number of them or another type."""
+    several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    values = list(given) if several else [given] * count
+    if len(values) != count:
+        raise RequestError(
+            f"{name}: {len(values)} given for {count} prompts; give one for all, or one per prompt", name
+        )
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise RequestError(f"{name}: expected {kind.__name__}, got {type(value).__name__}", name)
+    return values

@@ -1,0 +1,101 @@
+"""Text to token ids and back, on Hugging Face's fast tokenizers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxllm.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from tokenizers.decoders import DecodeStream
+
+
+class Tokenizer:
+    """A tokenizer and its chat template.
+
+    Safe to use from several threads: nothing changes after construction. Encoding a batch releases the GIL and uses
+    all cores.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        """`hf` is a fast `transformers` tokenizer."""
+        self.hf = hf
+        self._backend = hf.backend_tokenizer
+        # A tokenizer.json may ask for both; a prompt is never cut or padded silently.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added: dict[int, Any] = self._backend.get_added_tokens_decoder()
+        self.added_tokens: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.eos_token_id: int | None = hf.eos_token_id
+        self._token_texts: dict[int, str] = {}
+
+    @classmethod
+    def load(cls, name: str | Path, *, revision: str | None = None, download_dir: str | None = None) -> Self:
+        """Load from a local folder or a hub id.
+
+        Imports `transformers`, which takes about a second: callers do it in a thread beside the engine's start.
+        Raises `ConfigError` when there is no tokenizer, or none of the fast kind.
+        """
+        advice = "give another with tokenizer=..."
+        folder = Path(name)
+        if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
+            raise ConfigError(f"no tokenizer files (tokenizer.json, ...) in {folder}: {advice}")
+        from transformers import AutoTokenizer
+
+        try:
+            hf = AutoTokenizer.from_pretrained(str(name), revision=revision, cache_dir=download_dir)
+        # Whatever a broken file makes the library raise, the user's mistake is the same.
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"cannot load a tokenizer from {str(name)!r}: {reason[:300]}; {advice}") from error
+        if not getattr(hf, "is_fast", False):
+            raise ConfigError(f"the tokenizer of {str(name)!r} has no fast version (tokenizer.json): {advice}")
+        return cls(hf)
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts at once. The texts must be encodable (`check_text`)."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that form no character become U+FFFD, ids without a token nothing."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Texts of several sequences at once, in parallel."""
+        texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+        return texts
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token on its own, special ones included."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def decode_stream(self, *, skip_special_tokens: bool = True) -> "DecodeStream":
+        """A fresh incremental decoder; give `step_stream` its tokens."""
+        from tokenizers.decoders import DecodeStream
+
+        return DecodeStream(skip_special_tokens=skip_special_tokens)
+
+    def step_stream(self, stream: "DecodeStream", token_id: int) -> str | None:
+        """Text that `token_id` completes, or None when the characters it belongs to are not complete."""
+        text: str | None = stream.step(self._backend, token_id)
+        return text
+
+
+def check_text(text: Any, parameter: str = "prompt") -> None:
+    """Raise `RequestError` about `parameter` unless `text` is a string that can be encoded as UTF-8."""
+    if not isinstance(text, str):
+        raise RequestError(f"expected a string, got {type(text).__name__}", parameter)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        place = error.start
+        raise RequestError(
+            f"not valid Unicode: lone surrogate {text[place]!a} at character {place}", parameter
+        ) from None
