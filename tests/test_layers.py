@@ -1,0 +1,61 @@
+"""The layer contracts of pyproject.toml notice imports in the wrong direction."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Module to plant, the line in it, and what import-linter must say is not allowed.
+WRONG = [
+    ("pallas_kernels/planted.py", "import jaxllm.models.planted_target", "jaxllm.pallas_kernels.planted"),
+    ("pallas_kernels/planted_2.py", "from jaxllm.errors import ConfigError", "jaxllm.pallas_kernels.planted_2"),
+    ("models/planted.py", "from jaxllm.errors import ConfigError", "jaxllm.models.planted"),
+    ("models/planted_2.py", "def f():\n    from jaxllm.serving.cli import main", "jaxllm.models.planted_2"),
+    ("models/planted_3.py", "from jaxllm import ConfigError", "jaxllm.models.planted_3"),
+    ("jaxllm/planted.py", "from jaxllm.serving.cli import main", "jaxllm.planted"),
+    ("jaxllm/scheduler/planted.py", "import jax.numpy", "jaxllm.scheduler.planted"),
+    ("serving/planted.py", "import torch", "jaxllm.serving.planted"),
+]
+RIGHT = [
+    ("models/planted_target.py", "from jaxllm.pallas_kernels import planted_target"),
+    ("pallas_kernels/planted_target.py", "import jax"),
+    ("jaxllm/planted_good.py", "import jaxllm.models.planted_target, jaxllm.errors, jax"),
+    ("serving/planted_good.py", "import jaxllm.planted_good, jaxllm.models.planted_target\nfrom jaxllm import LLM"),
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source with its symlinks."""
+    root = tmp_path_factory.mktemp("tree")
+    for folder in ("jaxllm", "models", "pallas_kernels", "serving"):
+        shutil.copytree(ROOT / folder, root / folder, symlinks=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    return root
+
+
+def lint(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_source_keeps_its_layers_and_right_imports_pass(tree: Path) -> None:
+    for file, line in RIGHT:
+        (tree / file).write_text(line + "\n", encoding="utf-8")
+    result = lint(tree)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_wrong_import_is_caught(tree: Path) -> None:
+    for file, line, _ in WRONG:
+        (tree / file).write_text(line + "\n", encoding="utf-8")
+    result = lint(tree)
+    for file, _, _ in WRONG:
+        (tree / file).unlink()
+    assert result.returncode == 1
+    for _, line, module in WRONG:
+        assert f"{module} -> " in result.stdout, f"{line} in {module} went unnoticed\n{result.stdout}"
