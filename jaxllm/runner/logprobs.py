@@ -1,0 +1,42 @@
+"""Log-probabilities of chosen tokens and of the most likely ones beside them."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.tree_util import register_dataclass
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class TokenLogprobRows:
+    """Log-probabilities at R places: of one token each, and of the K most likely ones, most likely first.
+
+    `rank` counts from 1 and is one more than the number of tokens that are strictly more likely.
+    """
+
+    logprob: Array  # float32 [R]
+    rank: Array  # int32 [R]
+    top_ids: Array  # int32 [R, K]
+    top_logprobs: Array  # float32 [R, K]
+
+
+def gather_logprobs(logits: Array, token_ids: Array, num_top: int) -> TokenLogprobRows:
+    """Natural log-probabilities under the softmax of `logits` float32 [R, V], for `token_ids` int32 [R].
+
+    `num_top` is K, and at most V.
+    """
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
+    total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
+    rank = 1 + jnp.sum(logits > chosen, axis=1, dtype=jnp.int32)
+    top, top_ids = lax.top_k(logits, num_top)
+    return TokenLogprobRows((chosen - total)[:, 0], rank, top_ids, top - total)
+
+
+def no_logprobs(num_rows: int, num_top: int) -> TokenLogprobRows:
+    """Zeros, where nobody asked."""
+    rows, top = (num_rows,), (num_rows, num_top)
+    return TokenLogprobRows(
+        jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.int32), jnp.zeros(top, jnp.int32), jnp.zeros(top, jnp.float32)
+    )

@@ -1,0 +1,67 @@
+"""From logits to tokens, inside the step's executable: the order of operations, and what is skipped.
+
+The log-probabilities are those of the model's own logits. Then, as in vLLM: bias and forbidden tokens, penalties;
+greedy rows take the largest; the others divide by the temperature, drop what min-p, top-k and top-p cut off, and draw.
+What no row of the batch needs is skipped by conditionals over the whole batch, so no value of any parameter causes a
+compilation.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.tree_util import register_dataclass
+
+from jaxllm.runner.blocks import argmax
+from jaxllm.runner.filters import filter_weights, softmax_weights
+from jaxllm.runner.logprobs import TokenLogprobRows, gather_logprobs, no_logprobs
+from jaxllm.runner.noise import draw
+from jaxllm.runner.penalties import process
+from jaxllm.runner.sampling_rows import SamplingRows, SamplingState
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class SampledRows:
+    """The tokens of a step, int32 [R], and their log-probabilities, which are zeros when no row wants any."""
+
+    token_ids: Array
+    logprobs: TokenLogprobRows
+
+    @classmethod
+    def zeros(cls, num_rows: int, max_logprobs: int) -> Self:
+        """Rows to be filled."""
+        return cls(jnp.zeros(num_rows, jnp.int32), no_logprobs(num_rows, max_logprobs))
+
+
+def sample(
+    logits: Array, rows: SamplingRows, state: SamplingState, max_logprobs: int
+) -> tuple[SampledRows, SamplingState]:
+    """Choose one token per row of `logits` float32 [R, V], and count it in `state` where the row is valid.
+
+    A row's token depends on its own logits, parameters and state only. `max_logprobs` is static: the number of most
+    likely tokens whose log-probabilities are returned, at most V.
+    """
+    processed = process(logits, rows, state)
+    greedy, maximum = argmax(processed)
+    token_ids = lax.cond(
+        rows.any_random,
+        lambda: jnp.where(rows.temperature > 0, _draw(processed, maximum, rows), greedy),
+        lambda: greedy,
+    )
+    logprobs = lax.cond(
+        rows.any_logprobs,
+        lambda: gather_logprobs(logits, token_ids, max_logprobs),
+        lambda: no_logprobs(logits.shape[0], max_logprobs),
+    )
+    # Outside any conditional, so that the donated array is changed in place.
+    counts = state.output_counts.at[rows.slot, token_ids].add(rows.valid.astype(jnp.int32))
+    return SampledRows(token_ids, logprobs), replace(state, output_counts=counts)
+
+
+def _draw(logits: Array, maximum: Array, rows: SamplingRows) -> Array:
+    """Random tokens, int32 [R]; meaningless for greedy rows."""
+    weights = softmax_weights(logits, maximum, rows.temperature)
+    weights = lax.cond(rows.any_filter, lambda: filter_weights(weights, logits, rows), lambda: weights)
+    return draw(weights, rows.seed, rows.step)
