@@ -10,7 +10,7 @@ from jax.tree_util import register_dataclass
 
 @register_dataclass
 @dataclass(frozen=True)
-class TokenLogprobRows:
+class Logprobs:
     """Log-probabilities at R places: of one token each, and of the K most likely ones, most likely first.
 
     `rank` counts from 1 and is one more than the number of tokens that are strictly more likely.
@@ -22,7 +22,7 @@ class TokenLogprobRows:
     top_logprobs: Array  # float32 [R, K]
 
 
-def gather_logprobs(logits: Array, token_ids: Array, num_top: int) -> TokenLogprobRows:
+def gather_logprobs(logits: Array, token_ids: Array, num_top: int) -> Logprobs:
     """Natural log-probabilities under the softmax of `logits` float32 [R, V], for `token_ids` int32 [R].
 
     `num_top` is K, and at most V.
@@ -31,12 +31,12 @@ def gather_logprobs(logits: Array, token_ids: Array, num_top: int) -> TokenLogpr
     total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
     rank = 1 + jnp.sum(logits > chosen, axis=1, dtype=jnp.int32)
     top, top_ids = lax.top_k(logits, num_top)
-    return TokenLogprobRows((chosen - total)[:, 0], rank, top_ids, top - total)
+    return Logprobs((chosen - total)[:, 0], rank, top_ids, top - total)
 
 
-def no_logprobs(num_rows: int, num_top: int) -> TokenLogprobRows:
+def no_logprobs(num_rows: int, num_top: int) -> Logprobs:
     """Zeros, where nobody asked."""
     rows, top = (num_rows,), (num_rows, num_top)
-    return TokenLogprobRows(
+    return Logprobs(
         jnp.zeros(rows, jnp.float32), jnp.zeros(rows, jnp.int32), jnp.zeros(top, jnp.int32), jnp.zeros(top, jnp.float32)
     )

@@ -7,7 +7,6 @@ compilation.
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -15,7 +14,7 @@ from jax.tree_util import register_dataclass
 
 from jaxllm.runner.blocks import argmax
 from jaxllm.runner.filters import filter_weights, softmax_weights
-from jaxllm.runner.logprobs import TokenLogprobRows, gather_logprobs, no_logprobs
+from jaxllm.runner.logprobs import Logprobs, gather_logprobs, no_logprobs
 from jaxllm.runner.noise import draw
 from jaxllm.runner.penalties import process
 from jaxllm.runner.sampling_rows import SamplingRows, SamplingState
@@ -27,12 +26,7 @@ class SampledRows:
     """The tokens of a step, int32 [R], and their log-probabilities, which are zeros when no row wants any."""
 
     token_ids: Array
-    logprobs: TokenLogprobRows
-
-    @classmethod
-    def zeros(cls, num_rows: int, max_logprobs: int) -> Self:
-        """Rows to be filled."""
-        return cls(jnp.zeros(num_rows, jnp.int32), no_logprobs(num_rows, max_logprobs))
+    logprobs: Logprobs
 
 
 def sample(
