@@ -1,0 +1,159 @@
+"""The engine: token ids in, token ids out. One call of `Engine.step` is the whole loop."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from jaxllm.config import EngineConfig
+from jaxllm.kv.manager import KVManager
+from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.progress import Progress, silent
+from jaxllm.request import FinishReason, Request
+from jaxllm.runner.build import Plan, build_runner, make_plan
+from jaxllm.runner.logprobs import Logprobs
+from jaxllm.runner.runner import PromptChunk, Runner, StepResult
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.validation import RequestLimits
+
+
+class Engine:
+    """Runs requests to their ends, as many at a time as slots, pages and the token budget allow.
+
+    Not thread-safe: one thread adds requests, steps and takes the outputs.
+    """
+
+    def __init__(self, plan: Plan, runner: Runner, num_pages: int) -> None:
+        config = plan.config
+        self.config = config
+        self.model_config = plan.model
+        self.max_model_len = plan.max_model_len
+        self.dtype = plan.dtype
+        self.num_pages = num_pages
+        self.runner = runner
+        self.pages = KVManager(
+            num_pages, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
+        )
+        self.scheduler = Scheduler(
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=plan.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            pages=self.pages,
+            policy=config.scheduler.scheduling_policy,
+            long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
+        )
+        self._limits = RequestLimits(plan.model.vocab_size, plan.max_model_len, config.output.max_logprobs)
+        self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
+        self._ended: list[EngineOutput] = []
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "Engine":
+        """Find the model, load its weights, compile every step shape and allocate the KV cache.
+
+        Raises:
+            ConfigError: an option or the checkpoint is wrong.
+            CapacityError: the model, or one request of its longest length, does not fit.
+        """
+        plan = make_plan(config)
+        runner, num_pages = build_runner(plan, progress)
+        return cls(plan, runner, num_pages)
+
+    def check_request(self, request: Request) -> None:
+        """Raise `RequestError`, naming the parameter, unless this engine can serve the request."""
+        self._limits.check(request)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
+        self.check_request(request)
+        if not request.eos_token_ids:
+            request.eos_token_ids = self.model_config.eos_token_ids
+        self.scheduler.add(request)
+        if request.params.prompt_logprobs is not None:
+            self._prompt_logprobs[request.request_id] = [None] * len(request.prompt_token_ids)
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
+        for request_id in request_ids:
+            request = self._finish(request_id, "abort", None)
+            if request is not None:
+                self._ended.append(EngineOutput(request_id, [], finish_reason="abort"))
+
+    def finish_request(self, request_id: str, stop_reason: str) -> None:
+        """End a request whose text holds a stop string. There will be no further output of it."""
+        self._finish(request_id, "stop", stop_reason)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_unfinished or bool(self._ended)
+
+    def step(self) -> list[EngineOutput]:
+        """Compute one batch of tokens. Returns the news, one output per request that has any."""
+        ended, self._ended = self._ended, []
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return ended
+        result = self.runner.collect(self.runner.dispatch(plan, self.scheduler.table))
+        for chunk in result.prompts:
+            self._take_prompt_logprobs(chunk)
+        finished = self.scheduler.update(plan, result.token_ids)
+        return ended + self._outputs(plan, result, finished)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False, and no change, while requests run."""
+        return self.scheduler.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Free the device memory. The engine cannot be used afterwards."""
+        self.runner.close()
+
+    def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
+        self._prompt_logprobs.pop(request_id, None)
+        return self.scheduler.finish(request_id, reason, stop_reason)
+
+    def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
+        outputs = []
+        rows = np.flatnonzero(plan.samples).tolist()
+        for row, token_id in zip(rows, result.token_ids[plan.samples].tolist(), strict=True):
+            request = plan.requests[row]
+            output = EngineOutput(request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
+            if result.logprobs is not None:
+                self._add_logprobs(output, request, result.logprobs, row)
+            outputs.append(output)
+        if finished:
+            by_id = {output.request_id: output for output in outputs}
+            for request in finished:
+                output = by_id[request.request_id]
+                output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
+        if self._prompt_logprobs:
+            for output in outputs:
+                output.prompt_logprobs = self._prompt_logprobs.pop(output.request_id, None)
+        return outputs
+
+    def _add_logprobs(self, output: EngineOutput, request: Request, logprobs: Logprobs, row: int) -> None:
+        params = request.params
+        if params.logprobs is None and params.num_sequences == params.n:
+            return
+        output.logprobs = [_token_logprobs(output.token_ids[0], logprobs, row, params.logprobs or 0)]
+
+    def _take_prompt_logprobs(self, chunk: PromptChunk) -> None:
+        """Keep a chunk's log-probabilities until the prompt is complete."""
+        request = chunk.request
+        kept = self._prompt_logprobs[request.request_id]
+        for offset in range(chunk.end - chunk.begin):
+            block, row = divmod(offset, len(chunk.blocks[0].logprob))
+            position = chunk.begin + offset
+            kept[position] = _token_logprobs(
+                int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs or 0
+            )
+
+
+def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, num_top: int) -> TokenLogprobs:
+    values: Any = logprobs
+    return TokenLogprobs(
+        token_id,
+        float(values.logprob[row]),
+        int(values.rank[row]),
+        values.top_ids[row, :num_top].tolist(),
+        values.top_logprobs[row, :num_top].tolist(),
+    )

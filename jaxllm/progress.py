@@ -1,0 +1,16 @@
+"""How long work reports itself, without knowing who shows it."""
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Called with the name of a stage, what is done of it and what there is in total.
+
+    Stages are `"Loading weights"` (in bytes) and `"Compiling"` (in step shapes). Calls come from several threads.
+    """
+
+    def __call__(self, stage: str, done: int, total: int) -> None: ...
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Report to nobody."""

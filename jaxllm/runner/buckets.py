@@ -1,0 +1,41 @@
+"""The few step shapes that exist. A step is padded to the smallest bucket that holds its tokens."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """Shape of one step executable: `tokens` places on the token axis and `rows` request places.
+
+    A step has at most as many rows as tokens, and never more rows than requests may run, so the number of tokens
+    alone decides the bucket.
+    """
+
+    tokens: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens x {self.rows} requests"
+
+
+class Buckets:
+    """Powers of two up to the token budget, and the budget itself."""
+
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        sizes = {max_num_batched_tokens}
+        size = 1
+        while size < max_num_batched_tokens:
+            sizes.add(size)
+            size *= 2
+        self._sizes = sorted(sizes)
+        self.all = tuple(Bucket(size, min(size, max_num_seqs)) for size in self._sizes)
+
+    @property
+    def largest(self) -> Bucket:
+        """The bucket of a step that uses the whole token budget."""
+        return self.all[-1]
+
+    def fit(self, num_tokens: int) -> Bucket:
+        """The smallest bucket of at least `num_tokens` tokens (1 to the token budget)."""
+        return self.all[bisect_left(self._sizes, num_tokens)]

@@ -1,0 +1,103 @@
+"""How many KV pages there are: planned from what memory allows, never guessed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import psutil
+
+from jaxllm.config import CacheOptions
+from jaxllm.errors import CapacityError
+from jaxllm.models.config import ModelConfig
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CPU_SHARE = 0.25
+"""On a CPU the KV cache takes no more than this share of free RAM, times `gpu_memory_utilization`."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Everything about the KV cache but its number of pages."""
+
+    num_layers: int
+    page_size: int
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+
+    @classmethod
+    def of(cls, model: ModelConfig, page_size: int, dtype: str) -> "CacheShape":
+        """The shape that `model` needs."""
+        return cls(model.num_layers, page_size, model.num_kv_heads, model.head_size, dtype)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers, keys and values."""
+        item = np.dtype(jax.numpy.dtype(self.dtype)).itemsize
+        return self.num_layers * self.page_size * 2 * self.num_kv_heads * self.head_size * item
+
+    def array(self, num_pages: int) -> tuple[int, int, int, int, int]:
+        """[L, P, C, 2K, H], see `jaxllm.pallas_kernels.paged_attention`."""
+        return (self.num_layers, num_pages, self.page_size, 2 * self.num_kv_heads, self.head_size)
+
+
+def plan_pages(
+    shape: CacheShape, options: CacheOptions, *, max_model_len: int, max_num_seqs: int, free_bytes: int
+) -> int:
+    """Number of pages, the null page included.
+
+    `free_bytes` is what memory leaves for the cache when no option says otherwise. Never more pages than
+    `max_num_seqs` requests of `max_model_len` tokens could use.
+
+    Raises:
+        CapacityError: not even one request of `max_model_len` tokens fits.
+    """
+    per_request = -(-max_model_len // shape.page_size)
+    if options.num_gpu_blocks_override is not None:
+        pages, source = options.num_gpu_blocks_override, f"num_gpu_blocks_override={options.num_gpu_blocks_override}"
+    else:
+        explicit = options.kv_cache_memory_bytes
+        budget = free_bytes if explicit is None else explicit
+        pages = min(budget // shape.page_bytes, 1 + max_num_seqs * per_request)
+        source = f"{budget / 2**20:,.1f} MiB for the KV cache"
+    usable = max(pages - 1, 0)
+    if usable < per_request:
+        fits = usable * shape.page_size
+        needed = (per_request + 1) * shape.page_bytes
+        lower = f"lower max_model_len to {fits} or less, or " if fits >= 2 else ""
+        raise CapacityError(
+            f"max_model_len={max_model_len} does not fit: {source} hold {fits} tokens; {lower}raise "
+            f"kv_cache_memory_bytes to {needed} or more (or gpu_memory_utilization, now {options.gpu_memory_utilization})"
+        )
+    return pages
+
+
+def cpu_free_bytes(utilization: float) -> int:
+    """Bytes a CPU engine may take for its KV cache: a share of what the machine or its container has left."""
+    memory = psutil.virtual_memory()
+    available = memory.available
+    for path in _CGROUP_LIMITS:
+        if path.exists():
+            text = path.read_text().strip()
+            if text.isdigit() and int(text) < memory.total:
+                available = min(available, max(int(text) - psutil.Process().memory_info().rss, 0))
+    return int(available * CPU_SHARE * utilization)
+
+
+def device_free_bytes(device: jax.Device, utilization: float, temporary_bytes: int) -> int:
+    """Bytes left on an accelerator once weights are loaded and the largest executable has its temporaries.
+
+    Raises:
+        CapacityError: nothing is left.
+    """
+    stats = device.memory_stats() or {}
+    limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
+    free = int(limit * utilization) - used - temporary_bytes
+    if free <= 0:
+        raise CapacityError(
+            f"no memory is left for the KV cache: {device.device_kind} has {limit / 2**30:.1f} GiB, "
+            f"{used / 2**30:.1f} GiB are in use and a step needs {temporary_bytes / 2**30:.1f} GiB more; lower "
+            f"max_num_batched_tokens or raise gpu_memory_utilization (now {utilization})"
+        )
+    return free

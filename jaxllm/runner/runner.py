@@ -1,0 +1,172 @@
+"""Runs steps on the device: packs a plan into one array, calls the executable of its bucket, reads the tokens back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.request import Request
+from jaxllm.runner.buckets import Bucket, Buckets
+from jaxllm.runner.compilations import CompilationWatch
+from jaxllm.runner.executables import Executables
+from jaxllm.runner.logprobs import Logprobs
+from jaxllm.runner.sampler import SampledRows
+from jaxllm.runner.sampling_table import SamplingTable
+from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.table import RequestTable
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """Log-probabilities of the prompt tokens at positions `begin` to `end`, each given those before it."""
+
+    request: Request
+    begin: int
+    end: int
+    blocks: list[Logprobs]
+    """On the device until collected, 64 positions each."""
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """A step that is on its way: device arrays that `Runner.collect` waits for."""
+
+    plan: StepPlan
+    sampled: SampledRows
+    wants_logprobs: bool
+    prompts: list[PromptChunk]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A finished step, on the host. Rows are those of the plan."""
+
+    token_ids: Int32Array
+    """[n]."""
+    logprobs: Logprobs | None
+    """NumPy arrays [n, ...], when a row asked for them."""
+    prompts: list[PromptChunk]
+    """With NumPy arrays."""
+
+
+class Runner:
+    """Owns the parameters and the device state, and calls the executables."""
+
+    def __init__(
+        self,
+        *,
+        parameters: tuple[jax.Array, ...],
+        state: DeviceState,
+        executables: Executables,
+        buckets: Buckets,
+        shape: StepShape,
+        sampling: SamplingTable,
+        watch: CompilationWatch,
+    ) -> None:
+        self.watch = watch
+        self._parameters = parameters
+        self._state = state
+        self._executables = executables
+        self._buckets = buckets
+        self._shape = shape
+        self._sampling = sampling
+
+    def warm_up(self) -> None:
+        """Run an empty step, so that everything that happens once has happened."""
+        bucket = self._buckets.all[0]
+        packed, _ = self._shape.layout(bucket).host_buffer()
+        sampled, self._state = self._executables.step(bucket)(self._parameters, self._state, packed)
+        jax.block_until_ready(sampled)
+
+    def dispatch(self, plan: StepPlan, table: RequestTable) -> Dispatched:
+        """Start a step. Returns at once; the device works on while the host goes on."""
+        bucket = self._buckets.fit(plan.num_tokens)
+        with self.watch.watching(bucket):
+            self._update_sampling(plan, table)
+            packed = self._pack(plan, table, bucket)
+            sampled, self._state = self._executables.step(bucket)(self._parameters, self._state, packed)
+            prompts = list(self._prompt_logprobs(plan, table))
+        wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[plan.samples]).any())
+        return Dispatched(plan, sampled, wants_logprobs, prompts)
+
+    def collect(self, step: Dispatched) -> StepResult:
+        """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
+        rows = step.plan.num_rows
+        wanted = (step.sampled.token_ids, step.sampled.logprobs if step.wants_logprobs else None)
+        token_ids, logprobs = jax.tree.map(lambda leaf: leaf[:rows], jax.device_get(wanted))
+        prompts = [
+            PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
+        ]
+        return StepResult(token_ids, logprobs, prompts)
+
+    def close(self) -> None:
+        """Free the device memory; the runner cannot be used any more."""
+        self.watch.close()
+        for leaf in jax.tree.leaves((self._parameters, self._state)):
+            leaf.delete()
+
+    def _update_sampling(self, plan: StepPlan, table: RequestTable) -> None:
+        """Take over the parameters of newly admitted requests, and what the outputs so far change about others."""
+        sampling = self._state.sampling
+        for request in plan.admitted:
+            dense = self._sampling.set(request)
+            if dense is not None:
+                sampling = self._executables.set_row(sampling, np.int32(request.slot), *dense)
+        if self._sampling.needs_last_tokens:
+            for request in plan.requests:
+                if request.params.bad_words_token_ids:
+                    request.output_token_ids = table.output_tokens(request.slot).tolist()
+        for update in self._sampling.updates(table):
+            sampling = self._executables.set_bias(sampling, *update)
+        self._state = replace(self._state, sampling=sampling)
+
+    def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket) -> Int32Array:
+        """The packed input of a plan."""
+        packed, views = self._shape.layout(bucket).host_buffer()
+        rows, tokens = plan.num_rows, plan.num_tokens
+        ends = np.cumsum(plan.num_new_tokens)
+        token_rows = np.repeat(np.arange(rows, dtype=np.int32), plan.num_new_tokens)
+        # Position of a token: where its row starts, plus its distance from the row's first token.
+        offsets = plan.starts - (ends - plan.num_new_tokens)
+        positions = np.arange(tokens, dtype=np.int32) + offsets[token_rows]
+        views["token_ids"][:tokens] = table.token_ids[plan.slots[token_rows], positions]
+        views["positions"][:tokens] = positions
+        views["token_rows"][:tokens] = token_rows
+        views["query_start"][1 : rows + 1] = ends
+        views["query_start"][rows + 1 :] = tokens
+        views["kv_lens"][:rows] = plan.starts + plan.num_new_tokens
+        views["page_table"][:rows] = table.block_table[plan.slots]
+        views["num_tokens"][...] = tokens
+        views["num_decodes"][...] = plan.num_decodes
+        views["num_requests"][...] = rows
+        steps = table.num_tokens[plan.slots] - table.num_prompt_tokens[plan.slots]
+        ints, floats = self._sampling.pack(plan.slots, steps, plan.samples, bucket.rows)
+        views["sampling_ints"][...] = ints
+        views["sampling_floats"][...] = floats
+        return packed
+
+    def _prompt_logprobs(self, plan: StepPlan, table: RequestTable) -> Iterator[PromptChunk]:
+        """Start the log-probabilities of the prompts in this step that want them."""
+        firsts = np.cumsum(plan.num_new_tokens) - plan.num_new_tokens
+        # Behind the decodes are prompts in the making; there are few of them.
+        for row in range(plan.num_decodes, plan.num_rows):
+            request, slot, start = plan.requests[row], int(plan.slots[row]), int(plan.starts[row])
+            end = min(start + int(plan.num_new_tokens[row]) + 1, len(request.prompt_token_ids))
+            if request.params.prompt_logprobs is None or request.output_token_ids or end <= start + 1:
+                continue
+            targets = table.token_ids[slot, start + 1 : end]
+            yield PromptChunk(request, start + 1, end, list(self._prompt_blocks(int(firsts[row]), targets)))
+
+    def _prompt_blocks(self, first: int, targets: Int32Array) -> Iterator[Any]:
+        executable = self._executables.prompt_logprobs
+        for begin in range(0, len(targets), PROMPT_LOGPROB_ROWS):
+            block = np.zeros(PROMPT_LOGPROB_ROWS, np.int32)
+            part = targets[begin : begin + PROMPT_LOGPROB_ROWS]
+            block[: len(part)] = part
+            yield executable(self._parameters, self._state.hidden, np.int32(first + begin), block)

@@ -1,0 +1,151 @@
+"""The device side of one step: forward pass, logits, sampling and log-probabilities in a single executable.
+
+Axis letters: T tokens, R rows, S slots, W page-table width, D hidden size, V vocabulary, K most log-probabilities.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from jaxllm.models.batch import Batch
+from jaxllm.models.causal_lm import CausalLM
+from jaxllm.pallas_kernels.paged_attention import RaggedBatch
+from jaxllm.runner.buckets import Bucket
+from jaxllm.runner.inputs import PackedLayout
+from jaxllm.runner.logprobs import Logprobs, gather_logprobs, no_logprobs
+from jaxllm.runner.sampler import SampledRows, sample
+from jaxllm.runner.sampling_rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
+
+FROM_DEVICE = -1
+"""Input token id that stands for the token sampled last in the same slot, which the host may not know yet."""
+
+PROMPT_LOGPROB_ROWS = 64
+"""Prompt positions whose log-probabilities one call computes."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState:
+    """What stays on the device from step to step; donated, so that it is updated in place."""
+
+    kv_cache: jax.Array
+    """[L, P, C, 2K, H]."""
+    sampling: SamplingState
+    last_tokens: jax.Array
+    """int32 [S], the token sampled last in each slot."""
+    hidden: jax.Array
+    """[largest T, D], hidden states of the last step, for log-probabilities of prompts."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What all step executables of an engine have in common."""
+
+    table_width: int
+    max_logprobs: int
+    sample_rows: int
+    """Rows whose logits are computed at a time; the last block may be partly padding."""
+
+    def layout(self, bucket: Bucket) -> PackedLayout:
+        """The packed input of a bucket."""
+        tokens, rows = bucket.tokens, bucket.rows
+        return PackedLayout(
+            {
+                "token_ids": ((tokens,), np.int32),
+                "positions": ((tokens,), np.int32),
+                "token_rows": ((tokens,), np.int32),
+                "query_start": ((rows + 1,), np.int32),
+                "kv_lens": ((rows,), np.int32),
+                "page_table": ((rows, self.table_width), np.int32),
+                "num_tokens": ((), np.int32),
+                "num_decodes": ((), np.int32),
+                "num_requests": ((), np.int32),
+                "sampling_ints": ((len(INT_FIELDS), rows), np.int32),
+                "sampling_floats": ((len(FLOAT_FIELDS), rows), np.float32),
+            }
+        )
+
+
+def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
+    """The function `(parameters, state, packed) -> (SampledRows [R], state)` of one bucket, ready for `jit`."""
+    layout = shape.layout(bucket)
+
+    def step(parameters: Any, state: DeviceState, packed: jax.Array) -> tuple[SampledRows, DeviceState]:
+        model = nnx.merge(graph, parameters)
+        inputs = layout.unpack(packed)
+        rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
+        ragged = RaggedBatch(**{field.name: inputs[field.name] for field in fields(RaggedBatch)})
+        known = inputs["token_ids"]
+        previous = state.last_tokens[rows.slot[ragged.token_rows]]
+        batch = Batch(token_ids=jnp.where(known == FROM_DEVICE, previous, known), ragged=ragged)
+        hidden, kv_cache = model(batch, state.kv_cache)
+
+        last = jnp.maximum(ragged.query_start[1:] - 1, 0)
+        sampled, sampling = _sample_in_blocks(model, hidden[last], rows, state.sampling, ragged.num_requests, shape)
+        slots = jnp.where(rows.valid, rows.slot, state.last_tokens.shape[0])
+        return sampled, DeviceState(
+            kv_cache=kv_cache,
+            sampling=sampling,
+            last_tokens=state.last_tokens.at[slots].set(sampled.token_ids, mode="drop"),
+            hidden=lax.dynamic_update_slice(state.hidden, hidden, (0, 0)),
+        )
+
+    return step
+
+
+def _sample_in_blocks(
+    model: CausalLM,
+    hidden: jax.Array,
+    rows: SamplingRows,
+    state: SamplingState,
+    num_requests: jax.Array,
+    shape: StepShape,
+) -> tuple[SampledRows, SamplingState]:
+    """Sample from `hidden` [R, D] in blocks of rows and stop after the last row in use.
+
+    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits.
+    """
+    total, size = hidden.shape[0], shape.sample_rows
+    if total <= size:
+        return sample(model.logits(hidden), rows, state, shape.max_logprobs)
+    padding = -total % size
+    hidden, rows = jax.tree.map(
+        lambda leaf: jnp.pad(leaf, ((0, padding), *((0, 0),) * (leaf.ndim - 1))) if leaf.ndim else leaf, (hidden, rows)
+    )
+
+    def block(index: jax.Array, carry: tuple[SampledRows, SamplingState]) -> tuple[SampledRows, SamplingState]:
+        sampled, state = carry
+        first = index * size
+
+        def part(leaf: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(leaf, first, size) if leaf.ndim else leaf
+
+        logits = model.logits(part(hidden))
+        new, state = sample(logits, jax.tree.map(part, rows), state, shape.max_logprobs)
+        return jax.tree.map(lambda old, leaf: lax.dynamic_update_slice_in_dim(old, leaf, first, 0), sampled, new), state
+
+    no_tokens = jnp.zeros(total + padding, jnp.int32)
+    empty = SampledRows(no_tokens, no_logprobs(total + padding, shape.max_logprobs))
+    sampled, state = lax.fori_loop(0, (num_requests + size - 1) // size, block, (empty, state))
+    return jax.tree.map(lambda leaf: leaf[:total], sampled), state
+
+
+def make_prompt_logprobs(graph: nnx.GraphDef[CausalLM], max_logprobs: int) -> Callable[..., Any]:
+    """The function `(parameters, hidden, first, targets) -> Logprobs` for 64 positions of the last step.
+
+    `hidden` is `DeviceState.hidden`, `first` the first position in it, `targets` int32 [64] the tokens that follow.
+    """
+
+    def prompt_logprobs(parameters: Any, hidden: jax.Array, first: jax.Array, targets: jax.Array) -> Logprobs:
+        model = nnx.merge(graph, parameters)
+        padded = jnp.pad(hidden, ((0, PROMPT_LOGPROB_ROWS), (0, 0)))
+        logits = model.logits(lax.dynamic_slice_in_dim(padded, first, PROMPT_LOGPROB_ROWS))
+        return gather_logprobs(logits, targets, max_logprobs)
+
+    return prompt_logprobs

@@ -1,0 +1,61 @@
+"""Checks of a request against the model and the limits of an engine, before it is queued."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxllm.errors import RequestError
+from jaxllm.request import Request
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What a request may ask of this engine."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int
+
+    def check(self, request: Request) -> None:
+        """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
+        self._check_prompt(request)
+        self._check_logprobs("logprobs", request.params.logprobs)
+        self._check_logprobs("prompt_logprobs", request.params.prompt_logprobs)
+        params = request.params
+        self._check_tokens("stop_token_ids", params.stop_token_ids or ())
+        self._check_tokens("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_tokens("logit_bias", params.logit_bias or ())
+        for word in params.bad_words_token_ids or ():
+            self._check_tokens("bad_words", word)
+
+    def _check_prompt(self, request: Request) -> None:
+        length = len(request.prompt_token_ids)
+        if length == 0:
+            raise RequestError("the prompt is empty: it must hold at least one token", "prompt")
+        if length >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {length} tokens, but with max_model_len={self.max_model_len} at most "
+                f"{self.max_model_len - 1} leave room for an answer; shorten it or set truncate_prompt_tokens",
+                "prompt",
+            )
+        out_of_range = (request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)
+        if out_of_range.any():
+            place = int(np.argmax(out_of_range))
+            raise RequestError(
+                f"prompt token {place} is {int(request.prompt_token_ids[place])}: token ids go from 0 to "
+                f"{self.vocab_size - 1}",
+                "prompt",
+            )
+
+    def _check_logprobs(self, name: str, value: int | None) -> None:
+        if value is not None and not 0 <= value <= self.max_logprobs:
+            raise RequestError(
+                f"{name}={value}: at most {self.max_logprobs} are possible; start the engine with a larger max_logprobs",
+                name,
+            )
+
+    def _check_tokens(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(f"{name}: token id {token_id} is not between 0 and {self.vocab_size - 1}", name)
