@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from jaxllm.config import EngineConfig, ModelOptions
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, RequestError
 from jaxllm.models.checkpoint import resolve
 from jaxllm.models.errors import ModelError
 from jaxllm.outputs import EngineOutput
@@ -18,6 +18,7 @@ from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.text.input_processor import InputProcessor, Prompt, TextRequest, naming_prompt
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.validation import RequestLimits
 
 
 class TokenEngine(Protocol):
@@ -80,14 +81,10 @@ class LLMEngine:
             engine = Engine.from_config(config, progress)
             try:
                 tokenizer = None if loading is None else loading.result()
-                vocab_size = engine.model_config.vocab_size
-                _check_vocabulary(tokenizer, vocab_size)
-                inputs = InputProcessor(
-                    tokenizer,
-                    vocab_size=vocab_size,
-                    max_model_len=engine.max_model_len,
-                    eos_token_ids=engine.model_config.eos_token_ids,
-                )
+                model = engine.model_config
+                _check_vocabulary(tokenizer, model.vocab_size)
+                limits = RequestLimits(model.vocab_size, engine.max_model_len, config.output.max_logprobs)
+                inputs = InputProcessor(tokenizer, limits, model.eos_token_ids)
                 return cls(engine, tokenizer, inputs, read_default_params(_model_folder(config.model)))
             except BaseException:
                 engine.close()
@@ -114,6 +111,8 @@ class LLMEngine:
         added: list[str] = []
         try:
             for index, request in enumerate(requests):
+                if request.request_id in self._outputs:
+                    raise RequestError(f"request_id={request.request_id!r} is in use", "request_id")
                 self._outputs.add(request)
                 added.append(request.request_id)
                 with naming_prompt(index, len(requests)):

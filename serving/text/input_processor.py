@@ -14,9 +14,12 @@ from jaxllm.errors import RequestError, nearest
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
+from jaxllm.validation import RequestLimits
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's dictionaries: {"prompt": text} or {"prompt_token_ids": ids}, both with "cache_salt"."""
+
+IntArray = npt.NDArray[np.integer[Any]]
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
@@ -49,15 +52,13 @@ class InputProcessor:
     Stateless and thread-safe; encoding long texts is the only slow part.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, eos_token_ids: Sequence[int] = ()
-    ) -> None:
-        """`eos_token_ids` are the model's own; the tokenizer's end token is added. Without a tokenizer, prompts must
-        be token ids and no text is produced.
+    def __init__(self, tokenizer: Tokenizer | None, limits: RequestLimits, eos_token_ids: Sequence[int] = ()) -> None:
+        """`limits` are the engine's. `eos_token_ids` are the model's own; the tokenizer's end token is added.
+
+        Without a tokenizer, prompts must be token ids and no text is produced.
         """
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
+        self._limits = limits
         eos = dict.fromkeys(eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos[tokenizer.eos_token_id] = None
@@ -97,13 +98,27 @@ class InputProcessor:
         return requests
 
     def _make(self, request_id: str, prompt: _Parsed, params: SamplingParams, priority: int) -> TextRequest:
-        token_ids = self._check_tokens(prompt, params)
+        token_ids = _as_array(prompt.token_ids)
+        if not token_ids.size or prompt.text == "":
+            raise RequestError("the prompt is empty: give at least one token", "prompt")
+        if params.truncate_prompt_tokens is not None:
+            # One place is left for the first generated token.
+            keep = (
+                params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self._limits.max_model_len - 1
+            )
+            token_ids = token_ids[-keep:]
+        children = self._children(request_id, token_ids, params, priority, prompt.cache_salt)
+        self._limits.check(children[0])
+        # Only now: ids that are too large must not wrap around before they are looked at.
+        token_ids = token_ids.astype(np.int32)
+        for child in children:
+            child.prompt_token_ids = token_ids
         return TextRequest(
             request_id=request_id,
             prompt=prompt.text,
             prompt_token_ids=token_ids.tolist(),
             params=params,
-            children=self._children(request_id, token_ids, params, priority, prompt.cache_salt),
+            children=children,
         )
 
     def _encode(self, prompts: list[_Parsed], add_special_tokens: bool) -> None:
@@ -124,33 +139,6 @@ class InputProcessor:
             waiting, self._tokenizer.encode(texts, add_special_tokens=add_special_tokens), strict=True
         ):
             prompts[index].token_ids = token_ids
-
-    def _check_tokens(self, prompt: _Parsed, params: SamplingParams) -> npt.NDArray[np.int32]:
-        """Token ids as int32 [prompt length], cut to `truncate_prompt_tokens` and within the model's limits."""
-        token_ids = _as_array(prompt.token_ids)
-        if not token_ids.size or prompt.text == "":
-            raise RequestError("the prompt is empty: give at least one token", "prompt")
-        outside = (token_ids < 0) | (token_ids >= self._vocab_size)
-        if outside.any():
-            place = int(np.argmax(outside))
-            raise RequestError(
-                f"token id {token_ids[place]} at position {place} is outside the vocabulary "
-                f"(0 to {self._vocab_size - 1})",
-                "prompt",
-            )
-        # One place is left for the first generated token.
-        longest = self._max_model_len - 1
-        if params.truncate_prompt_tokens is not None:
-            keep = longest if params.truncate_prompt_tokens < 0 else params.truncate_prompt_tokens
-            token_ids = token_ids[-keep:]
-        if len(token_ids) > longest:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, but at most {longest} fit "
-                f"max_model_len={self._max_model_len} together with one generated token; shorten it, or set "
-                f"truncate_prompt_tokens={longest} to keep its end",
-                "prompt",
-            )
-        return token_ids.astype(np.int32)
 
     def _finish_params(self, each: Sequence[SamplingParams]) -> list[SamplingParams]:
         """Check parameters again (fields may have been set since) and turn their bad words into token ids.
@@ -179,7 +167,7 @@ class InputProcessor:
         return msgspec.structs.replace(params, bad_words_token_ids=list(unique.values()))
 
     def _children(
-        self, request_id: str, token_ids: npt.NDArray[np.int32], params: SamplingParams, priority: int, salt: str | None
+        self, request_id: str, token_ids: IntArray, params: SamplingParams, priority: int, salt: str | None
     ) -> list[Request]:
         """The sequences to generate: each has a seed of its own, and the prompt's pages are shared by the cache."""
         count = params.num_sequences
@@ -243,12 +231,12 @@ def _parse(prompt: Any) -> _Parsed:
     raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}", "prompt")
 
 
-def _as_array(token_ids: Any) -> npt.NDArray[np.integer[Any]]:
+def _as_array(token_ids: Any) -> IntArray:
     """Token ids given by a caller, of any integer type. Raises `RequestError` unless they are a flat list."""
     try:
         array = np.asarray(token_ids)
     except ValueError:  # lists of different lengths
-        array = np.empty((0, 0))
+        array = np.array(0)
     if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
         wrong = next(
             (item for item in token_ids if isinstance(item, bool) or not hasattr(item, "__index__")), token_ids

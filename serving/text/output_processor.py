@@ -194,12 +194,12 @@ class _Sequence:
             return None
         first = len(self.token_ids) - len(output.token_ids)
         stop = self._decode(self._decoder, first)
-        if stop is not None:
-            self.finish_reason, self.stop_reason = "stop", stop
-            return stop if output.finish_reason is None else None
-        if self.finish_reason is not None:
-            self._flush(self._decoder)
-        return None
+        if stop is None and output.finish_reason is not None:
+            stop = self._flush(self._decoder)
+        if stop is None:
+            return None
+        self.finish_reason, self.stop_reason = "stop", stop
+        return stop if output.finish_reason is None else None
 
     def _decode(self, decoder: IncrementalDecoder, first: int) -> str | None:
         """Decode the tokens from index `first` on; at a stop string, forget those behind it and return it."""
@@ -217,13 +217,15 @@ class _Sequence:
                 return stops.matched
         return None
 
-    def _flush(self, decoder: IncrementalDecoder) -> None:
-        """Let out what was held back: the sequence is over, so it becomes neither a character nor a stop string."""
+    def _flush(self, decoder: IncrementalDecoder) -> str | None:
+        """Let out what was held back: the sequence is over. Returns the stop string this completes, if any."""
         rest = decoder.flush()
-        if self._stops is not None:
-            rest = self._stops.push(rest, check=False) + self._stops.flush()
+        stops = self._stops
+        if stops is not None:
+            rest = stops.push(rest) + stops.flush()
         if rest:
             self._pieces.append(rest)
+        return None if stops is None else stops.matched
 
     def _text_end(self) -> int:
         """Number of tokens that belong to the text: not the stop token, unless it was asked for."""
