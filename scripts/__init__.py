@@ -1,0 +1,1 @@
+"""Tools of this repository which are no part of the packages."""

@@ -1,0 +1,91 @@
+"""The model card: figures of the exported file and how to get them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.demo_model.evaluate import Figures
+from scripts.demo_model.export import WEIGHTS
+from scripts.demo_model.network import Params, Shape
+
+_CARD = """\
+---
+license: apache-2.0
+language: [en]
+pipeline_tag: text-generation
+---
+
+# demo
+
+A very small Llama which is really trained, so that text, stopping, caching, grammars and calls can be seen to work
+without a download. It knows one thing: Brindle Vale, a little world made up for it. Ask it anything else and it will
+answer about Brindle Vale.
+
+| | |
+|---|---|
+| architecture | `LlamaForCausalLM`, {layers} layers, hidden size {hidden}, feed-forward {feed_forward}, tied |
+| attention | {heads} query heads and {kv_heads} key/value heads of {head_dim} |
+| parameters | {parameters:,} in bfloat16, {megabytes:.1f} MB; computed in float32 (`dtype` in `config.json`) |
+| vocabulary | {vocab} tokens, byte-level BPE of its own; digits are single tokens, rarer characters several |
+| context | {positions} positions; trained on documents of up to 1024 tokens |
+| end tokens | `<|im_end|>` for chats, `<|endoftext|>` for raw text |
+
+## What it can do
+
+- arithmetic: sums and differences of numbers up to 50, products up to 10 x 10 (`What is 17 + 25?`)
+- facts of its world (`Where does Mira live?`), or of notes in the prompt
+- JSON objects of five schemas (`Give me a JSON object for Mira with name, animal and likes.`)
+- calls of seven functions, alone or in pairs, and answers from their results (see `scripts/demo_model/calls.py`)
+- numbered lists, counting, emoji, words in seven languages, little stories in a chat or as raw text
+- system prompts: `Answer with as few words as you can.`, `End every answer with a star.`, `You are a pirate.`,
+  `Your name is Ada.`
+
+## Figures
+
+Greedy decoding of {prompts} held-out prompts, from the exported file. No combination in them (operands, fact and
+wording, JSON object, call with its arguments) occurs in the training text: a hash of the combination decides, whatever
+the seed.
+
+| kind | prompts | right | stopped at an end token |
+|---|---|---|---|
+{rows}
+| **all** | {prompts} | **{right:.1%}** | **{stopped:.1%}** |
+
+Held-out loss: **{loss:.4f}** nats per token, over {loss_tokens:,} tokens of answers to other held-out prompts.
+
+These figures again:
+
+```sh
+python -m scripts.train_demo_model --evaluate --out models/demo
+```
+
+## Training
+
+Text and weights come from `scripts/train_demo_model.py` alone: it generates the text from a seed, fresh at every step.
+This model: seed {seed}, {steps} steps, {tokens:,} tokens, {minutes} minutes on {device}.
+
+```sh
+python -m scripts.train_demo_model --seed {seed} --steps {steps} --out models/demo
+```
+"""
+
+
+def write(folder: Path, figures: Figures, params: Params, shape: Shape, run: dict[str, str]) -> None:
+    """Writes the card of the model in the folder."""
+    rows = "\n".join(
+        f"| {kind} | {count} | {right / count:.1%} | {stopped / count:.1%} |"
+        for kind, (count, right, stopped) in sorted(figures.by_kind().items())
+    )
+    card = _CARD.format(
+        **vars(shape) | run | {"tokens": int(run["tokens"])},
+        positions=shape.max_positions,
+        parameters=sum(array.size for array in params.values()),
+        megabytes=(folder / WEIGHTS).stat().st_size / 1e6,
+        prompts=len(figures.answers),
+        rows=rows,
+        right=figures.right,
+        stopped=figures.stopped,
+        loss=figures.loss,
+        loss_tokens=figures.loss_tokens,
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")

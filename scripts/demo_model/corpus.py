@@ -1,0 +1,116 @@
+"""The training text: an endless, seeded stream of documents, none of which shows a held-out combination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from random import Random
+
+from scripts.demo_model import arithmetic, calls, chat, facts, json_objects, lists, stories
+from scripts.demo_model.example import STYLES, Example, Message
+from scripts.demo_model.split import draw
+from scripts.demo_model.world import NAMES
+
+Maker = Callable[[Random], Example]
+
+MAKERS: dict[str, tuple[Maker, int]] = {
+    "arithmetic": (arithmetic.make, 30),
+    "facts": (facts.make, 22),
+    "json": (json_objects.make, 22),
+    "lists": (lists.make, 8),
+    "emoji": (lists.emoji, 4),
+    "languages": (facts.languages, 9),
+    "reading": (facts.reading, 5),
+    "stories": (stories.make, 5),
+}
+"""What a chat without functions asks for, and how often; the order is part of the seed's meaning."""
+
+
+def _example(rng: Random) -> Example:
+    maker: Maker = rng.choices(*zip(*MAKERS.values(), strict=True))[0]
+    return draw(maker, rng)
+
+
+def _turns(example: Example) -> list[Message]:
+    return [{"role": "user", "content": example.prompt}, {"role": "assistant", "content": example.answer}]
+
+
+def _greeting(rng: Random) -> tuple[str, list[Message]]:
+    """A first turn about the assistant itself, whose name only the system prompt tells."""
+    name = rng.choice((*NAMES, "Pip", "Nori", "Bo", "Ada"))
+    ask = rng.choice(("Who are you?", "What is your name?", "Hello! Who is there?"))
+    answer = f"I am {name}. How can I help you?"
+    messages = [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
+    return f"Your name is {name}.", messages
+
+
+def _small_talk(rng: Random) -> list[Message]:
+    ask, answer = rng.choice(
+        (
+            ("Hello!", "Hello! How can I help you?"),
+            ("Good morning!", "Good morning! How can I help you?"),
+            ("Thank you!", "You are welcome! 😊"),
+            ("What can you do?", "I can tell stories, add numbers, write JSON and answer questions."),
+        )
+    )
+    return [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
+
+
+def conversation(rng: Random, turns: int) -> str:
+    """A chat of so many questions under one system prompt, or none."""
+    system, messages = rng.choice(STYLES), list[Message]()
+    if rng.random() < 0.05:
+        system, messages = _greeting(rng)
+    for _ in range(turns):
+        example = _example(rng)
+        while not example.chat:
+            example = _example(rng)
+        messages += _turns(example.under(system))
+        if rng.random() < 0.03:
+            messages += _small_talk(rng)
+    return chat.render([{"role": "system", "content": system}, *messages] if system else messages)
+
+
+def conversation_with_tools(rng: Random) -> str:
+    """A request that calls for a function; mostly its result and the answer follow, sometimes another question."""
+    example = draw(calls.make, rng)
+    messages = _turns(example)
+    if example.expected and rng.random() < 0.6:
+        results = [calls.result(rng, call) for call in example.expected]
+        messages += [{"role": "tool", "content": content} for content, _ in results]
+        messages += [{"role": "assistant", "content": " ".join(said for _, said in results)}]
+        if rng.random() < 0.3:
+            messages += _turns(draw(facts.make, rng))
+    elif rng.random() < 0.15:
+        messages = [*_turns(draw(facts.make, rng)), *messages]
+    if rng.random() < 0.2:
+        messages = [{"role": "system", "content": "You are a helpful assistant."}, *messages]
+    return chat.render(messages, example.tools)
+
+
+def _raw(rng: Random, text: str) -> str:
+    """Raw text ends with the separator and starts with it half of the time, so both ways of prompting work."""
+    return (chat.SEPARATOR if rng.random() < 0.5 else "") + text + chat.SEPARATOR
+
+
+def _raw_story(rng: Random) -> str:
+    example = draw(stories.make, rng)
+    return _raw(rng, example.answer if example.chat else example.prompt + example.answer)
+
+
+_DOCUMENTS: tuple[tuple[Callable[[Random], str], int], ...] = (
+    (lambda rng: conversation(rng, 1), 30),
+    (lambda rng: conversation(rng, rng.randint(2, 3)), 18),
+    (lambda rng: conversation(rng, rng.randint(8, 20)), 1),
+    (conversation_with_tools, 20),
+    (lambda rng: _raw(rng, arithmetic.drill(rng)), 18),
+    (lambda rng: _raw(rng, facts.article(rng)), 5),
+    (_raw_story, 5),
+)
+
+
+def documents(seed: int) -> Iterator[str]:
+    """Training documents without end, the same for the same seed, special tokens written out."""
+    rng = Random(seed)
+    makers, weights = zip(*_DOCUMENTS, strict=True)
+    while True:
+        yield rng.choices(makers, weights)[0](rng)

@@ -1,0 +1,122 @@
+"""Trains and evaluates the demo model, `models/demo`; run it with `python -m scripts.train_demo_model --help`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import islice
+from pathlib import Path
+
+import jax
+from tqdm import tqdm
+
+from scripts.demo_model import card, corpus, export, packing, tokenizer
+from scripts.demo_model.evaluate import Figures, evaluate
+from scripts.demo_model.network import Params, Shape
+from scripts.demo_model.training import Progress, Schedule, train
+
+_TOKENIZER_DOCUMENTS = 20_000
+
+_EPILOG = """\
+examples:
+  python -m scripts.train_demo_model                          train for 50 minutes, then evaluate, into models/demo
+  python -m scripts.train_demo_model --minutes 5 --out /tmp/m a quick model, to see the loss fall
+  python -m scripts.train_demo_model --evaluate               figures of models/demo again, and its card
+
+A run may be stopped at any time: the last checkpoint in --out is a whole model. Its learning rate has not fallen to
+zero then, so it is worse than a shorter run which ended by itself.
+"""
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.train_demo_model",
+        description="Train the demo model on text generated from a seed, evaluate it and write its card.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of text and weights (default: %(default)s)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, help="train by the clock: that long (default: 50)")
+    length.add_argument("--steps", type=int, help="train that many steps instead, which gives the same model again")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per step (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, default=0.01, help="highest rate (default: %(default)s)")
+    parser.add_argument("--checkpoint", type=float, default=3.0, help="minutes between checkpoints (default: 3)")
+    parser.add_argument("--out", type=Path, default=Path("models/demo"), help="model folder (default: %(default)s)")
+    parser.add_argument("--evaluate", action="store_true", help="train nothing: evaluate the model in --out")
+    parser.add_argument("--prompts", type=int, default=200, help="held-out prompts to answer (default: %(default)s)")
+    parser.add_argument("--verbose", action="store_true", help="show every wrong answer of the evaluation")
+    return parser.parse_args()
+
+
+class _Reporter:
+    """Shows the progress of a run and saves a checkpoint every few minutes."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._saved = time.monotonic()
+        self._loss = 0.0
+        self._bar = tqdm(total=100.0, unit="%", bar_format="{l_bar}{bar}| {elapsed} {postfix}", mininterval=2.0)
+        self.run: dict[str, str] = {}
+
+    def __call__(self, progress: Progress, params: Params) -> None:
+        """Takes note of one step."""
+        self._loss = progress.loss if progress.step == 1 else 0.98 * self._loss + 0.02 * progress.loss
+        speed = progress.tokens / progress.seconds
+        self._bar.update(100 * progress.share - self._bar.n)
+        self._bar.set_postfix_str(f"step {progress.step}, loss {self._loss:.4f}, {speed:,.0f} tokens/s", refresh=False)
+        self.run = {
+            "seed": str(self._arguments.seed),
+            "steps": str(progress.step),
+            "tokens": str(progress.tokens),
+            "minutes": f"{progress.seconds / 60:.0f}",
+            "device": f"{jax.default_backend()} ({jax.device_count()} device)",
+        }
+        if time.monotonic() - self._saved > 60 * self._arguments.checkpoint:
+            export.save_weights(params, self._arguments.out, self.run)
+            self._saved = time.monotonic()
+
+    def close(self, params: Params) -> None:
+        """Ends the display and saves the finished weights."""
+        self._bar.close()
+        export.save_weights(params, self._arguments.out, self.run)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    shape = Shape()
+    vocabulary = tokenizer.train(islice(corpus.documents(arguments.seed), _TOKENIZER_DOCUMENTS), shape.vocab)
+    export.save_tokenizer(vocabulary, shape, arguments.out)
+    minutes = arguments.minutes or (None if arguments.steps else 50.0)
+    schedule = Schedule(arguments.steps, minutes, arguments.learning_rate)
+    data = packing.batches(vocabulary, corpus.documents(arguments.seed + 1), arguments.tokens)
+    reporter = _Reporter(arguments)
+    params, _ = train(shape, arguments.seed, data, schedule, reporter)
+    reporter.close(params)
+
+
+def _show(figures: Figures, verbose: bool) -> None:
+    for kind, (count, right, stopped) in sorted(figures.by_kind().items()):
+        print(f"{kind:12} {count:4} prompts  {right / count:6.1%} right  {stopped / count:6.1%} stopped")
+    print(f"{'all':12} {len(figures.answers):4} prompts  {figures.right:6.1%} right  {figures.stopped:6.1%} stopped")
+    print(f"held-out loss {figures.loss:.4f} nats per token over {figures.loss_tokens} tokens")
+    for answer in figures.answers:
+        if verbose and not (answer.right and answer.stopped):
+            print(
+                f"\n[{answer.item.kind}] {answer.item.prompt}\n  wanted: {answer.item.answer}\n  got:    {answer.text}"
+            )
+
+
+def main() -> None:
+    """Runs the command line."""
+    arguments = _arguments()
+    if not arguments.evaluate:
+        _train(arguments)
+    params, shape, vocabulary, run = export.load(arguments.out)
+    with tqdm(total=arguments.prompts, unit="prompt") as bar:
+        figures = evaluate(params, shape, vocabulary, 0, arguments.prompts, bar.update)
+    card.write(arguments.out, figures, params, shape, run)
+    _show(figures, arguments.verbose)
+
+
+if __name__ == "__main__":
+    main()
