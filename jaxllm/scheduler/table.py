@@ -61,7 +61,7 @@ class RequestTable:
         self.num_pages[slot] = len(pages)
         room = self.max_model_len - num_prompt
         self.max_total[slot] = num_prompt + min(room, room if params.max_tokens is None else params.max_tokens)
-        self.min_total[slot] = num_prompt + min(room, params.min_tokens)
+        self.min_total[slot] = num_prompt + min(room + 1, params.min_tokens)  # beyond the room: never
         self._set_stops(slot, request)
         return slot
 

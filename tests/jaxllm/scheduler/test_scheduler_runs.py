@@ -1,0 +1,336 @@
+"""Long random runs of the scheduler with a model on the host that remembers what each page holds.
+
+The model's next token depends on the whole sequence, and it reads the sequence from the pages as a device would. An
+oracle that knows no pages, steps or batches generates each request alone; all must agree with it.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from jaxllm.kv.manager import KVManager
+from jaxllm.request import Request
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.scheduler import Scheduler
+
+Ints = npt.NDArray[np.int64]
+
+EOS = 0
+VOCABULARY = 5
+
+
+def next_state(state: int, token: int) -> int:
+    """What the keys and values of a position stand for: this token and all before it."""
+    return (state * 1000003 + token + 1) % (2**61 - 1)
+
+
+def next_token(state: int) -> int:
+    return (state >> 7) % VOCABULARY
+
+
+def generate_alone(request: Request, max_model_len: int) -> tuple[list[int], str, int | None]:
+    """Output, finish reason and stop reason by the definition of the parameters."""
+    params, state, output = request.params, 0, list[int]()
+    for token in request.prompt_token_ids.tolist():
+        state = next_state(state, token)
+    while True:
+        token = next_token(state)
+        state = next_state(state, token)
+        output.append(token)
+        if len(output) >= params.min_tokens:
+            if token in request.eos_token_ids and not params.ignore_eos:
+                return output, "stop", None
+            if token in (params.stop_token_ids or []):
+                return output, "stop", token
+        if len(output) == params.max_tokens or len(request.prompt_token_ids) + len(output) == max_model_len:
+            return output, "length", None
+
+
+@dataclass(frozen=True)
+class Story:
+    """All there is to know of a request in advance."""
+
+    result: tuple[list[int], str, int | None]
+    tokens: Ints  # prompt and output, int64 [n]
+    states: Ints  # what the pages must hold for them, int64 [n]
+
+    @classmethod
+    def of(cls, request: Request, max_model_len: int) -> "Story":
+        result = generate_alone(request, max_model_len)
+        tokens = [*request.prompt_token_ids.tolist(), *result[0]]
+        states = list(accumulate(tokens, next_state, initial=0))[1:]
+        return cls(result, np.array(tokens), np.array(states))
+
+
+class PagedModel:
+    """Page contents as the device holds them: the state after each position, written and read by the plan alone."""
+
+    def __init__(self, num_pages: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.contents = np.full(num_pages * block_size, -1, np.int64)
+
+    def run(self, plan: StepPlan, scheduler: Scheduler, stories: dict[str, Story]) -> npt.NDArray[np.int32]:
+        ends = (plan.starts + plan.num_new_tokens).tolist()
+        rows = list(zip(plan.slots.tolist(), plan.starts.tolist(), ends, strict=True))
+        of_row = [stories[request.request_id] for request in plan.requests]
+        written: list[int] = []
+        for (slot, start, end), story in zip(rows, of_row, strict=True):
+            assert np.array_equal(scheduler.table.token_ids[slot, :end], story.tokens[:end])
+            places = self._places(scheduler, slot, end)
+            assert np.array_equal(self.contents[places[:start]], story.states[:start]), "read from another's page"
+            self.contents[places[start:]] = story.states[start:end]
+            written += places[start:].tolist()
+        assert len(set(written)) == len(written), "two rows write to one place"
+        for (slot, _, end), story in zip(rows, of_row, strict=True):
+            places = self._places(scheduler, slot, end)
+            assert np.array_equal(self.contents[places], story.states[:end]), "wrote into a page that another reads"
+        last = [self._places(scheduler, slot, end)[-1] for slot, _, end in rows]
+        return np.array([next_token(int(state)) for state in self.contents[last]], np.int32)
+
+    def _places(self, scheduler: Scheduler, slot: int, end: int) -> Ints:
+        positions = np.arange(end)
+        pages = scheduler.table.block_table[slot, positions // self.block_size]
+        assert pages.all(), "the null page belongs to nobody"
+        return pages * self.block_size + positions % self.block_size
+
+
+class Run:
+    """A scheduler, its model, and the rules that every single step must keep."""
+
+    def __init__(self, *, num_pages: int, block_size: int, caching: bool, **options: Any) -> None:
+        self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(pages=self.pages, **options)
+        self.model = PagedModel(num_pages, block_size)
+        self.options = options
+        self.requests: dict[str, Request] = {}
+        self.stories: dict[str, Story] = {}
+        self.live: list[str] = []
+
+    def add(self, prompt: list[int], params: SamplingParams, priority: int = 0, salt: str | None = None) -> None:
+        name = str(len(self.requests))
+        request = Request(
+            request_id=name,
+            prompt_token_ids=np.array(prompt, np.int32),
+            params=params,
+            priority=priority,
+            cache_salt=salt,
+            eos_token_ids=(EOS,),
+        )
+        self.requests[name] = request
+        self.stories[name] = Story.of(request, self.options["max_model_len"])
+        self.live.append(name)
+        self.scheduler.add(request)
+
+    def key(self, request: Request) -> tuple[int, int]:
+        return (request.priority if self.options["policy"] == "priority" else 0, request.arrival)
+
+    def step(self, abort: str | None = None) -> None:
+        """One step; `abort` ends that request between `schedule` and `update`."""
+        scheduler, table = self.scheduler, self.scheduler.table
+        running = sorted((each for each in table.requests if each is not None), key=self.key)
+        behind = {each: int(table.num_tokens[each.slot] - table.num_computed[each.slot]) for each in running}
+        waiting = sorted((self.requests[name] for name in self.live if self.requests[name].slot < 0), key=self.key)
+        plan = scheduler.schedule()
+        scheduler.check_integrity()
+        if plan is None:
+            assert not self.live
+            return
+        self._check_plan(plan, running, behind, waiting)
+        sampled = self.model.run(plan, scheduler, self.stories)
+        if abort is not None:
+            self.finish(abort)
+        for request in scheduler.update(plan, sampled):
+            self.live.remove(request.request_id)
+            result = (request.output_token_ids, request.finish_reason, request.stop_reason)
+            assert result == self.stories[request.request_id].result
+        scheduler.check_integrity()
+
+    def _check_plan(
+        self, plan: StepPlan, running: list[Request], behind: dict[Request, int], waiting: list[Request]
+    ) -> None:
+        counts = plan.num_new_tokens.tolist()
+        owners = self.scheduler.table.requests
+        assert plan.requests == [owners[slot] for slot in plan.slots.tolist()]
+        assert len(set(plan.requests)) == plan.num_rows <= self.options["max_num_seqs"]
+        assert min(counts) > 0
+        assert sum(counts) == plan.num_tokens <= self.options["max_num_batched_tokens"]
+        threshold = self.options["long_prefill_token_threshold"]
+        assert not threshold or max(counts) <= threshold
+        ends = (plan.starts + plan.num_new_tokens).tolist()
+        reached = [end == self.scheduler.table.num_tokens[slot] for end, slot in zip(ends, plan.slots, strict=True)]
+        assert plan.samples.tolist() == reached
+        last_only = [count == 1 and reaches for count, reaches in zip(counts, reached, strict=True)]
+        assert last_only == [row < plan.num_decodes for row in range(plan.num_rows)], "decodes first"
+        # Who runs: all decodes, and the first in order always.
+        stayed = [request for request in running if request not in plan.preempted]
+        assert {request for request in stayed if behind[request] == 1} <= set(plan.requests)
+        assert (stayed + plan.admitted)[0] in plan.requests
+        # Who leaves: the last in order. Who comes: the first in order, and nobody while others leave.
+        assert plan.preempted == running[::-1][: len(plan.preempted)]
+        assert plan.admitted == waiting[: len(plan.admitted)]
+        assert not (plan.preempted and plan.admitted)
+
+    def finish(self, name: str) -> None:
+        request = self.scheduler.finish(name, "abort")
+        assert request is self.requests[name]
+        self.live.remove(name)
+        known = len(request.output_token_ids)
+        assert request.output_token_ids == self.stories[name].result[0][:known]
+
+    def drain(self) -> None:
+        """Every accepted request finishes: in each step the first in order gains at least one token."""
+        for _ in range(len(self.live) * self.options["max_model_len"] + 1):
+            if not self.live:
+                break
+            self.step()
+        assert not self.live, "starved"
+        assert not self.scheduler.has_unfinished
+        assert self.pages.num_free_pages == self.pages.num_pages - 1, "leaked"
+
+
+tokens_of = st.lists(st.integers(0, 2), min_size=1, max_size=23)
+params_of = st.builds(
+    lambda max_tokens, min_tokens, **rest: SamplingParams(
+        max_tokens=max_tokens, min_tokens=min_tokens if max_tokens is None else min(min_tokens, max_tokens), **rest
+    ),
+    max_tokens=st.none() | st.integers(1, 20),
+    min_tokens=st.sampled_from([0, 0, 3, 30]),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.sampled_from([None, [3], [0, 4], list(range(3, 20))]),
+    prompt_logprobs=st.sampled_from([None, None, 0]),
+)
+
+
+@st.composite
+def options_of(draw: st.DrawFn) -> dict[str, Any]:
+    block_size = draw(st.integers(1, 5))
+    max_model_len = 24
+    at_least = -(-max_model_len // block_size) + 1
+    return {
+        "block_size": block_size,
+        "num_pages": draw(st.integers(at_least, 3 * at_least)),
+        "caching": draw(st.booleans()),
+        "max_num_seqs": draw(st.integers(1, 6)),
+        "max_num_batched_tokens": draw(st.integers(1, 30)),
+        "max_model_len": max_model_len,
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 4])),
+    }
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(options=options_of())
+    def start(self, options: dict[str, Any]) -> None:
+        self.run = Run(**options)
+
+    @rule(
+        prompt=tokens_of,
+        params=params_of,
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "a"]),
+        count=st.integers(1, 3),
+    )
+    def add(self, prompt: list[int], params: SamplingParams, priority: int, salt: str | None, count: int) -> None:
+        for _ in range(count):
+            self.run.add(prompt, params, priority, salt)
+
+    @precondition(lambda self: self.run.live)
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.run.step()
+
+    @precondition(lambda self: self.run.live)
+    @rule(data=st.data(), during=st.booleans())
+    def abort(self, data: st.DataObject, during: bool) -> None:
+        name = data.draw(st.sampled_from(self.run.live))
+        if during:
+            self.run.step(abort=name)
+        else:
+            self.run.finish(name)
+
+    @rule()
+    def reset(self) -> None:
+        idle = self.run.scheduler.num_running == 0
+        assert self.run.scheduler.reset_prefix_cache() == idle
+        if idle:
+            assert self.run.pages.num_cached_pages == 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "run"):
+            self.run.drain()
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), variants=st.lists(options_of(), min_size=2, max_size=3))
+def test_outcomes_do_not_depend_on_how_they_were_scheduled(data: st.DataObject, variants: list[dict[str, Any]]) -> None:
+    work = data.draw(st.lists(st.tuples(tokens_of, params_of, st.integers(0, 2)), min_size=1, max_size=8))
+    outcomes = []
+    for options in variants:
+        run = Run(**options)
+        for prompt, params, priority in work:
+            run.add(prompt, params, priority)
+        run.drain()
+        outcomes.append(
+            [(each.output_token_ids, each.finish_reason, each.stop_reason) for each in run.requests.values()]
+        )
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool) -> None:
+    """Preemption all the time, many times per request, and every output is still right."""
+    rng = np.random.default_rng(3)
+    run = Run(
+        num_pages=13,
+        block_size=2,
+        caching=caching,
+        max_num_seqs=8,
+        max_num_batched_tokens=16,
+        max_model_len=24,
+        policy=policy,
+        long_prefill_token_threshold=0,
+    )
+    for index in range(40):
+        prompt = [1, 2, *rng.integers(0, 3, int(rng.integers(1, 8))).tolist()]
+        run.add(prompt, SamplingParams(max_tokens=None, ignore_eos=True), priority=index % 3)
+    run.drain()
+    assert run.scheduler.num_preemptions > 20
+    assert max(each.num_preemptions for each in run.requests.values()) > 1
+    assert (run.pages.prefix_hits > 0) == caching
+
+
+def test_later_arrivals_do_not_starve_a_long_prompt() -> None:
+    """A prompt of many chunks makes progress in every step although new short requests never stop coming."""
+    run = Run(
+        num_pages=60,
+        block_size=2,
+        caching=False,
+        max_num_seqs=4,
+        max_num_batched_tokens=4,
+        max_model_len=24,
+        policy="fcfs",
+        long_prefill_token_threshold=0,
+    )
+    for _ in range(3):
+        run.add([1], SamplingParams(max_tokens=20, ignore_eos=True))
+    run.step()
+    run.add([1] * 20, SamplingParams(max_tokens=1))
+    for _ in range(25):
+        run.add([1], SamplingParams(max_tokens=20, ignore_eos=True))
+        run.step()
+    assert "3" not in run.live
+    run.drain()
