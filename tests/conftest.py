@@ -7,11 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before any test module imports jax or transformers, and inherited by every subprocess a test starts.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# A float32 that an int or a bfloat16 turned into something else is a bug; this makes it an error.
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A loaded machine is not a bug: no time limit on single examples.
+settings.register_profile("jaxllm", deadline=None)
+settings.load_profile("jaxllm")
 
 ROOT = Path(__file__).resolve().parent.parent
 
