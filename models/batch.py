@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 from jax.tree_util import register_dataclass
 
-from jaxllm.pallas_kernels.paged_attention.api import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 
 @register_dataclass

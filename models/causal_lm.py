@@ -1,7 +1,6 @@
 """A decoder-only language model: embedding, layers, norm, output layer."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -27,8 +26,10 @@ class CausalLM(nnx.Module):
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
         self.config, self.options = config, options
         make_layer = registry.lookup(config.architecture).make_layer
+        # A window that no request can outgrow hides nothing, and full attention is the cheaper code.
+        windows = tuple(window if window < options.max_model_len else 0 for window in config.windows)
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.layers = make_stack(options.stack, lambda layer: make_layer(config, options, layer, dtype), config.windows)
+        self.layers = make_stack(options.stack, lambda layer: make_layer(config, options, layer, dtype), windows)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.head = (
             None
@@ -37,7 +38,7 @@ class CausalLM(nnx.Module):
         )
 
     def __call__(self, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Hidden states [T, D] after the final norm, and the cache [L, P, C, 2K, H] with this step's keys and values."""
+        """Hidden states [T, D] after the final norm, and the cache [L, P, C, 2K, H] with this step's tokens."""
         config = self.config
         angles = rotation(config.rope, config.head_size, self.options.max_model_len, batch.ragged.positions)
         hidden, kv_cache = self.layers(self.embedding(batch.token_ids), angles, batch.ragged, kv_cache)

@@ -13,7 +13,7 @@ from jaxllm.models.weights import checkpoint_files
 DEMO = "demo"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.model"]
 WEIGHT_FILES = ["*.safetensors"]
-OTHER_FORMATS = ["original/*", "consolidated*", "*/*"]
+OTHER_FORMATS = ["consolidated*", "*/*"]
 """Copies of the weights in other layouts, which many repositories hold beside the usual one."""
 
 _DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -28,9 +28,9 @@ def resolve(model: str, revision: str | None = None, download_dir: str | None = 
     if model == DEMO:
         return Path(__file__).parent / DEMO
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         return folder
-    if folder.exists():
+    if model and folder.exists():
         raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
         raise ModelError(f"model {model!r}: there is no such folder")
@@ -108,8 +108,7 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
     except LocalEntryNotFoundError:
         offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         reason = f"it is not in the local hub cache, and {offline}"
-    except Exception as error:
-        # The hub client's transport has errors of its own kinds, which depend on its version.
-        reason = f"downloading it from the hub failed: {type(error).__name__}: {str(error).splitlines()[0:1]}"
+    except Exception as error:  # noqa: BLE001 - the client's transport, and with it the type, changed with every version
+        reason = f"downloading it from the hub failed: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
     where = f" (revision {revision})" if revision else ""
     raise ModelError(f"model {model!r}{where}: there is no such local folder, and {reason}")

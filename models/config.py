@@ -91,8 +91,8 @@ def common_options(
     if num_heads % num_kv_heads:
         raise ModelError(f"{file.source}: {num_heads} attention heads are not a multiple of {num_kv_heads} KV heads")
     head_size = file.optional_integer("head_dim", default_head_size) or hidden_size // num_heads
-    if head_size % 2:
-        raise ModelError(f"{file.source}: head size {head_size} is odd; rotary embeddings need an even one")
+    if head_size % 2 or head_size == 0:
+        raise ModelError(f"{file.source}: head size {head_size}; rotary embeddings need a positive even one")
     max_position_embeddings = file.integer("max_position_embeddings", max_positions)
     return {
         "vocab_size": file.integer("vocab_size"),

@@ -13,7 +13,7 @@ from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.layers.decoder import DecoderLayer
 from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention.api import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 
 class Layer(Protocol):

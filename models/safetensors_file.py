@@ -73,12 +73,12 @@ class Tensor:
                 )
 
     def _fill(self, file: Any, target: np.ndarray) -> None:
-        view = memoryview(target)
-        while len(view):
-            count = file.readinto(view)
+        done = 0
+        while done < target.size:
+            count = file.readinto(target[done:])
             if not count:
                 raise ModelError(f"{self.path}: file ended within tensor {self.name!r}")
-            view = view[count:]
+            done += count
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -126,7 +126,7 @@ def _tensors(path: Path, header: dict[str, Any], data_start: int) -> Iterator[Te
         except (KeyError, TypeError, ValueError):
             raise ModelError(f"{path}: corrupt safetensors header: bad entry for tensor {name!r}") from None
         known = DTYPES.get(dtype)
-        if known and end - start != math.prod(shape) * known.itemsize or start < data_start or end < start:
+        if (known and end - start != math.prod(shape) * known.itemsize) or start < data_start or end < start:
             raise ModelError(
                 f"{path}: corrupt safetensors header: tensor {name!r} of type {dtype} and shape {list(shape)} "
                 f"cannot take {end - start} bytes"

@@ -7,6 +7,7 @@ attention kernel: passed as scan inputs and outputs it would be copied.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,9 @@ from flax import nnx
 from jax import lax
 
 from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.parameter import placeholder
 from jaxllm.models.layers.rope import Rotation
-from jaxllm.pallas_kernels.paged_attention.api import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 Hidden = tuple[jax.Array, jax.Array]
 """Hidden states [T, D] and the KV cache [L, P, C, 2K, H]."""
@@ -52,7 +54,7 @@ class ScanStack(nnx.Module):
                 raise ModelError(
                     f"layer {index} is built unlike layer 0, so the layers cannot be scanned; use the loop"
                 )
-        stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((len(windows), *leaf.shape), leaf.dtype), parameters)
+        stacked = jax.tree.map(lambda leaf: placeholder((len(windows), *leaf.shape), leaf.dtype), parameters)
         self.all = nnx.merge(graph, stacked)
         self.windows = windows
 
@@ -62,7 +64,7 @@ class ScanStack(nnx.Module):
         # A window that all layers share stays a constant, which kernels can exploit.
         shared = len(set(self.windows)) == 1
 
-        def body(carry: Hidden, inputs: tuple[nnx.State, jax.Array, jax.Array]) -> tuple[Hidden, None]:
+        def body(carry: Hidden, inputs: tuple[nnx.State[Any, Any], jax.Array, jax.Array]) -> tuple[Hidden, None]:
             values, index, window = inputs
             layer = nnx.merge(graph, values)
             return layer(
@@ -80,7 +82,7 @@ Stack = LoopStack | ScanStack
 
 def make_stack(kind: str, make_layer: Callable[[int], nnx.Module], windows: tuple[int, ...]) -> Stack:
     """Build the stack called `kind`, 'loop' or 'scan'. Raises `ModelError` when the layers do not fit it."""
-    kinds: dict[str, type[LoopStack] | type[ScanStack]] = {"loop": LoopStack, "scan": ScanStack}
+    kinds: dict[str, type[LoopStack | ScanStack]] = {"loop": LoopStack, "scan": ScanStack}
     if kind not in kinds:
         raise ModelError(f"unknown layer stack {kind!r} (known: {', '.join(kinds)})")
     return kinds[kind](make_layer, windows)

@@ -166,7 +166,8 @@ def _matching_tensors(folder: Path, slots: Mapping[str, Slot], ignored: Sequence
 
 @partial(jax.jit, donate_argnums=0)
 def _write_slice(whole: jax.Array, part: jax.Array, layer: jax.Array) -> jax.Array:
-    return lax.dynamic_update_index_in_dim(whole, part, layer, 0)
+    updated: jax.Array = lax.dynamic_update_index_in_dim(whole, part, layer, 0)
+    return updated
 
 
 @partial(jax.jit, static_argnames=("shape", "dtype", "is_bias"))

@@ -9,7 +9,8 @@ from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention.api import RaggedBatch, paged_attention
+from jaxllm.pallas_kernels.paged_attention.api import paged_attention
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 
 class Attention(nnx.Module):

@@ -10,7 +10,7 @@ from jaxllm.models.layers.mlp import GatedMLP
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention.api import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 
 class DecoderLayer(nnx.Module):

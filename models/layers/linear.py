@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jaxllm.models.layers.parameter import parameter
+
 WEIGHT_LEFT_ROWS = 64
 """Up to this many rows XLA's CPU matmul is 2 to 4 times faster with the weight as its left operand (measured)."""
 
@@ -20,8 +22,8 @@ class Linear(nnx.Module):
     """`weight` [out, in] and, if asked for, `bias` [out]. Accumulates in float32, returns the type of its input."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: jnp.dtype, platform: str) -> None:
-        self.weight = nnx.Param(jax.ShapeDtypeStruct((out_size, in_size), dtype))
-        self.bias = nnx.Param(jax.ShapeDtypeStruct((out_size,), dtype)) if bias else None
+        self.weight = parameter((out_size, in_size), dtype)
+        self.bias = parameter((out_size,), dtype) if bias else None
         self.platform = platform
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -5,12 +5,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jaxllm.models.layers.parameter import parameter
+
 
 class RMSNorm(nnx.Module):
     """Scale the last axis to unit mean square, then by `weight` [size]. Computes in float32."""
 
     def __init__(self, size: int, eps: float, *, dtype: jnp.dtype) -> None:
-        self.weight = nnx.Param(jax.ShapeDtypeStruct((size,), dtype))
+        self.weight = parameter((size,), dtype)
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:

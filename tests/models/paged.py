@@ -1,6 +1,7 @@
 """Drives a model as the engine does: through the paged cache, in chunks, with several rows."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 PAGE_SIZE, NUM_PAGES, WIDTH, ROWS = 4, 48, 16, 4
-Step = Callable[[nnx.State, Batch, jax.Array], tuple[jax.Array, jax.Array]]
+State = nnx.State[Any, Any]
+Step = Callable[[State, Batch, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def empty_cache(model: CausalLM, dtype: str = "float32") -> jax.Array:
@@ -23,16 +25,18 @@ def empty_cache(model: CausalLM, dtype: str = "float32") -> jax.Array:
     )
 
 
-def compiled_step(model: CausalLM) -> tuple[nnx.State, Step]:
+def compiled_step(model: CausalLM) -> tuple[State, Step]:
     """The parameters and a jitted step that gives the logits of all its tokens and donates the cache."""
     graph, state = nnx.split(model)
 
-    def step(state: nnx.State, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(state: State, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
         model = nnx.merge(graph, state)
         hidden, kv_cache = model(batch, kv_cache)
         return model.logits(hidden), kv_cache
 
-    return state, jax.jit(step, donate_argnums=2)
+    # Compiling takes nearly all the time of these tests, and their models are too small to care how well.
+    quick = {"xla_backend_optimization_level": 0}
+    return state, jax.jit(step, donate_argnums=2, compiler_options=quick)
 
 
 def make_batch(
@@ -66,7 +70,7 @@ def run(
     prompts: Sequence[Sequence[int]],
     plan: Sequence[Sequence[int]],
     num_tokens: int,
-    step: tuple[nnx.State, Step],
+    step: tuple[State, Step],
 ) -> list[np.ndarray]:
     """Logits [length, V] of every position of every prompt; step i of `plan` gives each prompt that many tokens."""
     state, function = step
