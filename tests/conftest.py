@@ -13,6 +13,10 @@ from hypothesis import settings
 os.environ["JAX_PLATFORMS"] = "cpu"
 # A float32 that an int or a bfloat16 turned into something else is a bug; this makes it an error.
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+# For compiling to TPUs that are not there: ask no metadata server, and let the processes of pytest-xdist do so at once.
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
