@@ -197,6 +197,22 @@ def test_generated_tokens_are_found_by_the_next_turn() -> None:
     assert turn.num_cached_tokens == 12, "the 13th token was sampled, never computed"
 
 
+def test_generated_pages_keep_their_salt() -> None:
+    scheduler = scheduler_of(caching=True)
+    first = request_of("a", 1, max_tokens=9)
+    first.cache_salt = "private"
+    scheduler.add(first)
+    while scheduler.has_unfinished:
+        step(scheduler)
+    tokens = np.array([*first.prompt_token_ids, *first.output_token_ids], np.int32)
+    for salt, expected in ((None, 0), ("private", 8)):
+        request = request_of(str(salt), 1)
+        request.prompt_token_ids, request.cache_salt = tokens, salt
+        scheduler.add(request)
+        step(scheduler)
+        assert request.num_cached_tokens == expected
+
+
 def test_a_resumed_request_finds_its_own_pages() -> None:
     scheduler = scheduler_of(num_pages=7, max_model_len=24, caching=True)
     scheduler.add(request_of("a", 8, max_tokens=6))

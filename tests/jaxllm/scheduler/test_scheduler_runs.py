@@ -27,6 +27,11 @@ EOS = 0
 VOCABULARY = 5
 
 
+def first_state(request: Request) -> int:
+    """Differs by salt, so that a page shared between two salts would show."""
+    return 0 if request.cache_salt is None else 1
+
+
 def next_state(state: int, token: int) -> int:
     """What the keys and values of a position stand for: this token and all before it."""
     return (state * 1000003 + token + 1) % (2**61 - 1)
@@ -38,7 +43,7 @@ def next_token(state: int) -> int:
 
 def generate_alone(request: Request, max_model_len: int) -> tuple[list[int], str, int | None]:
     """Output, finish reason and stop reason by the definition of the parameters."""
-    params, state, output = request.params, 0, list[int]()
+    params, state, output = request.params, first_state(request), list[int]()
     for token in request.prompt_token_ids.tolist():
         state = next_state(state, token)
     while True:
@@ -66,7 +71,7 @@ class Story:
     def of(cls, request: Request, max_model_len: int) -> "Story":
         result = generate_alone(request, max_model_len)
         tokens = [*request.prompt_token_ids.tolist(), *result[0]]
-        states = list(accumulate(tokens, next_state, initial=0))[1:]
+        states = list(accumulate(tokens, next_state, initial=first_state(request)))[1:]
         return cls(result, np.array(tokens), np.array(states))
 
 
