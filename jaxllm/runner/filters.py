@@ -17,6 +17,9 @@ _VALUE_TRIPS = 24
 _ONE_BITS = 0x3F800000
 """The bits of 1.0."""
 
+_SUBNORMALS = 0x7FFFFF
+"""Number of positive subnormal floats."""
+
 
 def softmax_weights(logits: Array, maximum: Array, temperature: Array) -> Array:
     """exp((logits - maximum) / temperature) for [R, V], [R], [R]: probabilities but for a factor per row.
@@ -56,7 +59,7 @@ def top_k_threshold(logits: Array, top_k: Array) -> Array:
     def search(state: tuple[Array, ...]) -> tuple[Array, ...]:
         trip, low, high, above_low, above_high, searching = state
         # Counts fall roughly exponentially towards the maximum.
-        first, wanted, last = (jnp.log(jnp.maximum(n, 0.5)) for n in (above_low, top_k, above_high))
+        first, wanted, last = (jnp.log(jnp.maximum(n.astype(jnp.float32), 0.5)) for n in (above_low, top_k, above_high))
         middle = _value_between(low, high, (first - wanted) / (first - last), trip)
         count = jnp.sum(logits >= middle[:, None], axis=1, dtype=jnp.int32)
         rise, fall = searching & (count >= top_k), searching & (count < top_k)
@@ -86,28 +89,36 @@ def top_p_threshold(weights: Array, top_p: Array) -> Array:
     def search(state: tuple[Array, ...]) -> tuple[Array, ...]:
         trip, low, high, mass_low, mass_high, searching = state
         middle = _order_between(low, high, (mass_low - target) / (mass_low - mass_high), trip)
-        mass = jnp.sum(jnp.where(weights >= _float_of(middle)[:, None], weights, 0.0), axis=1)
+        mass = jnp.sum(jnp.where(weights >= _bits_to_float(middle)[:, None], weights, 0.0), axis=1)
         rise, fall = searching & (mass >= target), searching & (mass < target)
         low, mass_low = jnp.where(rise, middle, low), jnp.where(rise, mass, mass_low)
         high, mass_high = jnp.where(fall, middle, high), jnp.where(fall, mass, mass_high)
         # What lies between the two weighs at least `low` a token: below twice that it is one token, the last one kept.
         # Half a token is left for rounding.
-        searching &= (high - low > 1) & (mass_low - mass_high >= 1.5 * _float_of(low))
+        searching &= (high - low > 1) & (mass_low - mass_high >= 1.5 * _bits_to_float(low))
         return trip + 1, low, high, mass_low, mass_high, searching
 
     state: tuple[Array, ...] = (jnp.int32(0), low, high, total, jnp.zeros_like(total), top_p < 1)
-    return _float_of(lax.while_loop(lambda state: jnp.any(state[-1]), search, state)[1])
+    return _bits_to_float(lax.while_loop(lambda state: jnp.any(state[-1]), search, state)[1])
+
+
+def _bits_to_float(bits: Array) -> Array:
+    value: Array = lax.bitcast_convert_type(bits, jnp.float32)
+    return value
 
 
 def _order_of(values: Array) -> Array:
-    """Floats as int32 in the same order."""
+    """Floats as int32 in the same order, subnormal ones as 0: hardware may treat them so in comparisons."""
     bits = lax.bitcast_convert_type(values, jnp.int32)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    magnitude = jnp.maximum((bits & 0x7FFFFFFF) - _SUBNORMALS, 0)
+    return jnp.where(bits < 0, -magnitude, magnitude)
 
 
 def _float_of(order: Array) -> Array:
     """The inverse of `_order_of`."""
-    return lax.bitcast_convert_type(order ^ ((order >> 31) & 0x7FFFFFFF), jnp.float32)
+    magnitude = jnp.abs(order)
+    value = lax.bitcast_convert_type(jnp.where(magnitude > 0, magnitude + _SUBNORMALS, 0), jnp.float32)
+    return jnp.where(order < 0, -value, value)
 
 
 def _value_between(low: Array, high: Array, fraction: Array, trip: Array) -> Array:

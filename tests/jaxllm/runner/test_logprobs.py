@@ -1,0 +1,32 @@
+"""Log-probabilities against torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxllm.runner.logprobs import gather_logprobs
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 7, 200])
+def test_equal_to_torch(num_top: int) -> None:
+    random = np.random.default_rng(4)
+    logits = (random.normal(size=(9, 200)) * 5).astype(np.float32)
+    logits[0, 50:] = -np.inf
+    token_ids = random.integers(0, 200, 9).astype(np.int32)
+    token_ids[0] = 3
+    found = jax.jit(gather_logprobs, static_argnums=2)(jnp.asarray(logits), jnp.asarray(token_ids), num_top)
+
+    wanted = torch.log_softmax(torch.tensor(logits), dim=-1)
+    chosen = wanted.gather(1, torch.tensor(token_ids)[:, None].long())
+    np.testing.assert_allclose(found.logprob, chosen[:, 0].numpy(), atol=1e-5)
+    np.testing.assert_array_equal(found.rank, 1 + (wanted > chosen).sum(1).numpy())
+    top = wanted.topk(num_top)
+    np.testing.assert_allclose(found.top_logprobs, top.values.numpy(), atol=1e-5)
+    np.testing.assert_array_equal(found.top_ids[1:], top.indices.numpy()[1:])
+
+
+def test_the_most_likely_token_has_rank_one_even_in_a_tie() -> None:
+    found = gather_logprobs(jnp.array([[1.0, 3.0, 3.0]]), jnp.array([2]), 1)
+    assert int(found.rank[0]) == 1
