@@ -48,8 +48,6 @@ class Scheduler:
         self.table = RequestTable(max_num_seqs, max_model_len, width)
         self.num_preemptions = 0
         self._budget = max_num_batched_tokens
-        # Each running request must be able to bring a token in every step.
-        self._max_running = min(max_num_seqs, max_num_batched_tokens)
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._pages = pages
         self._waiting = WaitingQueue(key)
@@ -172,7 +170,9 @@ class Scheduler:
         table = self.table
         admitted: list[Request] = []
         counts: list[int] = []
-        while budget > 0 and len(self._running) < self._max_running and (request := self._waiting.peek()) is not None:
+        # As only budget left over is given away, there are never more running requests than tokens in the budget, and
+        # each decode gets its token in every step.
+        while budget > 0 and table.num_free_slots and (request := self._waiting.peek()) is not None:
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
             found = self._pages.admit(request, headroom=len(self._running))
