@@ -49,13 +49,20 @@ def write_kv(
     tokens = k.shape[0]
     new = jnp.stack([k, v], axis=2).reshape(tokens, heads * head_size).astype(kv_cache.dtype)
     new = jnp.where(jnp.isfinite(new), new, 0)
-    page = batch.page_table[batch.token_rows, batch.positions // page_size]
+    column, offset = _divide(batch.positions, page_size)
+    page = batch.page_table.at[batch.token_rows, column].get(mode="promise_in_bounds")
     is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
     page = jnp.where(is_token, page, NULL_PAGE)
-    place = (layer * pages + page) * page_size + batch.positions % page_size
+    place = (layer * pages + page) * page_size + offset
     flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
     flat = flat.at[place].set(new, mode="promise_in_bounds")
     return flat.reshape(kv_cache.shape)
+
+
+def _divide(positions: jax.Array, page_size: int) -> tuple[jax.Array, jax.Array]:
+    """Quotient and remainder of positions, which are never negative (`//` and `%` would spend operations on that)."""
+    size = jnp.int32(page_size)
+    return jax.lax.div(positions, size), jax.lax.rem(positions, size)
 
 
 def window_start(positions: jax.Array, window: int | jax.Array | None) -> jax.Array:

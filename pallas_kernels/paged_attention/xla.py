@@ -27,6 +27,26 @@ PREFILL_KEYS = 256
 """Block sizes, in rows or tokens. Chosen on a 2-core AVX2 machine."""
 
 
+def _slice(array: jax.Array, start: jax.Array, size: int, axis: int = 0) -> jax.Array:
+    """`size` entries along `axis`. Unlike `lax.dynamic_slice_in_dim` it spends no operations on negative starts."""
+    starts = [jnp.int32(0)] * array.ndim
+    starts[axis] = start
+    sizes = [*array.shape]
+    sizes[axis] = size
+    return lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
+
+
+def _update(array: jax.Array, block: jax.Array, start: jax.Array) -> jax.Array:
+    """`array` with `block` put at `start` of its first axis."""
+    starts = [start, *[jnp.int32(0)] * (array.ndim - 1)]
+    return lax.dynamic_update_slice(array, block, starts, allow_negative_indices=False)
+
+
+def _blocks(total: jax.Array, size: int) -> jax.Array:
+    """Number of blocks of `size` that hold `total`, which is not negative (`//` would spend operations on that)."""
+    return lax.div(total + (size - 1), jnp.int32(size))
+
+
 class _Running(NamedTuple):
     """State of an online softmax."""
 
@@ -122,19 +142,18 @@ def _decode(
     def block(index: jax.Array, out: jax.Array) -> jax.Array:
         first = index * block_rows
         attended = _decode_block(
-            lax.dynamic_slice_in_dim(queries, first, block_rows),
-            lax.dynamic_slice_in_dim(table, first, block_rows),
-            lax.dynamic_slice_in_dim(kv_lens, first, block_rows),
-            lax.dynamic_slice_in_dim(starts, first, block_rows),
+            _slice(queries, first, block_rows),
+            _slice(table, first, block_rows),
+            _slice(kv_lens, first, block_rows),
+            _slice(starts, first, block_rows),
             context,
             block_pages,
             heads,
         )
-        return lax.dynamic_update_slice_in_dim(out, attended.astype(out.dtype), first, 0)
+        return _update(out, attended.astype(out.dtype), first)
 
     out = jnp.zeros((max(rows + padding, q.shape[0]), *q.shape[1:]), q.dtype)
-    blocks = (batch.num_decodes + block_rows - 1) // block_rows
-    return lax.fori_loop(0, blocks, block, out)[: q.shape[0]]
+    return lax.fori_loop(0, _blocks(batch.num_decodes, block_rows), block, out)[: q.shape[0]]
 
 
 def _decode_block(
@@ -154,7 +173,7 @@ def _decode_block(
     spread = jnp.einsum("bnh,nj->bnjh", queries, place).reshape(size, heads.num_heads, -1)
 
     def visit(index: jax.Array, run: _Running) -> _Running:
-        kv = context.gather(lax.dynamic_slice_in_dim(table, index * block_pages, block_pages, 1))
+        kv = context.gather(_slice(table, index * block_pages, block_pages, axis=1))
         kv = kv.astype(queries.dtype)
         scores = heads.scores(jnp.einsum("bsx,bnx->bsn", kv, spread))
         positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
@@ -175,8 +194,8 @@ def _decode_block(
         jnp.zeros((size, heads.num_heads), jnp.float32),
         jnp.zeros((size, heads.num_heads, 2 * heads.num_kv_heads * heads.head_size), jnp.float32),
     )
-    first = jnp.min(jnp.where(kv_lens > 0, starts, jnp.iinfo(jnp.int32).max)) // keys
-    run = lax.fori_loop(first, (kv_lens.max() + keys - 1) // keys, visit, run)
+    first = jnp.min(jnp.where(kv_lens > 0, starts, jnp.iinfo(jnp.int32).max))
+    run = lax.fori_loop(lax.div(first, jnp.int32(keys)), _blocks(kv_lens.max(), keys), visit, run)
     by_head = run.weighted.reshape(size, heads.num_heads, heads.num_kv_heads, 2, heads.head_size)
     values = jnp.stack([by_head[:, n, n // heads.group, 1] for n in range(heads.num_heads)], axis=1)
     return values / jnp.maximum(run.total, 1e-30)[..., None]
@@ -196,26 +215,26 @@ def _prefill(
     starts = jnp.pad(starts, (0, size))
 
     def row(index: jax.Array, out: jax.Array) -> jax.Array:
-        begin, end = batch.query_start[index], batch.query_start[index + 1]
-        row_table = lax.dynamic_slice_in_dim(table, index, 1)
+        begin, end = _slice(batch.query_start, index, 2)
+        row_table = _slice(table, index, 1)
 
         def block(number: jax.Array, out: jax.Array) -> jax.Array:
             first = begin + number * size
             last = jnp.minimum(first + size, end) - 1
             attended = _prefill_block(
-                lax.dynamic_slice_in_dim(queries, first, size),
-                lax.dynamic_slice_in_dim(positions, first, size),
-                lax.dynamic_slice_in_dim(starts, first, size),
-                starts[first],
-                positions[last] + 1,
+                _slice(queries, first, size),
+                _slice(positions, first, size),
+                _slice(starts, first, size),
+                _slice(starts, first, 1)[0],
+                _slice(positions, last, 1)[0] + 1,
                 row_table,
                 context,
                 block_pages,
                 heads,
             )
-            return lax.dynamic_update_slice_in_dim(out, attended.astype(out.dtype), first, 0)
+            return _update(out, attended.astype(out.dtype), first)
 
-        return lax.fori_loop(0, (end - begin + size - 1) // size, block, out)
+        return lax.fori_loop(0, _blocks(end - begin, size), block, out)
 
     out = jnp.pad(out, ((0, size), (0, 0), (0, 0)))
     return lax.fori_loop(batch.num_decodes, batch.num_requests, row, out)[:tokens]
@@ -238,7 +257,7 @@ def _prefill_block(
     grouped = grouped.transpose(1, 2, 0, 3).reshape(heads.num_kv_heads, heads.group * size, heads.head_size)
 
     def visit(index: jax.Array, run: _Running) -> _Running:
-        kv = context.gather(lax.dynamic_slice_in_dim(table, index * block_pages, block_pages, 1))
+        kv = context.gather(_slice(table, index * block_pages, block_pages, axis=1))
         kv = kv.reshape(keys, heads.num_kv_heads, 2, heads.head_size).astype(queries.dtype)
         scores = heads.scores(jnp.einsum("kqh,skh->kqs", grouped, kv[:, :, 0]))
         key_positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
@@ -261,7 +280,7 @@ def _prefill_block(
         jnp.zeros(shape, jnp.float32),
         jnp.zeros((*shape, heads.head_size), jnp.float32),
     )
-    run = lax.fori_loop(first_key // keys, (end_key + keys - 1) // keys, visit, run)
+    run = lax.fori_loop(lax.div(first_key, jnp.int32(keys)), _blocks(end_key, keys), visit, run)
     attended = run.weighted / jnp.maximum(run.total, 1e-30)[..., None]
     attended = attended.reshape(heads.num_kv_heads, heads.group, size, heads.head_size)
     return attended.transpose(2, 0, 1, 3).reshape(queries.shape)
