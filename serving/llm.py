@@ -107,18 +107,14 @@ class LLM:
         function descriptions; `chat_template_kwargs` go to the template. `continue_final_message` lets the model go
         on with the last message (with `add_generation_prompt=False`). The rest is as in `generate`.
         """
-        tokenizer = self.llm_engine.tokenizer
-        if tokenizer is None:
-            raise RequestError("chat needs a tokenizer, and skip_tokenizer_init was given", "messages")
         prompts: list[Prompt] = []
         conversations = _as_conversations(messages)
         for index, conversation in enumerate(conversations):
             try:
                 prompts.append(
-                    render_chat(
-                        tokenizer,
+                    self.render_chat(
                         conversation,
-                        chat_template=chat_template or self._chat_template,
+                        chat_template=chat_template,
                         add_generation_prompt=add_generation_prompt,
                         continue_final_message=continue_final_message,
                         tools=tools,
@@ -130,6 +126,13 @@ class LLM:
                     raise
                 raise RequestError(f"conversation {index}: {error}", error.parameter) from error
         return self._generate(prompts, sampling_params, use_tqdm, priority=priority, add_special_tokens=False)
+
+    def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
+        """The prompt that `chat` makes of one conversation, from the same arguments."""
+        tokenizer = self.llm_engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("chat needs a tokenizer, and skip_tokenizer_init was given", "messages")
+        return render_chat(tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
 
     def _generate(
         self,

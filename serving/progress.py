@@ -68,6 +68,8 @@ class LoadProgress:
                 in_bytes = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if total > 2**20 else {}
                 bar = self._bars[stage] = _tqdm()(total=total, desc=stage, dynamic_ncols=True, **in_bytes)
             bar.update(done - bar.n)
+            if done >= total:
+                bar.close()
 
     def __enter__(self) -> Self:
         return self

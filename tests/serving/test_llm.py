@@ -19,7 +19,7 @@ from jaxllm.errors import ConfigError, EngineError, RequestError
 from jaxllm.serving.generation_config import read_default_params
 from jaxllm.serving.llm_engine import LLMEngine
 from jaxllm.serving.outputs import RequestOutput
-from jaxllm.serving.text.input_processor import InputProcessor
+from jaxllm.serving.text.input_processor import InputProcessor, Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.validation import RequestLimits
 
@@ -49,7 +49,8 @@ def lengths(outputs: list[RequestOutput]) -> list[int]:
 
 def test_results_are_in_the_order_of_the_prompts(make: Make) -> None:
     _, llm = make()
-    outputs = llm.generate([[109], [103], {"prompt_token_ids": [106]}, [101]], use_tqdm=False)
+    prompts: list[Prompt] = [[109], [103], {"prompt_token_ids": [106]}, [101]]
+    outputs = llm.generate(prompts, use_tqdm=False)
     assert lengths(outputs) == [10, 4, 7, 2]
     assert [output.request_id for output in outputs] == ["0", "1", "2", "3"]
     assert lengths(llm.generate([[105]], use_tqdm=False)) == [6]
