@@ -108,7 +108,9 @@ class SchedulerOptions(Section):
 
     max_num_seqs: int = option(64, "Most requests running at once.", minimum=1, maximum=4096)
     max_num_batched_tokens: int | None = option(
-        None, "Most tokens computed in one step, prompts and decodes together. Default: 512 on CPU, else 2048.", minimum=1
+        None,
+        "Most tokens computed in one step, prompts and decodes together. Default: 512 on CPU, else 2048.",
+        minimum=1,
     )
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of the queue: first come first served, or lowest priority number first."
@@ -127,6 +129,12 @@ class CompileOptions(Section):
         None, "Folder of the persistent compilation cache. Default: ~/.cache/jaxllm/xla; '' turns it off."
     )
     strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
+    optimization_level: int = option(
+        3,
+        "How hard XLA tries on CPU: 0 compiles 4 times faster than 3 and runs slower. No effect elsewhere.",
+        minimum=0,
+        maximum=3,
+    )
     compile_workers: int | None = option(None, "Compilations at a time during start-up. Default: the cores.", minimum=1)
     layer_stack: Literal["auto", "scan", "loop"] = option(
         "auto", "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, loop on CPU and GPU."

@@ -115,7 +115,14 @@ class Executables:
 
     def _compile(self, key: Bucket | str) -> jax.stages.Compiled:
         lowered = self.lower(key) if isinstance(key, Bucket) else self._others[key]()
-        return lowered.compile()
+        return lowered.compile(compiler_options=self._compiler_options())
+
+    def _compiler_options(self) -> dict[str, Any]:
+        """What differs from XLA's defaults, which are its highest level."""
+        level = self._options.optimization_level
+        if level == 3 or jax.default_backend() != "cpu":
+            return {}
+        return {"xla_backend_optimization_level": level, "xla_cpu_use_fusion_emitters": False}
 
     def lower(self, bucket: Bucket) -> jax.stages.Lowered:
         """The step of a bucket, traced and lowered."""
@@ -139,7 +146,7 @@ class Executables:
 
     def _lower_set_row(self) -> jax.stages.Lowered:
         state = self._spec.state.sampling
-        rows = [jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in jax.tree.leaves(state)]
+        rows = [jax.ShapeDtypeStruct(state.bias.shape[1:], dtype) for dtype in (np.int32, np.bool_, np.float32)]
         return jax.jit(set_row, donate_argnums=0).lower(state, _int32(), *rows)
 
     def _lower_set_bias(self) -> jax.stages.Lowered:

@@ -1,0 +1,47 @@
+"""Engines and prompts that the end-to-end tests share: compiling one takes a while."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from jaxllm.engine import Engine
+from scripts.demo_model import held_out
+from tests.e2e.driving import make_engine
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """The demo model with the default options but for room for 64 requests at once."""
+    engine = make_engine(max_num_seqs=64)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(demo_folder: Path) -> Any:
+    """Hugging Face's tokenizer of the demo model."""
+    return AutoTokenizer.from_pretrained(demo_folder)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: Any) -> list[list[int]]:
+    """200 prompts of mixed length as token ids: questions, and beginnings of texts."""
+    texts = []
+    for item in held_out.prompts(seed=1, count=200):
+        if item.chat:
+            text = tokenizer.apply_chat_template(
+                item.messages, tools=item.tools or None, add_generation_prompt=True, tokenize=False
+            )
+        else:
+            text = item.prompt
+        texts.append(text)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    # Every seventh follows another, and every tenth is cut short: 1 to some hundred tokens.
+    for index in range(0, 200, 7):
+        ids[index] = ids[index - 1] + ids[index]
+    for index in range(0, 200, 10):
+        ids[index] = ids[index][: 1 + index // 5]
+    return ids
