@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxllm.runner.sampling_rows import SamplingRows, SamplingState, rows_of
+from jaxllm.runner.sampling_rows import IN_PROMPT, SamplingRows, SamplingState, rows_of
 
 
 def process(logits: Array, rows: SamplingRows, state: SamplingState) -> Array:
@@ -28,11 +28,11 @@ def _add_bias(logits: Array, rows: SamplingRows, state: SamplingState) -> Array:
 
 def _penalise(logits: Array, rows: SamplingRows, state: SamplingState) -> Array:
     """Repetition penalty as in CTRL (arXiv 1909.05858) over prompt and output; the others as OpenAI defines them."""
-    counts = rows_of(state.output_counts, rows.slot)
-    seen = rows_of(state.prompt_seen, rows.slot) | (counts > 0)
+    seen = rows_of(state.seen, rows.slot)
+    counts = seen & (IN_PROMPT - 1)
     repetition = rows.repetition[:, None]
     weakened = jnp.where(logits > 0, logits / repetition, logits * repetition)
     # Rows without penalties hold no meaningful counts, but multiply them by zero.
-    penalised = jnp.where(seen & (repetition != 1), weakened, logits)
+    penalised = jnp.where((seen != 0) & (repetition != 1), weakened, logits)
     penalised -= rows.frequency[:, None] * counts.astype(jnp.float32)
     return penalised - rows.presence[:, None] * (counts > 0).astype(jnp.float32)

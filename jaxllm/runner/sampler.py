@@ -50,8 +50,8 @@ def sample(
         lambda: no_logprobs(logits.shape[0], max_logprobs),
     )
     # Outside any conditional, so that the donated array is changed in place.
-    counts = state.output_counts.at[rows.slot, token_ids].add(rows.valid.astype(jnp.int32))
-    return SampledRows(token_ids, logprobs), replace(state, output_counts=counts)
+    seen = state.seen.at[rows.slot, token_ids].add(rows.valid.astype(jnp.int32))
+    return SampledRows(token_ids, logprobs), replace(state, seen=seen)
 
 
 def _draw(logits: Array, maximum: Array, rows: SamplingRows) -> Array:

@@ -18,6 +18,10 @@ VALID, BIAS, LOGPROBS = 1, 2, 4
 """The booleans in `bits`: the row's token counts; the slot has a bias row; its logprobs are wanted."""
 
 
+IN_PROMPT = 1 << 30
+"""The bit of `SamplingState.seen` that marks tokens of the prompt; the bits below count."""
+
+
 @register_dataclass
 @dataclass(frozen=True)
 class SamplingRows:
@@ -77,20 +81,20 @@ class SamplingRows:
 class SamplingState:
     """What sampling remembers for every slot, on the device; donated through every step.
 
-    `output_counts` int32 [S, V]: how often the output holds each token. `prompt_seen` bool [S, V]: whether the prompt
-    does. `bias` float32 [S, V]: added to the logits; -inf forbids. A slot's rows mean something only while its request
-    uses penalties or a bias; others leave what was there.
+    `seen` int32 [S, V]: how often the output holds each token, plus `IN_PROMPT` if the prompt does. (A bool array for
+    the prompt would be packed on TPUs, and reading one row of it copies all.) `bias` float32 [S, V]: added to the
+    logits; -inf forbids. A slot's rows mean something only while its request uses penalties or a bias; others leave
+    what was there.
     """
 
-    output_counts: Array
-    prompt_seen: Array
+    seen: Array
     bias: Array
 
 
 def empty_state(num_slots: int, vocab_size: int) -> SamplingState:
     """The state before the first request."""
     shape = (num_slots, vocab_size)
-    return SamplingState(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.bool), jnp.zeros(shape, jnp.float32))
+    return SamplingState(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
 
 
 def set_row(state: SamplingState, slot: Array, output_counts: Array, prompt_seen: Array, bias: Array) -> SamplingState:
@@ -100,9 +104,8 @@ def set_row(state: SamplingState, slot: Array, output_counts: Array, prompt_seen
         changed: Array = lax.dynamic_update_index_in_dim(array, row, slot, 0)
         return changed
 
-    return SamplingState(
-        put(state.output_counts, output_counts), put(state.prompt_seen, prompt_seen), put(state.bias, bias)
-    )
+    seen = output_counts | jnp.where(prompt_seen, IN_PROMPT, 0)
+    return SamplingState(put(state.seen, seen), put(state.bias, bias))
 
 
 def set_bias(state: SamplingState, slots: Array, token_ids: Array, values: Array) -> SamplingState:

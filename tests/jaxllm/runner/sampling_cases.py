@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.runner.sampler import SampledRows, sample
-from jaxllm.runner.sampling_rows import BIAS, FLOAT_FIELDS, INT_FIELDS, LOGPROBS, VALID, SamplingRows, SamplingState
+from jaxllm.runner.sampling_rows import (
+    BIAS,
+    FLOAT_FIELDS,
+    INT_FIELDS,
+    LOGPROBS,
+    VALID,
+    SamplingRows,
+    SamplingState,
+    empty_state,
+    set_row,
+)
 
 MAX_LOGPROBS = 5
 NEUTRAL = {"top_p": 1.0, "repetition": 1.0}
@@ -24,6 +34,14 @@ def packed_rows(
     )
     assert not values
     return jnp.asarray(ints), jnp.asarray(floats)
+
+
+def make_state(counts: np.ndarray, in_prompt: np.ndarray, bias: np.ndarray) -> SamplingState:
+    """The state that holds these arrays, all [S, V]."""
+    state = empty_state(*counts.shape)
+    for slot, row in enumerate(zip(counts, in_prompt, bias, strict=True)):
+        state = set_row(state, jnp.int32(slot), *map(jnp.asarray, row))
+    return state
 
 
 @jax.jit

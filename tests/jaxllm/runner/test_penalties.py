@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from jaxllm.runner.penalties import process
-from jaxllm.runner.sampling_rows import SamplingRows, SamplingState
-from tests.jaxllm.runner.sampling_cases import packed_rows, penalised
+from jaxllm.runner.sampling_rows import SamplingRows
+from tests.jaxllm.runner.sampling_cases import make_state, packed_rows, penalised
 
 ROWS, VOCAB = 6, 70
 RANDOM = np.random.default_rng(3)
@@ -20,7 +20,7 @@ LOGITS = (RANDOM.normal(size=(ROWS, VOCAB)) * 4).astype(np.float32)
 COUNTS = (RANDOM.integers(0, 5, (ROWS, VOCAB)) * (RANDOM.random((ROWS, VOCAB)) < 0.4)).astype(np.int32)
 SEEN = RANDOM.random((ROWS, VOCAB)) < 0.3
 BIAS = np.where(RANDOM.random((ROWS, VOCAB)) < 0.3, -np.inf, RANDOM.normal(size=(ROWS, VOCAB))).astype(np.float32)
-STATE = SamplingState(jnp.asarray(COUNTS), jnp.asarray(SEEN), jnp.asarray(BIAS))
+STATE = make_state(COUNTS, SEEN, BIAS)
 
 
 @jax.jit

@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from jaxllm.runner.sampler import sample
-from jaxllm.runner.sampling_rows import SamplingRows, SamplingState, empty_state
-from tests.jaxllm.runner.sampling_cases import MAX_LOGPROBS, filtered, packed_rows, penalised, run
+from jaxllm.runner.sampling_rows import IN_PROMPT, SamplingRows, SamplingState, empty_state
+from tests.jaxllm.runner.sampling_cases import MAX_LOGPROBS, filtered, make_state, packed_rows, penalised, run
 
 # More than two blocks, the last one incomplete.
 VOCAB = 300
@@ -25,7 +25,7 @@ BIAS = np.where(RANDOM.random(VOCAB) < 0.2, -np.inf, RANDOM.normal(size=VOCAB)).
 
 
 def one_slot(counts: np.ndarray = COUNTS, seen: np.ndarray = SEEN, bias: np.ndarray = BIAS) -> SamplingState:
-    return SamplingState(jnp.asarray(counts)[None], jnp.asarray(seen)[None], jnp.asarray(bias)[None])
+    return make_state(counts[None], seen[None], bias[None])
 
 
 def assert_drawn_from(tokens: np.ndarray, chances: np.ndarray) -> None:
@@ -78,7 +78,7 @@ def test_distribution(filters: dict[str, Any], features: str) -> None:
         logits = penalised(logits, COUNTS, SEEN, **penalties)
     tokens = np.asarray(sampled.token_ids)
     assert_drawn_from(tokens, filtered(logits, **filters))
-    np.testing.assert_array_equal(state.output_counts[0], COUNTS + np.bincount(tokens, minlength=VOCAB))
+    np.testing.assert_array_equal(state.seen[0] & (IN_PROMPT - 1), COUNTS + np.bincount(tokens, minlength=VOCAB))
 
 
 def test_seeds_are_as_good_as_steps() -> None:
@@ -113,7 +113,6 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     )
     state = SamplingState(
         jnp.asarray(RANDOM.integers(0, 2, (every, 1000), np.int32)),
-        jnp.zeros((every, 1000), bool),
         jnp.zeros((every, 1000)),
     )
     together = np.asarray(run(jnp.asarray(logits), ints, floats, state)[0].token_ids)
@@ -128,7 +127,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 def test_rows_that_do_not_count_change_nothing() -> None:
     ints, floats = jnp.zeros((5, 8), jnp.int32), jnp.zeros((6, 8), jnp.float32)
     _, state = run(jnp.tile(LOGITS, (8, 1)), ints, floats, one_slot())
-    np.testing.assert_array_equal(state.output_counts[0], COUNTS)
+    np.testing.assert_array_equal(state.seen[0] & (IN_PROMPT - 1), COUNTS)
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
@@ -178,5 +177,5 @@ def test_state_is_updated_in_place() -> None:
     compiled = step.lower(jax.ShapeDtypeStruct((rows, vocab), np.float32), *packed_rows(rows), state).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
-    assert memory.alias_size_in_bytes == slots * vocab * 9
+    assert memory.alias_size_in_bytes == slots * vocab * 8
     assert memory.temp_size_in_bytes < 12 * rows * vocab * 4
