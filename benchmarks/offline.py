@@ -98,9 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     print(f"{'workload':26} {'output tok/s':>13} {'TTFT ms':>9} {'ITL ms':>8}")
     for name, figures in results.items():
-        print(
-            f"{name:26} {figures['output_tokens_per_s']:13.1f} {figures['ttft_ms']:9.1f} {figures['itl_ms']:8.2f}"
-        )
+        print(f"{name:26} {figures['output_tokens_per_s']:13.1f} {figures['ttft_ms']:9.1f} {figures['itl_ms']:8.2f}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ class Progress(Protocol):
     Stages are `"Loading weights"` (in bytes) and `"Compiling"` (in step shapes). Calls come from several threads.
     """
 
-    def __call__(self, stage: str, done: int, total: int) -> None: ...
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Report. `done` and `total` are counts of the stage's unit."""
 
 
 def silent(stage: str, done: int, total: int) -> None:

@@ -51,7 +51,7 @@ class RequestLimits:
     def _check_logprobs(self, name: str, value: int | None) -> None:
         if value is not None and not 0 <= value <= self.max_logprobs:
             raise RequestError(
-                f"{name}={value}: at most {self.max_logprobs} are possible; start the engine with a larger max_logprobs",
+                f"{name}={value}: at most {self.max_logprobs} are possible; a larger max_logprobs at start allows more",
                 name,
             )
 

@@ -32,9 +32,9 @@ class CompilationWatch:
         """Stop listening."""
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
-    def _listen(self, event: str, duration: float, **details: str | int) -> None:
+    def _listen(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == _COMPILED and threading.get_ident() == self._thread:
-            self._seen.append(f"{details.get('fun_name', 'a function')} in {duration:.2f} s")
+            self._seen.append(f"{details.get('fun_name', 'a function')} in {duration_secs:.2f} s")
 
     @contextmanager
     def watching(self, what: object) -> Iterator[None]:

@@ -32,7 +32,7 @@ def use_compilation_cache(folder: str | None) -> None:
 
     None means the default folder, an empty string no cache.
     """
-    if folder == "" or jax.config.jax_compilation_cache_dir is not None:
+    if folder == "" or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(folder) if folder else Path(cache) / "jaxllm" / "xla"

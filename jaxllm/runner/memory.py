@@ -68,7 +68,8 @@ def plan_pages(
         lower = f"lower max_model_len to {fits} or less, or " if fits >= 2 else ""
         raise CapacityError(
             f"max_model_len={max_model_len} does not fit: {source} hold {fits} tokens; {lower}raise "
-            f"kv_cache_memory_bytes to {needed} or more (or gpu_memory_utilization, now {options.gpu_memory_utilization})"
+            f"kv_cache_memory_bytes to {needed} or more (or gpu_memory_utilization, now "
+            f"{options.gpu_memory_utilization})"
         )
     return pages
 

@@ -24,7 +24,9 @@ class PagedAttention(Protocol):
         scale: float,
         window: int | jax.Array | None = None,
         soft_cap: float | None = None,
-    ) -> tuple[jax.Array, jax.Array]: ...
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `paged_attention`."""
+        ...
 
 
 IMPLEMENTATIONS: dict[str, PagedAttention] = {

@@ -81,7 +81,9 @@ def make_inputs(case: Case) -> Inputs:
     shuffled = rng.permutation(np.arange(1, num_pages))
     table = np.zeros((num_rows, width), np.int32)
     cache = np.full((case.layers, num_pages, case.page_size, 2 * case.num_kv_heads, case.head_size), 1e4, np.float32)
-    positions, token_rows, query_start = [], [], [0]
+    positions: list[int] = []
+    token_rows: list[int] = []
+    query_start = [0]
     used = 0
     for row, (new, computed) in enumerate(case.rows):
         table[row, : pages_per_row[row]] = shuffled[used : used + pages_per_row[row]]
@@ -114,4 +116,3 @@ def make_inputs(case: Case) -> Inputs:
         jnp.asarray(cache, case.dtype),
         batch,
     )
-

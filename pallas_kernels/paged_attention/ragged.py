@@ -36,9 +36,7 @@ class RaggedBatch:
     """[] rows that are not padding."""
 
 
-def write_kv(
-    kv_cache: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, batch: RaggedBatch
-) -> jax.Array:
+def write_kv(kv_cache: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, batch: RaggedBatch) -> jax.Array:
     """Put the step's keys and values into their pages.
 
     `kv_cache` is [L, P, C, 2K, H], `k` and `v` are [T, K, H]. Returns the cache, updated in place where it is donated.
@@ -55,6 +53,10 @@ def write_kv(
     page = jnp.where(is_token, page, NULL_PAGE)
     place = (layer * pages + page) * page_size + offset
     flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
+    if tokens == 1:
+        # XLA turns a scatter of one row into an update slice, fuses that into each of its users, and copies the whole
+        # cache for it. Writing the row twice keeps it a scatter.
+        place, new = jnp.repeat(place, 2), jnp.repeat(new, 2, axis=0)
     flat = flat.at[place].set(new, mode="promise_in_bounds")
     return flat.reshape(kv_cache.shape)
 

@@ -125,9 +125,7 @@ class _Context:
         return kv.reshape(tables.shape[0], tables.shape[1] * self.page_size, -1)
 
 
-def _decode(
-    q: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads
-) -> jax.Array:
+def _decode(q: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads) -> jax.Array:
     """Attention of the leading single-token rows; [T, N, H], zero for all others."""
     rows = min(q.shape[0], batch.kv_lens.shape[0])
     block_rows = min(DECODE_ROWS, rows)

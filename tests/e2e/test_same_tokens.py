@@ -19,9 +19,7 @@ def requests(prompts: list[list[int]], indices: Iterable[int]) -> list[Request]:
         {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "min_p": 0.01},
         {"temperature": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1},
     ]
-    return [
-        request(i, prompts[i], **kinds[i % 4], seed=1000 + i, max_tokens=24, ignore_eos=True) for i in indices
-    ]
+    return [request(i, prompts[i], **kinds[i % 4], seed=1000 + i, max_tokens=24, ignore_eos=True) for i in indices]
 
 
 def tokens(engine: Engine, prompts: list[list[int]], indices: Iterable[int]) -> dict[str, list[int]]:

@@ -72,7 +72,9 @@ def test_logprobs(engine: Engine, reference: Any, prompts: list[list[int]]) -> N
 
 def test_prompt_logprobs_of_a_long_prompt_and_of_one_token(engine: Engine, reference: Any) -> None:
     long = (np.arange(700) * 37 % 900 + 10).tolist()
-    answers = run(engine, [request("long", long, max_tokens=1, prompt_logprobs=0), request("one", [5], prompt_logprobs=1)])
+    answers = run(
+        engine, [request("long", long, max_tokens=1, prompt_logprobs=0), request("one", [5], prompt_logprobs=1)]
+    )
     given = answers["long"].prompt_logprobs
     assert given is not None
     expected = log_softmax(reference, long)

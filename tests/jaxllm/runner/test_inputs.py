@@ -5,7 +5,12 @@ from jaxllm.runner.inputs import PackedLayout
 
 
 def test_fields_survive_the_packed_transfer() -> None:
-    fields = {"ids": ((3,), np.int32), "count": ((), np.int32), "floats": ((2, 2), np.float32), "last": ((1,), np.int32)}
+    fields = {
+        "ids": ((3,), np.int32),
+        "count": ((), np.int32),
+        "floats": ((2, 2), np.float32),
+        "last": ((1,), np.int32),
+    }
     layout = PackedLayout(fields)
     assert layout.size == 3 + 1 + 4 + 1
     packed, views = layout.host_buffer()

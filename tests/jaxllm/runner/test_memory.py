@@ -59,5 +59,5 @@ def device(limit: int, used: int) -> jax.Device:
 
 def test_accelerators_keep_room_for_temporaries() -> None:
     assert device_free_bytes(device(1000, 300), 0.9, 100) == 500
-    with pytest.raises(CapacityError, match="test chip.*max_num_batched_tokens"):
+    with pytest.raises(CapacityError, match=r"test chip.*max_num_batched_tokens"):
         device_free_bytes(device(1000, 800), 0.9, 100)

@@ -62,9 +62,9 @@ def test_matches_numpy(case: Case, implementation: str) -> None:
     np.testing.assert_array_equal(np.asarray(cache, np.float64)[:, 1:], expected_cache[:, 1:])
 
 
+@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=lambda case: case.name)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_cache_is_updated_in_place(implementation: str) -> None:
-    case = CASES[6]
+def test_cache_is_updated_in_place(implementation: str, case: Case) -> None:
     inputs = make_inputs(case)
     kv_cache = jnp.zeros((8, 4096, *inputs.kv_cache.shape[2:]), jnp.float32)
 
@@ -79,6 +79,7 @@ def test_cache_is_updated_in_place(implementation: str) -> None:
         return jax.lax.scan(layer, (inputs.q, kv_cache), jnp.arange(8))[0]
 
     memory = jax.jit(all_layers, donate_argnums=0).lower(kv_cache).compile().memory_analysis()
+    assert memory is not None
     assert memory.alias_size_in_bytes >= kv_cache.nbytes
     assert memory.temp_size_in_bytes < kv_cache.nbytes / 2
 
@@ -86,7 +87,9 @@ def test_cache_is_updated_in_place(implementation: str) -> None:
 def test_unknown_implementation() -> None:
     inputs = make_inputs(CASES[0])
     with pytest.raises(KeyError, match="cuda"):
-        paged_attention(inputs.q, inputs.k, inputs.v, inputs.kv_cache, 0, inputs.batch, scale=1.0, implementation="cuda")
+        paged_attention(
+            inputs.q, inputs.k, inputs.v, inputs.kv_cache, 0, inputs.batch, scale=1.0, implementation="cuda"
+        )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
