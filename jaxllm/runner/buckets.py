@@ -19,12 +19,17 @@ class Bucket:
         return f"{self.tokens} tokens x {self.rows} requests"
 
 
+SMALLEST = 8
+"""Smallest bucket of more than one token. Up to here a step costs little more than one of a single token, because
+reading the weights takes most of it, while every bucket costs a compilation."""
+
+
 class Buckets:
-    """Powers of two up to the token budget, and the budget itself."""
+    """One token, then powers of two from 8 up to the token budget, and the budget itself."""
 
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-        sizes = {max_num_batched_tokens}
-        size = 1
+        sizes = {1, max_num_batched_tokens}
+        size = SMALLEST
         while size < max_num_batched_tokens:
             sizes.add(size)
             size *= 2

@@ -5,8 +5,8 @@ from jaxllm.runner.buckets import Bucket, Buckets
 
 def test_powers_of_two_and_the_budget() -> None:
     buckets = Buckets(max_num_batched_tokens=48, max_num_seqs=8)
-    assert [bucket.tokens for bucket in buckets.all] == [1, 2, 4, 8, 16, 32, 48]
-    assert [bucket.rows for bucket in buckets.all] == [1, 2, 4, 8, 8, 8, 8]
+    assert [bucket.tokens for bucket in buckets.all] == [1, 8, 16, 32, 48]
+    assert [bucket.rows for bucket in buckets.all] == [1, 8, 8, 8, 8]
     assert buckets.largest == Bucket(48, 8)
 
 
