@@ -1,17 +1,30 @@
 """Models from inside and outside the tree."""
 
+import dataclasses
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from jaxllm.models import registry
+from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint import read_config
 from jaxllm.models.config import ModelConfig, common_options
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
-from jaxllm.models.family import Family
+from jaxllm.models.family import LLAMA_NAMES, Family
+from jaxllm.models.layers.attention import Attention
+from jaxllm.models.layers.mlp import GatedMLP
+from jaxllm.models.layers.norm import RMSNorm
+from jaxllm.models.layers.rope import Rotation
+from jaxllm.models.options import ForwardOptions
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 from tests.models import small
+from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
 
 
 def read_mine(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -38,6 +51,46 @@ def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {key: value for key, value in small.CONFIG.items() if key != "max_position_embeddings"}
     small.save(tmp_path, config={**config, "architectures": ["MyForCausalLM"]})
     assert read_config(tmp_path).max_position_embeddings == 77
+
+
+class ParallelLayer(nnx.Module):
+    """Attention and feed-forward side by side, as in docs/add-a-model.md."""
+
+    def __init__(self, config: ModelConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> None:
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.attention = Attention(config, options, dtype=dtype)
+        self.mlp = GatedMLP(config, dtype=dtype, platform=options.platform)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rotation: Rotation,
+        ragged: RaggedBatch,
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        window: int | jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        normed = self.norm(x)
+        attended, kv_cache = self.attention(normed, rotation, ragged, kv_cache, layer, window)
+        return x + attended + self.mlp(normed), kv_cache
+
+
+@pytest.mark.parametrize("stack", ["loop", "scan"])
+def test_a_family_with_its_own_layer_and_names(
+    stack: Literal["loop", "scan"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {**LLAMA_NAMES, "layers.*.norm": "model.layers.*.ln"}
+    family = Family(read_mine, ParallelLayer, names, ignored_tensors=("post_attention_layernorm.weight",))
+    monkeypatch.setattr(registry, "_FAMILIES", {"MyForCausalLM": family})
+    values = {name.replace("input_layernorm", "ln"): value for name, value in small.tensors().items()}
+    small.save(tmp_path, values, {**small.CONFIG, "architectures": ["MyForCausalLM"]})
+    model = load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32")
+    state, step = compiled_step(model)
+    logits, _ = step(state, make_batch([[1, 2, 3]], [0], shuffled_pages(1), 4), empty_cache(model))
+    assert logits.shape == (4, 24)
+    monkeypatch.setattr(registry, "_FAMILIES", {"MyForCausalLM": dataclasses.replace(family, weight_names=LLAMA_NAMES)})
+    with pytest.raises(ModelError, match=r"weight names lack module 'layers\.\*\.norm'"):
+        load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack), "float32")
 
 
 def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Frequencies equal those of transformers for many configurations, in both spellings."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,10 +9,11 @@ import pytest
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from jaxllm.models.config import ModelConfig, RopeConfig, read_rope
+from jaxllm.models.config import RopeConfig, read_rope
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.rope import frequencies, rotate, rotation
+from tests.models import small
 
 LLAMA_31 = {
     "rope_type": "llama3",
@@ -129,10 +131,7 @@ def test_what_is_not_supported_is_an_error(rope: Any, part: str) -> None:
     ],
 )
 def test_context_length(rope: RopeConfig, expected: int) -> None:
-    sizes = {"vocab_size": 8, "hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_size": 8}
-    config = ModelConfig(
-        architecture="x", **sizes, intermediate_size=8, windows=(0,), rope=rope, max_position_embeddings=100
-    )
+    config = dataclasses.replace(small.MODEL, rope=rope, max_position_embeddings=100)
     assert config.context_length == expected
 
 
@@ -140,7 +139,7 @@ def test_context_length(rope: RopeConfig, expected: int) -> None:
 def test_rotation_turns_pairs_and_keeps_the_type(dtype: str) -> None:
     positions = np.array([0, 1, 1000], np.int32)
     heads = np.random.default_rng(0).normal(size=(3, 2, 8)).astype(np.float32)
-    out = rotate(jnp.asarray(heads, dtype), rotation(RopeConfig(), 8, 2048, positions))
+    out = rotate(jnp.asarray(heads, dtype), rotation(RopeConfig(), 8, 2048, jnp.asarray(positions)))
     assert out.dtype == dtype
     angles = positions[:, None] * 10000.0 ** -(np.arange(0, 8, 2) / 8)
     turned = (heads[..., :4] + 1j * heads[..., 4:]) * np.exp(1j * angles)[:, None]
