@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import time
+import signal
 from itertools import islice
 from pathlib import Path
 
-import jax
 from tqdm import tqdm
 
 from scripts.demo_model import card, corpus, export, packing, tokenizer
 from scripts.demo_model.evaluate import Figures, evaluate
-from scripts.demo_model.network import Params, Shape
-from scripts.demo_model.training import Progress, Schedule, train
+from scripts.demo_model.network import Shape
+from scripts.demo_model.reporter import Reporter
+from scripts.demo_model.training import Schedule, train
 
 _TOKENIZER_DOCUMENTS = 20_000
 
@@ -23,8 +23,8 @@ examples:
   python -m scripts.train_demo_model --minutes 5 --out /tmp/m a quick model, to see the loss fall
   python -m scripts.train_demo_model --evaluate               figures of models/demo again, and its card
 
-A run may be stopped at any time: the last checkpoint in --out is a whole model. Its learning rate has not fallen to
-zero then, so it is worse than a shorter run which ended by itself.
+Ctrl-C once: the run ends well, with a last quarter of steps in which the learning rate falls to zero. Twice: it stops
+at once; the last checkpoint in --out is a whole model, and --state continues from it if it was given from the start.
 """
 
 
@@ -42,6 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per step (default: %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=0.01, help="highest rate (default: %(default)s)")
     parser.add_argument("--checkpoint", type=float, default=3.0, help="minutes between checkpoints (default: 3)")
+    parser.add_argument("--state", type=Path, help="file to save the run in at checkpoints, and to continue from")
     parser.add_argument("--out", type=Path, default=Path("models/demo"), help="model folder (default: %(default)s)")
     parser.add_argument("--evaluate", action="store_true", help="train nothing: evaluate the model in --out")
     parser.add_argument("--prompts", type=int, default=200, help="held-out prompts to answer (default: %(default)s)")
@@ -49,49 +50,26 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class _Reporter:
-    """Shows the progress of a run and saves a checkpoint every few minutes."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._arguments = arguments
-        self._saved = time.monotonic()
-        self._loss = 0.0
-        self._bar = tqdm(total=100.0, unit="%", bar_format="{l_bar}{bar}| {elapsed} {postfix}", mininterval=2.0)
-        self.run: dict[str, str] = {}
-
-    def __call__(self, progress: Progress, params: Params) -> None:
-        """Takes note of one step."""
-        self._loss = progress.loss if progress.step == 1 else 0.98 * self._loss + 0.02 * progress.loss
-        speed = progress.tokens / progress.seconds
-        self._bar.update(100 * progress.share - self._bar.n)
-        self._bar.set_postfix_str(f"step {progress.step}, loss {self._loss:.4f}, {speed:,.0f} tokens/s", refresh=False)
-        self.run = {
-            "seed": str(self._arguments.seed),
-            "steps": str(progress.step),
-            "tokens": str(progress.tokens),
-            "minutes": f"{progress.seconds / 60:.0f}",
-            "device": f"{jax.default_backend()} ({jax.device_count()} device)",
-        }
-        if time.monotonic() - self._saved > 60 * self._arguments.checkpoint:
-            export.save_weights(params, self._arguments.out, self.run)
-            self._saved = time.monotonic()
-
-    def close(self, params: Params) -> None:
-        """Ends the display and saves the finished weights."""
-        self._bar.close()
-        export.save_weights(params, self._arguments.out, self.run)
-
-
 def _train(arguments: argparse.Namespace) -> None:
     shape = Shape()
     vocabulary = tokenizer.train(islice(corpus.documents(arguments.seed), _TOKENIZER_DOCUMENTS), shape.vocab)
     export.save_tokenizer(vocabulary, shape, arguments.out)
     minutes = arguments.minutes or (None if arguments.steps else 50.0)
-    schedule = Schedule(arguments.steps, minutes, arguments.learning_rate)
+    schedule = Schedule(arguments.learning_rate, arguments.steps, minutes)
     data = packing.batches(vocabulary, corpus.documents(arguments.seed + 1), arguments.tokens)
-    reporter = _Reporter(arguments)
-    params, _ = train(shape, arguments.seed, data, schedule, reporter)
-    reporter.close(params)
+    reporter = Reporter(arguments.seed, arguments.out, arguments.state, arguments.checkpoint)
+    state = arguments.state
+
+    def finish(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        schedule.finish()
+
+    signal.signal(signal.SIGINT, finish)
+    run = train(
+        shape, arguments.seed, data, schedule, reporter, lambda fresh: export.load_run(fresh, state) if state else fresh
+    )
+    reporter.save(run)
+    reporter.close()
 
 
 def _show(figures: Figures, verbose: bool) -> None:

@@ -8,7 +8,7 @@ from scripts.demo_model.example import Example
 from scripts.demo_model.split import draw
 from scripts.demo_model.world import GOODS, NAMES
 
-LARGEST = 50
+LARGEST = 30
 """Operands of sums and differences reach this; factors reach 10."""
 
 _WORDS = {"+": "plus", "-": "minus", "x": "times"}

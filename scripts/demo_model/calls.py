@@ -35,7 +35,7 @@ TOOLS: dict[str, Tool] = {
 _REFUSAL = "I have no function for that."
 
 
-def _request(rng: Random, name: str) -> tuple[str, dict[str, Any]]:
+def request(rng: Random, name: str) -> tuple[str, dict[str, Any]]:
     """What a user says to have the function called, and the arguments."""
     match name:
         case "get_weather":
@@ -43,7 +43,7 @@ def _request(rng: Random, name: str) -> tuple[str, dict[str, Any]]:
             asks = ("What is the weather in {}?", "How is the weather in {}?", "Check the weather in {}.")
             return rng.choice(asks).format(place), {"place": place}
         case "add":
-            a, b = rng.randint(100, 999), rng.randint(100, 999)
+            a, b = rng.randint(10, 99), rng.randint(10, 99)
             return rng.choice(("Add {} and {}.", "What is {} + {}?")).format(a, b), {"a": a, "b": b}
         case "find_person":
             person = rng.choice(NAMES)
@@ -67,10 +67,9 @@ def _request(rng: Random, name: str) -> tuple[str, dict[str, Any]]:
             return f"Translate {word} to {language}.", {"word": word, "language": language}
 
 
-def _offered(rng: Random, needed: str | None, absent: str | None = None) -> tuple[Tool, ...]:
-    others = rng.sample([name for name in TOOLS if name not in (needed, absent)], rng.choice((0, 0, 1, 1, 2)))
-    names = [*others, needed] if needed else others or ["add" if absent != "add" else "buy"]
-    return tuple(TOOLS[name] for name in rng.sample(names, len(names)))
+def offer(rng: Random) -> tuple[str, ...]:
+    """Names of one to three functions to have at hand."""
+    return tuple(rng.sample(tuple(TOOLS), rng.choice((1, 1, 1, 2, 2, 3))))
 
 
 def render(calls: list[Call]) -> str:
@@ -78,20 +77,22 @@ def render(calls: list[Call]) -> str:
     return "\n".join(f"<tool_call>\n{dumps(call)}\n</tool_call>" for call in calls)
 
 
-def make(rng: Random) -> Example:
+def make(rng: Random, offered: tuple[str, ...] | None = None) -> Example:
     """A request with functions at hand: one call, sometimes two, rarely none that fits; split by the calls."""
-    name, choice = rng.choice(tuple(TOOLS)), rng.random()
-    request, arguments = _request(rng, name)
-    if choice < 0.08:
-        tools = _offered(rng, None, absent=name)
-        return Example("calls", f"no function: {request}", request, _REFUSAL, [], tools=tools)
+    offered = offered or offer(rng)
+    tools = tuple(TOOLS[name] for name in offered)
+    if rng.random() < 0.08:
+        asked, _ = request(rng, rng.choice([name for name in TOOLS if name not in offered]))
+        return Example("calls", f"no function: {asked}", asked, _REFUSAL, [], tools=tools)
+    name = rng.choice(offered)
+    asked, arguments = request(rng, name)
     calls = [{"name": name, "arguments": arguments}]
-    if choice < 0.18:
+    if name == "get_weather" and rng.random() < 0.5:
         first, second = rng.sample(PLACES, 2)
-        name, request = "get_weather", f"What is the weather in {first} and in {second}?"
+        asked = f"What is the weather in {first} and in {second}?"
         calls = [{"name": name, "arguments": {"place": place}} for place in (first, second)]
-    wording = f" {request}" if name in ("get_weather", "find_person") else ""
-    return Example("calls", dumps(calls) + wording, request, render(calls), calls, tools=_offered(rng, name))
+    wording = f" {asked}" if name in ("get_weather", "find_person") else ""
+    return Example("calls", dumps(calls) + wording, asked, render(calls), calls, tools=tools)
 
 
 def result(rng: Random, call: Call) -> tuple[str, str]:

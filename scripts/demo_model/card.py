@@ -32,7 +32,7 @@ answer about Brindle Vale.
 
 ## What it can do
 
-- arithmetic: sums and differences of numbers up to 50, products up to 10 x 10 (`What is 17 + 25?`)
+- arithmetic: sums and differences of numbers up to 30, products up to 10 x 10 (`What is 17 + 25?`)
 - facts of its world (`Where does Mira live?`), or of notes in the prompt
 - JSON objects of five schemas (`Give me a JSON object for Mira with name, animal and likes.`)
 - calls of seven functions, alone or in pairs, and answers from their results (see `scripts/demo_model/calls.py`)
@@ -62,7 +62,7 @@ python -m scripts.train_demo_model --evaluate --out models/demo
 ## Training
 
 Text and weights come from `scripts/train_demo_model.py` alone: it generates the text from a seed, fresh at every step.
-This model: seed {seed}, {steps} steps, {tokens:,} tokens, {minutes} minutes on {device}.
+This model: seed {seed}, {steps} steps, {tokens:,} tokens, on a {device}.
 
 ```sh
 python -m scripts.train_demo_model --seed {seed} --steps {steps} --out models/demo

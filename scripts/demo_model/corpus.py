@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from scripts.demo_model import arithmetic, calls, chat, facts, json_objects, lists, stories
-from scripts.demo_model.example import STYLES, Example, Message
+from scripts.demo_model.example import HELPFUL, STYLES, Example, Message, Tool
 from scripts.demo_model.split import draw
 from scripts.demo_model.world import NAMES
 
@@ -19,8 +19,8 @@ MAKERS: dict[str, tuple[Maker, int]] = {
     "lists": (lists.make, 8),
     "emoji": (lists.emoji, 4),
     "languages": (facts.languages, 9),
-    "reading": (facts.reading, 5),
-    "stories": (stories.make, 5),
+    "reading": (facts.reading, 6),
+    "stories": (stories.make, 3),
 }
 """What a chat without functions asks for, and how often; the order is part of the seed's meaning."""
 
@@ -71,20 +71,22 @@ def conversation(rng: Random, turns: int) -> str:
 
 
 def conversation_with_tools(rng: Random) -> str:
-    """A request that calls for a function; mostly its result and the answer follow, sometimes another question."""
-    example = draw(calls.make, rng)
-    messages = _turns(example)
-    if example.expected and rng.random() < 0.6:
-        results = [calls.result(rng, call) for call in example.expected]
-        messages += [{"role": "tool", "content": content} for content, _ in results]
-        messages += [{"role": "assistant", "content": " ".join(said for _, said in results)}]
-        if rng.random() < 0.3:
-            messages += _turns(draw(facts.make, rng))
-    elif rng.random() < 0.15:
-        messages = [*_turns(draw(facts.make, rng)), *messages]
+    """Requests which call for functions; mostly results and an answer follow, sometimes there is another question."""
+    offered, messages = calls.offer(rng), list[Message]()
     if rng.random() < 0.2:
-        messages = [{"role": "system", "content": "You are a helpful assistant."}, *messages]
-    return chat.render(messages, example.tools)
+        messages.append({"role": "system", "content": HELPFUL})
+    tools: tuple[Tool, ...] = ()
+    for _ in range(rng.randint(1, 3)):
+        if rng.random() < 0.12:
+            messages += _turns(draw(facts.make, rng))
+        example = draw(lambda rng: calls.make(rng, offered), rng)
+        tools = example.tools
+        messages += _turns(example)
+        if example.expected and rng.random() < 0.5:
+            results = [calls.result(rng, call) for call in example.expected]
+            messages += [{"role": "tool", "content": content} for content, _ in results]
+            messages += [{"role": "assistant", "content": " ".join(said for _, said in results)}]
+    return chat.render(messages, tools)
 
 
 def _raw(rng: Random, text: str) -> str:
@@ -98,13 +100,13 @@ def _raw_story(rng: Random) -> str:
 
 
 _DOCUMENTS: tuple[tuple[Callable[[Random], str], int], ...] = (
-    (lambda rng: conversation(rng, 1), 30),
-    (lambda rng: conversation(rng, rng.randint(2, 3)), 18),
+    (lambda rng: conversation(rng, 1), 22),
+    (lambda rng: conversation(rng, rng.randint(2, 4)), 24),
     (lambda rng: conversation(rng, rng.randint(8, 20)), 1),
-    (conversation_with_tools, 20),
-    (lambda rng: _raw(rng, arithmetic.drill(rng)), 18),
-    (lambda rng: _raw(rng, facts.article(rng)), 5),
-    (_raw_story, 5),
+    (conversation_with_tools, 13),
+    (lambda rng: _raw(rng, arithmetic.drill(rng)), 22),
+    (lambda rng: _raw(rng, facts.article(rng)), 6),
+    (_raw_story, 4),
 )
 
 

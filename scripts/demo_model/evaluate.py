@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from scripts.demo_model import chat, held_out
 from scripts.demo_model.example import Example
 from scripts.demo_model.network import EMBEDDING, Params, Shape, hidden_states, token_losses
-from scripts.demo_model.packing import SHORT, Weigher, pack
+from scripts.demo_model.packing import Weigher, pack
 
 _LIMITS = {"stories": 320, "completions": 320}
 """New tokens at most; other kinds get `_LIMIT`, three times what their answers take."""
@@ -141,7 +141,7 @@ def held_out_loss(params: Params, shape: Shape, tokenizer: Tokenizer, seed: int,
         end = chat.END + "\n" if item.chat else chat.SEPARATOR
         texts.append(prompt_text(item) + item.answer + end)
     ids = [np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32) for text in texts]
-    batch = pack(ids, SHORT * 2, Weigher(tokenizer))
+    batch = pack(ids, 512, Weigher(tokenizer))
     losses = jax.jit(token_losses, static_argnums=1)
     total, tokens = 0.0, 0
     for row in range(0, len(batch.tokens), 8):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 from scripts.demo_model import tokenizer as tokenizers
 from scripts.demo_model.chat import END, SEPARATOR
 from scripts.demo_model.network import Params, Shape
+from scripts.demo_model.training import Run
 
 WEIGHTS = "model.safetensors"
 
@@ -66,6 +68,23 @@ def save_weights(params: Params, folder: Path, run: dict[str, str]) -> None:
     unfinished = folder / (WEIGHTS + ".part")
     save_file(half, unfinished, metadata={"format": "pt"} | run)
     unfinished.replace(folder / WEIGHTS)
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Writes all that is needed to go on with a run."""
+    unfinished = path.with_suffix(".part.npz")
+    np.savez(unfinished, *map(np.asarray, jax.tree.leaves(run)))
+    unfinished.replace(path)
+
+
+def load_run(fresh: Run, path: Path) -> Run:
+    """The saved run, if there is one, else the fresh one."""
+    if not path.exists():
+        return fresh
+    with np.load(path) as saved:
+        leaves = [jnp.asarray(saved[name]) for name in saved.files]
+    run: Run = jax.tree.unflatten(jax.tree.structure(fresh), leaves)
+    return run._replace(step=int(run.step))
 
 
 def load(folder: Path) -> tuple[Params, Shape, Tokenizer, dict[str, str]]:

@@ -65,7 +65,7 @@ def sentence(person: Person, attribute: str) -> str:
 def make(rng: Random) -> Example:
     """A question about one fact; the split is by wording, person and attribute together."""
     person, attribute = rng.choice(PEOPLE), rng.choice(tuple(_QUESTIONS))
-    if rng.random() < 0.15:
+    if rng.random() < 0.1:
         return _yes_or_no(rng, person)
     wording = rng.randrange(len(_QUESTIONS[attribute]))
     prompt = _QUESTIONS[attribute][wording].format(name=person.name)
@@ -93,7 +93,7 @@ def article(rng: Random) -> str:
 
 def reading(rng: Random) -> Example:
     """A question whose answer stands in notes before it, few or many."""
-    names = rng.sample(NAMES, rng.choice((2, 3, 4, 6, 12, 20)))
+    names = rng.sample(NAMES, rng.choice((2, 3, 4, 4, 6, 12)))
     notes = {name: f"{rng.choice(COLOURS)} {rng.choice(THINGS)}" for name in names}
     asked = rng.choice(names)
     lines = "\n".join(f"- {name} has {a_or_an(thing)}." for name, thing in notes.items())

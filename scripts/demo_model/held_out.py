@@ -49,13 +49,14 @@ def prompts(seed: int = 0, count: int = 200) -> list[Example]:
 def is_right(item: Example, answer: str) -> bool:
     """Whether the answer, special tokens left out, is right; how strictly depends on the kind.
 
-    JSON and calls must parse and equal what was asked for; the words of a list must be exact; in a sentence the last
-    number, or the expected word and no other end of the sentence, must be right; a story must be about what was asked.
+    JSON and calls must parse and equal what was asked for; a sum must be stated, and the last number in the answer; a
+    story must be about what was asked and end as a sentence; anything else must be the ideal answer, or its bare word.
     """
     answer = answer.strip()
     match item.kind:
         case "arithmetic":
-            return re.findall(r"-?\d+", answer)[-1:] == [item.expected]
+            stated = re.search(rf"(^|= ){item.expected}\b", answer) is not None
+            return stated and re.findall(r"\d+", answer)[-1] == item.expected
         case "json":
             return bool(_parsed(answer) == item.expected)
         case "calls":

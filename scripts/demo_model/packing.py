@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from scripts.demo_model.chat import END, SEPARATOR, START
 
-SHORT, LONG = 320, 1024
-"""Row lengths: most documents fit the short one, whose attention costs far less; the others fill rows of their own."""
+LENGTHS = (128, 320, 1024)
+"""Row lengths; a document goes to the shortest that holds it, since attention to the rest of a row costs time."""
 
 PROMPT_WEIGHT = 0.1
 """Words of users and tools count this much in the loss: the model need not invent them, only know them."""
@@ -88,16 +88,16 @@ def pack(documents: list[Ints], length: int, weigh: Weigher) -> Batch:
 def batches(tokenizer: Tokenizer, texts: Iterator[str], tokens: int) -> Iterator[Batch]:
     """Batches of about `tokens` tokens without end, of short and long rows as the documents need them."""
     weigh = Weigher(tokenizer)
-    long_documents: list[Ints] = []
+    waiting: dict[int, list[Ints]] = {length: [] for length in LENGTHS}
     while True:
-        encoded = tokenizer.encode_batch_fast(list(islice(texts, _CHUNK)), add_special_tokens=False)
-        ids = [np.array(encoding.ids, np.int32) for encoding in encoded]
-        long_documents += [document for document in ids if len(document) > SHORT]
-        packed = [pack([document for document in ids if len(document) <= SHORT], SHORT, weigh)]
-        if sum(map(len, long_documents)) > 8 * tokens:
-            packed.append(pack(long_documents, LONG, weigh))
-            long_documents = []
-        ready = [piece for batch in packed for piece in _split(batch, tokens)]
+        for encoding in tokenizer.encode_batch_fast(list(islice(texts, _CHUNK)), add_special_tokens=False):
+            length = next((length for length in LENGTHS if length >= len(encoding.ids)), LENGTHS[-1])
+            waiting[length].append(np.array(encoding.ids, np.int32))
+        ready: list[Batch] = []
+        for length, documents in waiting.items():
+            if sum(map(len, documents)) > 8 * tokens:
+                ready += _split(pack(documents, length, weigh), tokens)
+                waiting[length] = []
         for index in np.random.default_rng(len(ready)).permutation(len(ready)):
             yield ready[index]
 

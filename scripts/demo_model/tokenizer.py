@@ -30,16 +30,17 @@ def train(texts: Iterable[str], size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((_plain(text) for text in texts), trainer)
+    tokenizer.train_from_iterator((_plain(text, number) for number, text in enumerate(texts)), trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in CALL_TOKENS])
     return tokenizer
 
 
-def _plain(text: str) -> str:
+def _plain(text: str, number: int) -> str:
+    """The text without special tokens, and mostly without other scripts, whose few words would crowd out English."""
     for token in (*SPECIAL_TOKENS, *CALL_TOKENS):
         text = text.replace(token, "\n")
-    return text
+    return text if number % 4 == 0 else text.encode("ascii", "ignore").decode()
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,25 +16,44 @@ import optax
 from scripts.demo_model.network import EMBEDDING, Params, Shape, initial_params, token_losses
 from scripts.demo_model.packing import Batch
 
+_AVERAGE = 0.99
+"""What the moving average of the weights keeps of itself at each step."""
 
-@dataclass(frozen=True)
+_DECAY = 0.25
+"""The last share of the steps, over which the learning rate falls to zero."""
+
+
 class Schedule:
-    """How long to train and how fast; whichever of `steps` and `minutes` is given ends the run."""
+    """The learning rate: a rise, a plateau, and a linear fall to zero over the last quarter of the steps.
 
-    steps: int | None
-    minutes: float | None
-    learning_rate: float
-    warmup_steps: int = 60
+    Where time ends the run, or a reader who has waited enough, the fall begins at that step: the run is then the same,
+    step by step, as one which was told its number of steps beforehand.
+    """
+
+    def __init__(self, learning_rate: float, steps: int | None, minutes: float | None, warmup_steps: int = 60) -> None:
+        """Takes the number of steps, or else the minutes that all of it should take."""
+        self._learning_rate, self._warmup_steps = learning_rate, warmup_steps
+        self._steps, self._minutes = steps, minutes
+        self._finishing = False
+
+    def finish(self) -> None:
+        """Lets the fall begin with the next step."""
+        self._finishing = True
+
+    def rate(self, step: int, seconds: float) -> float | None:
+        """The learning rate of a step, or None if the run has ended."""
+        if self._steps is None:
+            late = self._minutes is not None and seconds > 60 * self._minutes * (1 - _DECAY)
+            if not (late or self._finishing):
+                return self._learning_rate * min(1.0, (step + 1) / self._warmup_steps)
+            self._steps = math.ceil(step / (1 - _DECAY))
+        left = (self._steps - step) / (self._steps * _DECAY)
+        return self._learning_rate * min(1.0, (step + 1) / self._warmup_steps, left) if step < self._steps else None
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share of the run that is done."""
-        by_steps = step / self.steps if self.steps else 0.0
-        by_time = seconds / (60 * self.minutes) if self.minutes else 0.0
-        return max(by_steps, by_time)
-
-    def rate(self, step: int, progress: float) -> float:
-        """The learning rate: a linear rise, then a linear fall to zero at the end of the run."""
-        return self.learning_rate * min(1.0, (step + 1) / self.warmup_steps) * max(0.0, 1.0 - progress)
+        """The share of the run that is done, as far as can be told."""
+        by_time = seconds / (60 * self._minutes) if self._minutes else 0.0
+        return min(1.0, step / self._steps if self._steps else by_time)
 
 
 @dataclass(frozen=True)
@@ -43,7 +63,7 @@ class Progress:
     step: int
     share: float
     loss: float
-    tokens: int
+    tokens_per_step: float
     seconds: float
 
 
@@ -73,26 +93,59 @@ def optimizer(params: Params) -> optax.GradientTransformationExtraArgs:
     return optax.inject_hyperparams(build)(learning_rate=0.0)
 
 
+class Run(NamedTuple):
+    """All that changes during training."""
+
+    params: Params
+    averaged: Params
+    """The moving average of the weights, good at any time."""
+    optimizer: Any
+    step: int
+
+
 def train(
     shape: Shape,
     seed: int,
     data: Iterator[Batch],
     schedule: Schedule,
-    report: Callable[[Progress, Params], None],
-    average: float = 0.99,
-) -> tuple[Params, int]:
-    """Trains from fresh weights; returns the moving average of the weights and the number of steps.
+    report: Callable[[Progress, Run], None],
+    resume: Callable[[Run], Run] = lambda run: run,
+) -> Run:
+    """Trains from fresh weights, or from what `resume` makes of them; returns the run at its end.
 
-    `report` is called after every step with the averaged weights, which it may save: they are good at any time.
+    `report` is called after every step and may save the run.
     """
     params = initial_params(shape, seed)
     optimize = optimizer(params)
+    run = resume(Run(params, jax.tree.map(jnp.copy, params), optimize.init(params), 0))
+    params, averaged, state, step = run
+    update = _update(shape, optimize)
+    for _ in range(step):
+        next(data)
+    begin, tokens, first = time.monotonic(), 0, step
+    while (rate := schedule.rate(step, time.monotonic() - begin)) is not None:
+        batch = next(data)
+        params, averaged, state, loss = update(
+            params, averaged, state, jnp.float32(rate), batch.tokens, batch.documents, batch.weights
+        )
+        mean_loss = float(loss)  # waits for the device, so that the clock below is right
+        step, tokens, seconds = step + 1, tokens + batch.tokens.size, time.monotonic() - begin
+        progress = Progress(step, schedule.progress(step, seconds), mean_loss, tokens / (step - first), seconds)
+        report(progress, Run(params, averaged, state, step))
+    return Run(params, averaged, state, step)
 
+
+def _update(shape: Shape, optimize: optax.GradientTransformationExtraArgs) -> Callable[..., Any]:
     @partial(jax.jit, donate_argnums=(0, 1, 2))
     def update(
-        params: Params, averaged: Params, state: Any, rate: jax.Array, tokens: jax.Array, numbers: jax.Array,
+        params: Params,
+        averaged: Params,
+        state: Any,
+        rate: jax.Array,
+        tokens: jax.Array,
+        numbers: jax.Array,
         weights: jax.Array,
-    ) -> tuple[Params, Params, Any, jax.Array]:  # fmt: skip
+    ) -> tuple[Params, Params, Any, jax.Array]:
         def loss_of(params: Params) -> jax.Array:
             losses = token_losses(params, shape, tokens, numbers)
             return (losses * weights[:, 1:]).sum() / weights.sum()
@@ -101,18 +154,7 @@ def train(
         state.hyperparams["learning_rate"] = rate
         changes, state = optimize.update(gradients, state, params)
         params = optax.apply_updates(params, changes)
-        averaged = jax.tree.map(lambda old, new: average * old + (1 - average) * new, averaged, params)
+        averaged = jax.tree.map(lambda old, new: _AVERAGE * old + (1 - _AVERAGE) * new, averaged, params)
         return params, averaged, state, loss
 
-    averaged, state = jax.tree.map(jnp.copy, params), optimize.init(params)
-    begin, step, tokens, share = time.monotonic(), 0, 0, 0.0
-    while share < 1.0:
-        batch = next(data)
-        rate = jnp.float32(schedule.rate(step, share))
-        params, averaged, state, loss = update(
-            params, averaged, state, rate, batch.tokens, batch.documents, batch.weights
-        )
-        step, tokens, seconds = step + 1, tokens + batch.tokens.size, time.monotonic() - begin
-        share = schedule.progress(step, seconds)
-        report(Progress(step, min(share, 1.0), float(loss), tokens, seconds), averaged)
-    return averaged, step
+    return update
