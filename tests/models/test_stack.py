@@ -86,10 +86,7 @@ def test_every_type_computes(dtype: str, kind: Kind, tmp_path: Any) -> None:
     np.testing.assert_allclose(logits[dtype], logits["float32"], atol=0.1)
 
 
-ONE_TOKEN = pytest.mark.xfail(reason="XLA fuses the write of a single token with a select that reads the old cache")
-
-
-@pytest.mark.parametrize("tokens", [pytest.param(1, marks=ONE_TOKEN), 2, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 8])
 @pytest.mark.parametrize("kind", ["loop", "scan"])
 def test_the_cache_is_not_copied(kind: Kind, tokens: int) -> None:
     """On CPU both stacks update a donated cache in place.
