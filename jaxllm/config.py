@@ -139,7 +139,9 @@ class CompileOptions(Section):
     layer_stack: Literal["auto", "scan", "loop"] = option(
         "auto", "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, loop on CPU and GPU."
     )
-    attention_backend: Literal["auto", "reference", "xla"] = option("auto", "Implementation of paged attention.")
+    attention_backend: Literal["auto", "reference", "xla", "cpu"] = option(
+        "auto", "Implementation of paged attention. 'auto': cpu on CPU, xla elsewhere."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

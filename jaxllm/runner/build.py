@@ -57,7 +57,7 @@ class Plan:
         stack, attention = self.config.compile.layer_stack, self.config.compile.attention_backend
         return ForwardOptions(
             platform=self.platform,
-            attention="xla" if attention == "auto" else attention,
+            attention=("cpu" if self.platform == "cpu" else "xla") if attention == "auto" else attention,
             stack=("scan" if self.platform == "tpu" else "loop") if stack == "auto" else stack,
             max_model_len=self.max_model_len,
         )

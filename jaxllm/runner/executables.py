@@ -122,7 +122,7 @@ class Executables:
         level = self._options.optimization_level
         if level == 3 or jax.default_backend() != "cpu":
             return {}
-        return {"xla_backend_optimization_level": level, "xla_cpu_use_fusion_emitters": False}
+        return {"xla_backend_optimization_level": level}
 
     def lower(self, bucket: Bucket) -> jax.stages.Lowered:
         """The step of a bucket, traced and lowered."""

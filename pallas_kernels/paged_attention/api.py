@@ -1,5 +1,6 @@
 """Ragged paged attention: one operation for any mix of prefill chunks and decodes."""
 
+from functools import partial
 from typing import Protocol
 
 import jax
@@ -32,7 +33,9 @@ class PagedAttention(Protocol):
 IMPLEMENTATIONS: dict[str, PagedAttention] = {
     "reference": reference_paged_attention,
     "xla": xla_paged_attention,
+    "cpu": partial(xla_paged_attention, flat_pages=True),
 }
+"""`reference` is slow and obvious, `xla` runs everywhere, `cpu` is `xla` with pages as CPUs like them."""
 
 
 def paged_attention(

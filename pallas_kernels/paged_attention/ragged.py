@@ -45,14 +45,15 @@ def write_kv(kv_cache: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.A
     """
     layers, pages, page_size, heads, head_size = kv_cache.shape
     tokens = k.shape[0]
-    new = jnp.stack([k, v], axis=2).reshape(tokens, heads * head_size).astype(kv_cache.dtype)
+    new = jnp.stack([k, v], axis=2).reshape(tokens, heads, head_size).astype(kv_cache.dtype)
     new = jnp.where(jnp.isfinite(new), new, 0)
     column, offset = _divide(batch.positions, page_size)
     page = batch.page_table.at[batch.token_rows, column].get(mode="promise_in_bounds")
     is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
     page = jnp.where(is_token, page, NULL_PAGE)
     place = (layer * pages + page) * page_size + offset
-    flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
+    # The last two dimensions stay apart: TPUs tile them, and joining them would copy the cache.
+    flat = kv_cache.reshape(layers * pages * page_size, heads, head_size)
     if tokens == 1:
         # XLA turns a scatter of one row into an update slice, fuses that into each of its users, and copies the whole
         # cache for it. Writing the row twice keeps it a scatter.

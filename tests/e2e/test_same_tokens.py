@@ -62,7 +62,8 @@ def test_chunks_of_16(prompts: list[list[int]], together: dict[str, list[int]]) 
 def test_preemption(prompts: list[list[int]], together: dict[str, list[int]], prefix_caching: bool) -> None:
     engine = make_engine(
         max_model_len=512,
-        num_gpu_blocks_override=40,
+        block_size=4,
+        num_gpu_blocks_override=130,
         max_num_batched_tokens=64,
         max_num_seqs=16,
         enable_prefix_caching=prefix_caching,
