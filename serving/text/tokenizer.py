@@ -1,5 +1,6 @@
 """Text to token ids and back, on Hugging Face's fast tokenizers."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -42,6 +43,8 @@ class Tokenizer:
         folder = Path(name)
         if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
             raise ConfigError(f"no tokenizer files (tokenizer.json, ...) in {folder}: {advice}")
+        # Otherwise the import warns that there is no PyTorch, which nobody here needs.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
         try:

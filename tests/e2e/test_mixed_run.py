@@ -35,7 +35,7 @@ def mixed_requests(prompts: list[list[int]], count: int, seed: int) -> list[Requ
         request(
             f"{seed}-{i}",
             prompts[int(rng.integers(len(prompts)))],
-            max_tokens=int(rng.integers(1, 40)),
+            max_tokens=int(rng.integers(4, 40)),
             **choices[i % len(choices)],
         )
         for i in range(count)
