@@ -1,7 +1,7 @@
 """From options to a runner that is ready: platform, types, memory, weights, executables."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,12 +147,9 @@ def _load(plan: Plan, progress: Progress) -> tuple[jax.Array, ...]:
 def _build(plan: Plan, pages: int, parameters: tuple[jax.Array, ...] | None, progress: Progress) -> Runner:
     spec, buckets = make_spec(plan, pages)
     executables = Executables(spec, plan.config.compile)
-    with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
-        loading = None if parameters is not None else pool.submit(_load, plan, progress)
-        if not plan.config.compile.enforce_eager:
-            executables.compile_all(buckets.all, progress)
-        loaded = parameters if loading is None else loading.result()
-    assert loaded is not None
+    eager = plan.config.compile.enforce_eager
+    with nullcontext() if eager else executables.compiling(buckets.all, progress):
+        loaded = _load(plan, progress) if parameters is None else parameters
     runner = Runner(
         parameters=loaded,
         state=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec.state),

@@ -1,9 +1,11 @@
 """Compiles every step shape ahead of time, several at once, into JAX's persistent compilation cache."""
 
+import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,17 +75,28 @@ class Executables:
             "set_bias": self._lower_set_bias,
         }
 
-    def compile_all(self, buckets: Iterable[Bucket], progress: Progress = silent) -> None:
-        """Compile everything beside the steps, and the step of each bucket, the largest first."""
+    @contextmanager
+    def compiling(self, buckets: Iterable[Bucket], progress: Progress = silent) -> Iterator[None]:
+        """Compile the step of each bucket, the largest first, and everything beside the steps, during the block.
+
+        Leaving the block waits for the rest. An exception in it (weights that cannot be loaded, say) gives up what has
+        not begun.
+        """
         keys: list[Bucket | str] = [*sorted(buckets, reverse=True), *self._others]
         workers = self._options.compile_workers or os.cpu_count() or 1
+        finished = itertools.count(1)
         progress("Compiling", 0, len(keys))
+
+        def compile_one(key: Bucket | str) -> None:
+            self._get(key)
+            progress("Compiling", next(finished), len(keys))
+
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
-            pending = {pool.submit(self._compile, key): key for key in keys}
             try:
-                for done, future in enumerate(as_completed(pending), start=1):
-                    self._compiled[pending[future]] = future.result()
-                    progress("Compiling", done, len(keys))
+                pending = [pool.submit(compile_one, key) for key in keys]
+                yield
+                for future in as_completed(pending):
+                    future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

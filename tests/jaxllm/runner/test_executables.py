@@ -12,7 +12,7 @@ PAGES = 4096
 @pytest.mark.parametrize("stack", ["loop", "scan"])
 @pytest.mark.parametrize("bucket", [Bucket(1, 1), Bucket(2, 2), Bucket(64, 8)], ids=str)
 def test_a_step_copies_neither_cache_nor_sampling_state(bucket: Bucket, stack: str) -> None:
-    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "layer_stack": stack}
+    options: dict[str, object] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "layer_stack": stack}
     plan = make_plan(EngineConfig.from_options(options))
     spec, _ = make_spec(plan, PAGES)
     lowered = Executables(spec, plan.config.compile).lower(bucket)
