@@ -62,9 +62,7 @@ def test_one_clear_error(model: Path, name: str) -> None:
 
 
 def test_what_does_not_fit() -> None:
-    with pytest.raises(
-        CapacityError, match="max_model_len=2048 does not fit.*hold 144 tokens.*lower max_model_len to 144"
-    ):
+    with pytest.raises(CapacityError, match=r"max_model_len=2048 does not fit.* lower max_model_len to 144"):
         make_engine(num_gpu_blocks_override=10)
     with pytest.raises(ConfigError, match="max_model_len=4096: the model has positions for 2048"):
         make_engine(max_model_len=4096)
