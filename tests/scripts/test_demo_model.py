@@ -109,9 +109,7 @@ def test_ideal_answers_are_right_and_spoiled_ones_are_wrong() -> None:
     for item in ITEMS:
         assert held_out.is_right(item, item.answer)
         assert not held_out.is_right(item, "")
-        if item.kind not in ("stories", "completions"):
-            assert not held_out.is_right(item, item.answer[:-4]), item
-            assert not held_out.is_right(item, "999"), item
+        assert not held_out.is_right(item, "999"), item
 
 
 @pytest.mark.parametrize(
