@@ -69,12 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeat", type=int, default=3, help="counted runs of each workload, after one to warm up")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--max-num-batched-tokens", type=int, help="token budget of a step")
+    parser.add_argument("--optimization-level", type=int, default=3, help="how hard XLA tries on CPU, 0 to 3")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
 
     with tempfile.TemporaryDirectory() as scratch:
         reference = options.model is None
         model = str(write_reference_model(Path(scratch))) if reference else options.model
+        start = time.perf_counter()
         engine = Engine.from_config(
             EngineConfig.from_options(
                 {
@@ -83,10 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     "max_model_len": 1024 if reference else None,
                     "max_num_batched_tokens": options.max_num_batched_tokens,
                     "enable_prefix_caching": False,
+                    "optimization_level": options.optimization_level,
                     "strict_compilation": True,
                 }
             )
         )
+    started = time.perf_counter() - start
     rng = np.random.default_rng(0)
     results = {}
     for workload in WORKLOADS:
@@ -96,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         print(json.dumps(results, indent=1))
         return
+    print(f"start-up {started:.1f} s")
     print(f"{'workload':26} {'output tok/s':>13} {'TTFT ms':>9} {'ITL ms':>8}")
     for name, figures in results.items():
         print(f"{name:26} {figures['output_tokens_per_s']:13.1f} {figures['ttft_ms']:9.1f} {figures['itl_ms']:8.2f}")
