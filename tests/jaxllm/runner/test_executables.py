@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,11 +14,12 @@ PAGES = 4096
 @pytest.mark.parametrize("stack", ["loop", "scan"])
 @pytest.mark.parametrize("bucket", [Bucket(1, 1), Bucket(2, 2), Bucket(64, 8)], ids=str)
 def test_a_step_copies_neither_cache_nor_sampling_state(bucket: Bucket, stack: str) -> None:
-    options: dict[str, object] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "layer_stack": stack}
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "layer_stack": stack}
     plan = make_plan(EngineConfig.from_options(options))
     spec, _ = make_spec(plan, PAGES)
     lowered = Executables(spec, plan.config.compile).lower(bucket)
-    memory = lowered.compile(compiler_options={"xla_backend_optimization_level": 0}).memory_analysis()
+    quickly: dict[str, Any] = {"xla_backend_optimization_level": 0}
+    memory = lowered.compile(compiler_options=quickly).memory_analysis()
     assert memory is not None
     cache = int(np.prod(spec.state.kv_cache.shape)) * 4
     assert cache > 200e6
