@@ -40,7 +40,7 @@ def test_every_option_has_a_flag_that_sets_it() -> None:
             value = not flag.default
             arguments = [flag.flag if value else "--no-" + flag.flag.removeprefix("--")]
         else:
-            value = flag.choices[-1] if flag.choices else {int: 7, float: 0.25, str: "text"}[flag.kind]
+            value = flag.choices[-1] if flag.choices else {int: 2, float: 0.25, str: "text"}[flag.kind]
             arguments = [flag.flag, str(value)]
         section = getattr(parse(*arguments), flag.section)
         assert getattr(section, flag.name) == value

@@ -139,4 +139,5 @@ def test_transformers_gives_the_same_logits() -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER)
     with torch.no_grad():
         theirs = model(torch.tensor(ids)).logits.numpy()
-    np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-4, rtol=1e-4)
+    # Logits reach 20 and more: float32 sums in another order differ by this much.
+    np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-3, rtol=1e-4)
