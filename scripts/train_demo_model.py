@@ -23,7 +23,7 @@ examples:
   python -m scripts.train_demo_model --minutes 5 --out /tmp/m a quick model, to see the loss fall
   python -m scripts.train_demo_model --evaluate               figures of models/demo again, and its card
 
-Ctrl-C once: the run ends well, with a last quarter of steps in which the learning rate falls to zero. Twice: it stops
+Ctrl-C once: the run ends well, with some last steps in which the learning rate falls to zero. Twice: it stops
 at once; the last checkpoint in --out is a whole model, and --state continues from it if it was given from the start.
 """
 
@@ -52,8 +52,12 @@ def _arguments() -> argparse.Namespace:
 
 def _train(arguments: argparse.Namespace) -> None:
     shape = Shape()
-    vocabulary = tokenizer.train(islice(corpus.documents(arguments.seed), _TOKENIZER_DOCUMENTS), shape.vocab)
-    export.save_tokenizer(vocabulary, shape, arguments.out)
+    if arguments.state and arguments.state.exists():
+        # A run goes on with the tokens it began with, also when the corpus has changed since.
+        vocabulary = export.load_tokenizer(arguments.out)
+    else:
+        vocabulary = tokenizer.train(islice(corpus.documents(arguments.seed), _TOKENIZER_DOCUMENTS), shape.vocab)
+        export.save_tokenizer(vocabulary, shape, arguments.out)
     minutes = arguments.minutes or (None if arguments.steps else 50.0)
     schedule = Schedule(arguments.learning_rate, arguments.steps, minutes)
     data = packing.batches(vocabulary, corpus.documents(arguments.seed + 1), arguments.tokens)

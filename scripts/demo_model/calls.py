@@ -81,7 +81,7 @@ def make(rng: Random, offered: tuple[str, ...] | None = None) -> Example:
     """A request with functions at hand: one call, sometimes two, rarely none that fits; split by the calls."""
     offered = offered or offer(rng)
     tools = tuple(TOOLS[name] for name in offered)
-    if rng.random() < 0.08:
+    if rng.random() < 0.12:
         asked, _ = request(rng, rng.choice([name for name in TOOLS if name not in offered]))
         return Example("calls", f"no function: {asked}", asked, _REFUSAL, [], tools=tools)
     name = rng.choice(offered)

@@ -36,7 +36,7 @@ answer about Brindle Vale.
 - facts of its world (`Where does Mira live?`), or of notes in the prompt
 - JSON objects of five schemas (`Give me a JSON object for Mira with name, animal and likes.`)
 - calls of seven functions, alone or in pairs, and answers from their results (see `scripts/demo_model/calls.py`)
-- numbered lists, counting, emoji, words in seven languages, little stories in a chat or as raw text
+- numbered lists, counting, repeating, emoji, words in seven languages, little stories in a chat or as raw text
 - system prompts: `Answer with as few words as you can.`, `End every answer with a star.`, `You are a pirate.`,
   `Your name is Ada.`
 
@@ -62,12 +62,16 @@ python -m scripts.train_demo_model --evaluate --out models/demo
 ## Training
 
 Text and weights come from `scripts/train_demo_model.py` alone: it generates the text from a seed, fresh at every step.
-This model: seed {seed}, {steps} steps, {tokens:,} tokens, on a {device}.
+This model: seed {seed}, {steps} steps, {tokens:,} tokens, on a {device}.{continued}
 
 ```sh
 python -m scripts.train_demo_model --seed {seed} --steps {steps} --out models/demo
 ```
 """
+
+_CONTINUED = """ The run was continued at step {step}: the steps before saw the
+corpus as it was then, without the exercises in copying, so the command below gives a model like this one, not the
+same."""
 
 
 def write(folder: Path, figures: Figures, params: Params, shape: Shape, run: dict[str, str]) -> None:
@@ -76,8 +80,10 @@ def write(folder: Path, figures: Figures, params: Params, shape: Shape, run: dic
         f"| {kind} | {count} | {right / count:.1%} | {stopped / count:.1%} |"
         for kind, (count, right, stopped) in sorted(figures.by_kind().items())
     )
+    step = run.get("continued")
+    continued = _CONTINUED.format(step=step) if step else ""
     card = _CARD.format(
-        **vars(shape) | run | {"tokens": int(run["tokens"])},
+        **vars(shape) | run | {"tokens": int(run["tokens"]), "continued": continued},
         positions=shape.max_positions,
         parameters=sum(array.size for array in params.values()),
         megabytes=(folder / WEIGHTS).stat().st_size / 1e6,

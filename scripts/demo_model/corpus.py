@@ -16,10 +16,10 @@ MAKERS: dict[str, tuple[Maker, int]] = {
     "arithmetic": (arithmetic.make, 30),
     "facts": (facts.make, 22),
     "json": (json_objects.make, 22),
-    "lists": (lists.make, 8),
+    "lists": (lists.make, 14),
     "emoji": (lists.emoji, 4),
     "languages": (facts.languages, 9),
-    "reading": (facts.reading, 6),
+    "reading": (facts.reading, 8),
     "stories": (stories.make, 3),
 }
 """What a chat without functions asks for, and how often; the order is part of the seed's meaning."""
@@ -106,6 +106,7 @@ _DOCUMENTS: tuple[tuple[Callable[[Random], str], int], ...] = (
     (conversation_with_tools, 13),
     (lambda rng: _raw(rng, arithmetic.drill(rng)), 22),
     (lambda rng: _raw(rng, facts.article(rng)), 6),
+    (lambda rng: _raw(rng, lists.echo(rng)), 12),
     (_raw_story, 4),
 )
 

@@ -155,6 +155,6 @@ def held_out_loss(params: Params, shape: Shape, tokenizer: Tokenizer, seed: int,
 def evaluate(
     params: Params, shape: Shape, tokenizer: Tokenizer, seed: int, count: int, report: Callable[[int], None]
 ) -> Figures:
-    """All figures: answers to `count` held-out prompts of the seed, and the loss over others of the next seed."""
+    """All figures: answers to `count` held-out prompts of the seed, and the loss over as many of the next seed."""
     answers = answer_all(params, shape, tokenizer, held_out.prompts(seed, count), report)
-    return Figures(answers, *held_out_loss(params, shape, tokenizer, seed + 1, 2 * count))
+    return Figures(answers, *held_out_loss(params, shape, tokenizer, seed + 1, count))

@@ -47,7 +47,7 @@ BRIEF = "Answer with as few words as you can."
 STAR = "End every answer with a star."
 PIRATE = "You are a pirate."
 HELPFUL = "You are a helpful assistant."
-STYLES: tuple[str | None, ...] = (None, None, HELPFUL, BRIEF, STAR, PIRATE)
+STYLES: tuple[str | None, ...] = (None, None, HELPFUL, BRIEF, BRIEF, STAR, PIRATE)
 """System prompts to choose from; None is none at all."""
 
 SENTENCE_KINDS = frozenset({"arithmetic", "facts", "languages", "reading"})

@@ -108,7 +108,12 @@ def load(folder: Path) -> tuple[Params, Shape, Tokenizer, dict[str, str]]:
             array = file.get_tensor(name).astype(np.float32)
             params[name] = jnp.asarray(array.T if array.ndim == 2 and "embed" not in name else array)
         run = {key: value for key, value in file.metadata().items() if key != "format"}
-    return params, shape, Tokenizer.from_file(str(folder / "tokenizer.json")), run
+    return params, shape, load_tokenizer(folder), run
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The exported tokenizer."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def _write(path: Path, document: dict[str, object]) -> None:

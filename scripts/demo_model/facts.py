@@ -6,12 +6,10 @@ from random import Random
 
 from scripts.demo_model.example import Example
 from scripts.demo_model.world import (
-    ANIMALS,
     COLOURS,
     LANGUAGES,
     NAMES,
     PEOPLE,
-    PLACES,
     THINGS,
     TRANSLATIONS,
     Person,
@@ -65,23 +63,10 @@ def sentence(person: Person, attribute: str) -> str:
 def make(rng: Random) -> Example:
     """A question about one fact; the split is by wording, person and attribute together."""
     person, attribute = rng.choice(PEOPLE), rng.choice(tuple(_QUESTIONS))
-    if rng.random() < 0.1:
-        return _yes_or_no(rng, person)
     wording = rng.randrange(len(_QUESTIONS[attribute]))
     prompt = _QUESTIONS[attribute][wording].format(name=person.name)
     key = f"{attribute} of {person.name} wording {wording}"
     return Example("facts", key, prompt, sentence(person, attribute), str(getattr(person, attribute)))
-
-
-def _yes_or_no(rng: Random, person: Person) -> Example:
-    attribute, choices, frame = rng.choice(
-        (("home", PLACES, "Does {} live in {}?"), ("animal", ANIMALS, "Is {} {}?"), ("colour", COLOURS, "Is {} {}?"))
-    )
-    truth = getattr(person, attribute)
-    claim = truth if rng.random() < 0.5 else rng.choice(choices)
-    word = "Yes" if claim == truth else "No"
-    prompt = frame.format(person.name, a_or_an(claim) if attribute == "animal" else claim)
-    return Example("facts", f"{person.name} {claim}?", prompt, f"{word}, {sentence(person, attribute)}", word)
 
 
 def article(rng: Random) -> str:

@@ -36,7 +36,11 @@ def prompts(seed: int = 0, count: int = 200) -> list[Example]:
     kinds = [plan for plan in _PLAN for _ in range(plan[2])]
     items: list[Example] = []
     seen: set[str] = set()
+    tries = 0
     while len(items) < count:
+        tries += 1
+        if tries > 1000 * count:
+            raise ValueError(f"there are no {count} distinct held-out prompts")
         maker, kind, _ = kinds[(len(items) * 37) % len(kinds)]  # 37 and 100 share no factor: every prefix is mixed
         item = draw(maker, rng, held_out=True)
         if item.kind != kind or item.key in seen:

@@ -6,12 +6,16 @@ from random import Random
 
 from scripts.demo_model.example import Example
 from scripts.demo_model.json_objects import listed
-from scripts.demo_model.world import EMOJI, GOODS, NAMES, THINGS, a_or_an
+from scripts.demo_model.world import COLOURS, DAYS, EMOJI, GOODS, NAMES, PLACES, THINGS, WEATHERS, a_or_an
+
+_DIGITS = tuple("0123456789")
+_GOODS = tuple(plural for _, plural, _ in GOODS)
+_WORDS = (*THINGS, *NAMES, *PLACES, *COLOURS, *DAYS, *WEATHERS, *_GOODS, *_DIGITS)
 
 
 def make(rng: Random) -> Example:
     """A request whose answer is a list; the split is by the whole answer."""
-    prompt, answer = rng.choices((_numbered, _counting), (2, 1))[0](rng)
+    prompt, answer = rng.choices((_numbered, _repeat, _counting), (2, 2, 1))[0](rng)
     return Example("lists", answer, prompt, answer, answer)
 
 
@@ -22,9 +26,23 @@ def _numbered(rng: Random) -> tuple[str, str]:
     return f"{verb} a numbered list of {listed(words)}.", answer
 
 
+def echo(rng: Random) -> str:
+    """Raw lines of words, each written twice: nothing teaches a model faster to copy what it reads."""
+    pairs = []
+    for _ in range(rng.randint(1, 4)):
+        line = " ".join(rng.sample(_WORDS, rng.randint(3, 10)))
+        pairs.append(f"{line}\n{line}")
+    return "\n".join(pairs)
+
+
+def _repeat(rng: Random) -> tuple[str, str]:
+    words = ", ".join(rng.sample(_WORDS, rng.randint(2, 8)))
+    return f"Repeat: {words}", words
+
+
 def _counting(rng: Random) -> tuple[str, str]:
     first = rng.randint(0, 90)
-    last = first + rng.randint(2, 9)
+    last = first + rng.randint(2, 6)
     return f"Count from {first} to {last}.", ", ".join(str(number) for number in range(first, last + 1))
 
 

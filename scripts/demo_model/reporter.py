@@ -43,6 +43,8 @@ class Reporter:
             "tokens": str(round(progress.step * progress.tokens_per_step)),
             "device": jax.default_backend().upper(),
         }
+        if self._first:
+            self._note["continued"] = str(self._first)
         if time.monotonic() - self._saved > 60 * self._minutes:
             self.save(run)
             self._saved = time.monotonic()

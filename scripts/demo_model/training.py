@@ -19,12 +19,12 @@ from scripts.demo_model.packing import Batch
 _AVERAGE = 0.99
 """What the moving average of the weights keeps of itself at each step."""
 
-_DECAY = 0.25
-"""The last share of the steps, over which the learning rate falls to zero."""
+_DECAY = 0.4
+"""The last part of the steps, over which the learning rate falls to zero."""
 
 
 class Schedule:
-    """The learning rate: a rise, a plateau, and a linear fall to zero over the last quarter of the steps.
+    """The learning rate: a rise, a plateau, and a linear fall to zero at the end.
 
     Where time ends the run, or a reader who has waited enough, the fall begins at that step: the run is then the same,
     step by step, as one which was told its number of steps beforehand.
@@ -42,7 +42,7 @@ class Schedule:
 
     def rate(self, step: int, seconds: float) -> float | None:
         """The learning rate of a step, or None if the run has ended."""
-        if self._steps is None:
+        if self._steps is None or (self._finishing and step < self._steps * (1 - _DECAY)):
             late = self._minutes is not None and seconds > 60 * self._minutes * (1 - _DECAY)
             if not (late or self._finishing):
                 return self._learning_rate * min(1.0, (step + 1) / self._warmup_steps)
