@@ -149,7 +149,7 @@ def test_truncation_is_giving_the_end(llm: LLM) -> None:
 
 def test_bad_words_are_not_written(llm: LLM) -> None:
     words = text_of(generate(llm, PROMPTS[0])).split()
-    params = SamplingParams(temperature=0, max_tokens=24, bad_words=words[:3])
+    params = SamplingParams(temperature=0, max_tokens=24, min_tokens=8, bad_words=words[:3])
     written = text_of(generate(llm, PROMPTS[0], params))
     assert written
     assert not set(words[:3]) & set(written.split())
@@ -158,7 +158,7 @@ def test_bad_words_are_not_written(llm: LLM) -> None:
 def test_bias_and_allowed_tokens(llm: LLM) -> None:
     params = [
         SamplingParams(temperature=0, max_tokens=3, logit_bias={300: 100}),
-        SamplingParams(max_tokens=12, seed=1, allowed_token_ids=[301, 302]),
+        SamplingParams(temperature=50, max_tokens=24, seed=1, allowed_token_ids=[301, 302]),
         GREEDY,
     ]
     biased, allowed, plain = generate(llm, [PROMPTS[0]] * 3, params)
