@@ -1,7 +1,6 @@
 """From options to a runner that is ready: platform, types, memory, weights, executables."""
 
 import logging
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,8 +146,8 @@ def _load(plan: Plan, progress: Progress) -> tuple[jax.Array, ...]:
 def _build(plan: Plan, pages: int, parameters: tuple[jax.Array, ...] | None, progress: Progress) -> Runner:
     spec, buckets = make_spec(plan, pages)
     executables = Executables(spec, plan.config.compile)
-    eager = plan.config.compile.enforce_eager
-    with nullcontext() if eager else executables.compiling(buckets.all, progress):
+    at_start = () if plan.config.compile.enforce_eager else buckets.all
+    with executables.compiling(at_start, progress):
         loaded = _load(plan, progress) if parameters is None else parameters
     runner = Runner(
         parameters=loaded,

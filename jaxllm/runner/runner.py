@@ -87,10 +87,12 @@ class Runner:
     def dispatch(self, plan: StepPlan, table: RequestTable) -> Dispatched:
         """Start a step. Returns at once; the device works on while the host goes on."""
         bucket = self._buckets.fit(plan.num_tokens)
+        # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
+        executable = self._executables.step(bucket)
         with self.watch.watching(bucket):
             self._update_sampling(plan, table)
             packed = self._pack(plan, table, bucket)
-            sampled, self._state = self._executables.step(bucket)(self._parameters, self._state, packed)
+            sampled, self._state = executable(self._parameters, self._state, packed)
             prompts = list(self._prompt_logprobs(plan, table))
         wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[plan.samples]).any())
         return Dispatched(plan, sampled, wants_logprobs, prompts)

@@ -10,7 +10,7 @@ import pytest
 from jaxllm.engine import Engine
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.request import Request
-from tests.e2e.driving import request, run
+from tests.e2e.driving import make_engine, request, run
 
 
 def mixed_requests(prompts: list[list[int]], count: int, seed: int) -> list[Request]:
@@ -80,6 +80,20 @@ def test_compilation_after_warm_up_is_an_error(engine: Engine) -> None:
         jax.jit(lambda x: x * 3 + 41)(np.float32(2))
     assert engine.runner.watch.count == 1
     engine.runner.watch.count = 0
+
+
+def test_eager_compiles_a_shape_when_it_is_first_met(engine: Engine, prompts: list[list[int]]) -> None:
+    eager = make_engine(enforce_eager=True, max_num_seqs=4)
+    try:
+        for prompt in (prompts[3], prompts[5]):
+            answers = [
+                run(each, [request("one", prompt, temperature=0, max_tokens=4, prompt_logprobs=1, min_tokens=2)])
+                for each in (eager, engine)
+            ]
+            assert answers[0]["one"].token_ids == answers[1]["one"].token_ids
+        assert eager.runner.watch.count == 0
+    finally:
+        eager.close()
 
 
 @pytest.mark.parametrize(
