@@ -72,12 +72,6 @@ class SamplingTable:
             self._ints[_TOP_K, slot] = params.top_k if 0 < params.top_k < self._vocab_size else 0
         return self._dense_row(request) if params.uses_penalties or params.uses_bias else None
 
-    def clear(self, slot: int) -> None:
-        """Forget the request in `slot`."""
-        self._ints[:, slot : slot + 1] = _NEUTRAL_INTS
-        self._floats[:, slot : slot + 1] = _NEUTRAL_FLOATS
-        self._changing.pop(slot, None)
-
     def updates(self, table: RequestTable) -> list[BiasUpdate]:
         """Changes of the device's bias that the tokens so far ask for; mostly none.
 

@@ -87,7 +87,7 @@ def test_the_batch_computes_only_what_a_row_needs(params: dict[str, Any], wanted
     assert flags(rows_of(table, [0, 1])) == wanted
     assert flags(rows_of(table, [0, 1], samples=np.array([True, False]))) == set()
     assert list(table.wants_logprobs(np.array([0, 1]))) == [False, "logprobs" in wanted]
-    table.clear(1)
+    table.set(make_request(1, temperature=0))  # the next request in the slot
     assert flags(rows_of(table, [0, 1])) == set()
 
 
