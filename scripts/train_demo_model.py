@@ -6,14 +6,16 @@ import argparse
 import signal
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 from tqdm import tqdm
 
 from scripts.demo_model import card, corpus, export, packing, tokenizer
+from scripts.demo_model.embedding import initial_embedding
 from scripts.demo_model.evaluate import Figures, evaluate
 from scripts.demo_model.network import Shape
 from scripts.demo_model.reporter import Reporter
-from scripts.demo_model.training import Schedule, train
+from scripts.demo_model.training import Run, Schedule, train
 
 _TOKENIZER_DOCUMENTS = 20_000
 
@@ -56,7 +58,7 @@ def _train(arguments: argparse.Namespace) -> None:
         # A run goes on with the tokens it began with, also when the corpus has changed since.
         vocabulary = export.load_tokenizer(arguments.out)
     else:
-        vocabulary = tokenizer.train(islice(corpus.documents(arguments.seed), _TOKENIZER_DOCUMENTS), shape.vocab)
+        vocabulary = tokenizer.train(islice(corpus.mixed(Random(arguments.seed)), _TOKENIZER_DOCUMENTS), shape.vocab)
         export.save_tokenizer(vocabulary, shape, arguments.out)
     minutes = arguments.minutes or (None if arguments.steps else 50.0)
     schedule = Schedule(arguments.learning_rate, arguments.steps, minutes)
@@ -69,9 +71,12 @@ def _train(arguments: argparse.Namespace) -> None:
         schedule.finish()
 
     signal.signal(signal.SIGINT, finish)
-    run = train(
-        shape, arguments.seed, data, schedule, reporter, lambda fresh: export.load_run(fresh, state) if state else fresh
-    )
+    embedding = initial_embedding(vocabulary, shape, arguments.seed)
+
+    def resume(fresh: Run) -> Run:
+        return export.load_run(fresh, state) if state else fresh
+
+    run = train(shape, arguments.seed, embedding, data, schedule, reporter, resume)
     reporter.save(run)
     reporter.close()
 

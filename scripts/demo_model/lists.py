@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from scripts.demo_model.example import Example
-from scripts.demo_model.json_objects import listed
+from scripts.demo_model.json_objects import dumps, listed
 from scripts.demo_model.world import COLOURS, DAYS, EMOJI, GOODS, NAMES, PLACES, THINGS, WEATHERS, a_or_an
 
 _DIGITS = tuple("0123456789")
@@ -22,17 +22,33 @@ def make(rng: Random) -> Example:
 def _numbered(rng: Random) -> tuple[str, str]:
     words = rng.sample(THINGS + NAMES, rng.randint(2, 6))
     verb = rng.choice(("Make", "Write", "Give me"))
-    answer = "\n".join(f"{number}. {word}" for number, word in enumerate(words, 1))
-    return f"{verb} a numbered list of {listed(words)}.", answer
+    return f"{verb} a numbered list of {listed(words)}.", _as_numbered(words)
+
+
+def _as_numbered(words: list[str]) -> str:
+    return "\n".join(f"{number}. {word}" for number, word in enumerate(words, 1))
+
+
+_FORMS = (" ".join, ", ".join, listed, dumps, _as_numbered)
+
+
+COPYING = "copy:\n"
+"""What exercises in copying begin with, so that no other text falls into them."""
 
 
 def echo(rng: Random) -> str:
-    """Raw lines of words, each written twice: nothing teaches a model faster to copy what it reads."""
+    """Lines of words, each written twice."""
+    lines = (" ".join(rng.sample(_WORDS, rng.randint(3, 10))) for _ in range(rng.randint(1, 4)))
+    return COPYING + "\n".join(f"{line}\n{line}" for line in lines)
+
+
+def copying(rng: Random) -> str:
+    """Lines of words, each written again in the same or another form: with commas, numbers, quotes around them."""
     pairs = []
     for _ in range(rng.randint(1, 4)):
-        line = " ".join(rng.sample(_WORDS, rng.randint(3, 10)))
-        pairs.append(f"{line}\n{line}")
-    return "\n".join(pairs)
+        words = rng.sample(_WORDS, rng.randint(2, 8))
+        pairs.append("\n".join(rng.choice(_FORMS)(words) for _ in range(2)))
+    return COPYING + "\n".join(pairs)
 
 
 def _repeat(rng: Random) -> tuple[str, str]:

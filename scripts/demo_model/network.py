@@ -21,7 +21,7 @@ Params: TypeAlias = dict[str, jax.Array]
 class Shape:
     """The architecture: the fields of a Llama `config.json` which are not constants here."""
 
-    vocab: int = 1024
+    vocab: int = 1536
     hidden: int = 128
     layers: int = 4
     heads: int = 8
@@ -42,8 +42,11 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 
 
-def initial_params(shape: Shape, seed: int) -> Params:
-    """Fresh weights: normal with a deviation of 1/sqrt(inputs), smaller where a layer writes to the residual stream."""
+def initial_params(shape: Shape, seed: int, embedding: jax.Array) -> Params:
+    """Fresh weights around a given embedding (vocab, hidden).
+
+    They are normal with a deviation of 1/sqrt(inputs), smaller where a layer writes to the residual stream.
+    """
     query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     residual = (2 * shape.layers) ** -0.5
     matrices = {
@@ -57,7 +60,7 @@ def initial_params(shape: Shape, seed: int) -> Params:
     }
     key = jax.random.key(seed)
     params: Params = {
-        EMBEDDING: 0.02 * jax.random.normal(jax.random.fold_in(key, 0), (shape.vocab, shape.hidden)),
+        EMBEDDING: embedding,
         FINAL_NORM: jnp.ones(shape.hidden),
     }
     count = 0

@@ -106,16 +106,17 @@ class Run(NamedTuple):
 def train(
     shape: Shape,
     seed: int,
+    embedding: jax.Array,
     data: Iterator[Batch],
     schedule: Schedule,
     report: Callable[[Progress, Run], None],
     resume: Callable[[Run], Run] = lambda run: run,
 ) -> Run:
-    """Trains from fresh weights, or from what `resume` makes of them; returns the run at its end.
+    """Trains from fresh weights around the embedding, or from what `resume` makes of them; returns the run at its end.
 
     `report` is called after every step and may save the run.
     """
-    params = initial_params(shape, seed)
+    params = initial_params(shape, seed, embedding)
     optimize = optimizer(params)
     run = resume(Run(params, jax.tree.map(jnp.copy, params), optimize.init(params), 0))
     params, averaged, state, step = run

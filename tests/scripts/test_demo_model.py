@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 
-from scripts.demo_model import arithmetic, calls, chat, corpus, evaluate, export, held_out, network
+from scripts.demo_model import arithmetic, calls, chat, corpus, evaluate, export, held_out, lists, network
+from scripts.demo_model.embedding import initial_embedding
 from scripts.demo_model.example import Example
 from scripts.demo_model.split import draw, is_held_out
 
@@ -83,7 +84,7 @@ def test_held_out_prompts_are_distinct_deterministic_and_of_every_kind() -> None
 
 def test_held_out_combinations_are_not_in_the_training_text() -> None:
     """Looks for the words themselves, so that it does not rely on the rule which it tests."""
-    text = "".join(islice(corpus.documents(3), 4000))
+    text = "".join(islice(corpus.mixed(Random(3)), 4000))
     for item in ITEMS:
         assert is_held_out(item.key)
         if item.kind == "arithmetic":
@@ -97,6 +98,23 @@ def test_held_out_combinations_are_not_in_the_training_text() -> None:
                 assert f"user\n{item.prompt}{chat.END}\n{chat.START}assistant\n{answer}" not in text, item
         elif item.kind == "calls" and item.expected:
             assert f"user\n{item.prompt}{chat.END}\n{chat.START}assistant\n{item.answer}" not in text, item
+
+
+def test_lessons_in_copying_come_first_and_nothing_else_looks_like_them() -> None:
+    assert all(lists.COPYING in text for text in islice(corpus.documents(3), 100))
+    later = [text for text in islice(corpus.mixed(Random(3)), 1000) if lists.COPYING in text]
+    assert 0 < len(later) < 200
+    assert not any(chat.START in text for text in later)
+
+
+def test_words_begin_alike_whatever_stands_before_them() -> None:
+    vocabulary = export.load_tokenizer(FOLDER)
+    embedding = np.array(initial_embedding(vocabulary, network.Shape(vocab=vocabulary.get_vocab_size()), 0))
+    embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
+    plain, spaced, other = (vocabulary.encode(text).ids[0] for text in ("Mira", " Mira", " Tobin"))
+    assert plain != spaced
+    assert embedding[plain] @ embedding[spaced] > 0.5
+    assert abs(embedding[plain] @ embedding[other]) < 0.5
 
 
 def test_the_corpus_is_the_same_for_the_same_seed() -> None:
