@@ -44,7 +44,7 @@ class Measurement:
 def run(engine: Engine, workload: Workload, rng: np.random.Generator, temperature: float) -> Measurement:
     """Run a workload of random prompts to its end."""
     params = SamplingParams(temperature=temperature, max_tokens=workload.output_tokens, ignore_eos=True)
-    vocab_size = engine.model_config.vocab_size
+    vocab_size = engine.info.vocab_size
     start = time.perf_counter()
     for index in range(workload.requests):
         prompt = rng.integers(3, vocab_size, size=workload.prompt_tokens).astype(np.int32)

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
     from jaxllm.sampling_params import SamplingParams
+    from jaxllm.serving.async_llm import AsyncLLM
     from jaxllm.serving.llm import LLM
+    from jaxllm.serving.llm_engine import LLMEngine
     from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "AsyncLLM": "jaxllm.serving.async_llm",
     "CapacityError": "jaxllm.errors",
     "CompletionOutput": "jaxllm.serving.outputs",
     "ConfigError": "jaxllm.errors",
@@ -26,6 +29,7 @@ _EXPORTS = {
     "EngineError": "jaxllm.errors",
     "JaxLLMError": "jaxllm.errors",
     "LLM": "jaxllm.serving.llm",
+    "LLMEngine": "jaxllm.serving.llm_engine",
     "RequestError": "jaxllm.errors",
     "RequestOutput": "jaxllm.serving.outputs",
     "SamplingParams": "jaxllm.sampling_params",
@@ -33,12 +37,14 @@ _EXPORTS = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
     "EngineConfig",
     "EngineError",
     "JaxLLMError",
+    "LLMEngine",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

@@ -19,11 +19,25 @@ class OptionInfo:
     help: str
     minimum: float | None = None
     maximum: float | None = None
+    environment: str | None = None
+    aliases: tuple[str, ...] = ()
 
 
-def option(default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None) -> Any:
-    """A dataclass field that is a user-visible option. Bounds are inclusive."""
-    return field(default=default, metadata={"option": OptionInfo(help, minimum, maximum)})
+def option(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    environment: str | None = None,
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that is a user-visible option.
+
+    Bounds are inclusive. `environment` names the variable that gives the value when nothing else does: for secrets,
+    which a command line would show to everybody on the machine. `aliases` are other names of the flag.
+    """
+    return field(default=default, metadata={"option": OptionInfo(help, minimum, maximum, environment, aliases)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +61,10 @@ def _check(name: str, value: Any, hint: Any, info: OptionInfo) -> None:
             hint_text = nearest(str(value), [str(choice) for choice in choices])
             raise ConfigError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}{hint_text}")
         return
+    containers = tuple(get_origin(each) for each in alternatives if get_origin(each) in (tuple, Mapping))
+    if containers:
+        _check_container(name, value, containers[0])
+        return
     accepted = tuple(each for each in alternatives if isinstance(each, type) and each is not type(None))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = isinstance(value, accepted) and (not isinstance(value, bool) or bool in accepted)
@@ -59,6 +77,13 @@ def _check(name: str, value: Any, hint: Any, info: OptionInfo) -> None:
         if not ((low is None or value >= low) and (high is None or value <= high)):
             bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
             raise ConfigError(f"{name}={value}: must be {bounds}")
+
+
+def _check_container(name: str, value: Any, kind: Any) -> None:
+    """Raise `ConfigError` unless `value` is a tuple of texts, or a dictionary with texts as keys."""
+    if not isinstance(value, kind) or not all(isinstance(item, str) for item in value):
+        expected = "texts" if kind is tuple else "names and values"
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,15 @@
 """The engine: token ids in, token ids out. One call of `Engine.step` is the whole loop."""
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
+from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.info import EngineInfo
 from jaxllm.kv.manager import KVManager
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.progress import Progress, silent
@@ -15,6 +19,7 @@ from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.runner import PromptChunk, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.stats import StepStats
 from jaxllm.validation import RequestLimits
 
 
@@ -26,11 +31,7 @@ class Engine:
 
     def __init__(self, plan: Plan, runner: Runner, num_pages: int) -> None:
         config = plan.config
-        self.config = config
-        self.model_config = plan.model
-        self.max_model_len = plan.max_model_len
-        self.dtype = plan.dtype
-        self.num_pages = num_pages
+        self.info = _describe(plan, num_pages, runner.num_shapes)
         self.runner = runner
         self.pages = KVManager(
             num_pages, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
@@ -43,9 +44,11 @@ class Engine:
             policy=config.scheduler.scheduling_policy,
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         )
-        self._limits = RequestLimits(plan.model.vocab_size, plan.max_model_len, config.output.max_logprobs)
+        self._limits = RequestLimits.of(self.info)
         self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
+        self._scheduled: dict[str, float] = {}
         self._ended: list[EngineOutput] = []
+        self._step = StepStats()
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "Engine":
@@ -67,7 +70,7 @@ class Engine:
         """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
         self.check_request(request)
         if not request.eos_token_ids:
-            request.eos_token_ids = self.model_config.eos_token_ids
+            request.eos_token_ids = self.info.eos_token_ids
         self.scheduler.add(request)
         if request.params.prompt_logprobs is not None:
             self._prompt_logprobs[request.request_id] = [None] * len(request.prompt_token_ids)
@@ -75,9 +78,10 @@ class Engine:
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         for request_id in request_ids:
+            scheduled = self._scheduled.get(request_id)
             request = self._finish(request_id, "abort", None)
             if request is not None:
-                self._ended.append(EngineOutput(request_id, [], finish_reason="abort"))
+                self._ended.append(EngineOutput(request_id, [], finish_reason="abort", scheduled_time=scheduled))
 
     def finish_request(self, request_id: str, stop_reason: str) -> None:
         """End a request whose text holds a stop string. There will be no further output of it."""
@@ -89,15 +93,40 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns the news, one output per request that has any."""
+        began = time.monotonic()
         ended, self._ended = self._ended, []
         plan = self.scheduler.schedule()
         if plan is None:
+            self._step = StepStats()
             return ended
+        self._note_admissions(plan, began)
         result = self.runner.collect(self.runner.dispatch(plan, self.scheduler.table))
         for chunk in result.prompts:
             self._take_prompt_logprobs(chunk)
         finished = self.scheduler.update(plan, result.token_ids)
-        return ended + self._outputs(plan, result, finished)
+        outputs = ended + self._outputs(plan, result, finished)
+        self._step = StepStats(
+            num_steps=1,
+            num_rows=plan.num_rows,
+            num_tokens=plan.num_tokens,
+            bucket_tokens=result.bucket.tokens,
+            step_seconds=time.monotonic() - began,
+        )
+        return outputs
+
+    def stats(self) -> StepStats:
+        """What the last step did, and how things stand now."""
+        scheduler, pages = self.scheduler, self.pages
+        return replace(
+            self._step,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=pages.usage,
+            prefix_queries=pages.prefix_queries,
+            prefix_hits=pages.prefix_hits,
+            num_preemptions=scheduler.num_preemptions,
+            num_compilations=self.runner.watch.count,
+        )
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while requests run."""
@@ -109,7 +138,14 @@ class Engine:
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
         self._prompt_logprobs.pop(request_id, None)
+        self._scheduled.pop(request_id, None)
         return self.scheduler.finish(request_id, reason, stop_reason)
+
+    def _note_admissions(self, plan: StepPlan, now: float) -> None:
+        """Remember when new requests were scheduled, until their first output takes it along."""
+        for request in plan.admitted:
+            if not request.num_preemptions:
+                self._scheduled[request.request_id] = now
 
     def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
         outputs = []
@@ -128,6 +164,9 @@ class Engine:
         if self._prompt_logprobs:
             for output in outputs:
                 output.prompt_logprobs = self._prompt_logprobs.pop(output.request_id, None)
+        if self._scheduled:
+            for output in outputs:
+                output.scheduled_time = self._scheduled.pop(output.request_id, None)
         return outputs
 
     def _add_logprobs(self, output: EngineOutput, request: Request, logprobs: Logprobs, row: int) -> None:
@@ -146,6 +185,27 @@ class Engine:
             kept[position] = _token_logprobs(
                 int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs or 0
             )
+
+
+def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
+    config = plan.config
+    return EngineInfo(
+        model=config.model.model,
+        model_folder=str(plan.folder),
+        vocab_size=plan.model.vocab_size,
+        eos_token_ids=tuple(plan.model.eos_token_ids),
+        max_model_len=plan.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_logprobs=config.output.max_logprobs,
+        num_pages=num_pages,
+        block_size=config.cache.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        dtype=plan.dtype,
+        device_kind=jax.local_devices()[0].device_kind,
+        num_devices=1,
+        num_shapes=num_shapes,
+    )
 
 
 def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, num_top: int) -> TokenLogprobs:

@@ -23,8 +23,20 @@ class RequestError(JaxLLMError, ValueError):
         self.parameter = parameter
 
 
+class PromptTooLongError(RequestError):
+    """The prompt leaves no room for an answer in the model's context."""
+
+
 class CapacityError(JaxLLMError):
     """What was asked for does not fit the memory or the limits of this engine."""
+
+
+class QueueFullError(CapacityError):
+    """Too many requests wait already; `retry_after` seconds are a good time to wait before the next try."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineError(JaxLLMError, RuntimeError):

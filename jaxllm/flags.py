@@ -1,18 +1,15 @@
-"""Command-line flags made from the options in `jaxllm.config`, and the page that lists them.
-
-`python -m jaxllm.flags docs/flags.md` writes the page; with `--check` it only compares.
-"""
+"""Command-line flags made from option sections (`jaxllm.config.Section`), first of all those of the engine."""
 
 import argparse
 import dataclasses
+import json
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jaxllm.config import EngineConfig, OptionInfo, option_fields
+from jaxllm.config import EngineConfig, OptionInfo, Section
 from jaxllm.errors import nearest
 
 
@@ -23,12 +20,12 @@ class Meaningless(NamedTuple):
     reason: str
 
 
-MEANINGLESS = {
+MEANINGLESS: Mapping[str, Meaningless] = {
     "async-scheduling": Meaningless(False, "how host and device overlap is not an option"),
     "disable-cascade-attn": Meaningless(False, "there is no cascade attention"),
     "disable-custom-all-reduce": Meaningless(False, "XLA makes the collectives"),
-    "disable-log-requests": Meaningless(False, "requests are not logged"),
-    "disable-log-stats": Meaningless(False, "statistics are not logged"),
+    "disable-log-requests": Meaningless(False, "requests are logged only by a server with --enable-log-requests"),
+    "disable-log-stats": Meaningless(False, "offline, statistics are not logged"),
     "enable-chunked-prefill": Meaningless(False, "prefill is always chunked"),
     "max-seq-len-to-capture": Meaningless(True, "there are no CUDA graphs"),
     "num-scheduler-steps": Meaningless(True, "steps are scheduled one at a time"),
@@ -39,7 +36,8 @@ MEANINGLESS = {
     "use-v2-block-manager": Meaningless(False, "there is one block manager"),
 }
 
-_METAVARS = {int: "INT", float: "FLOAT", str: "TEXT"}
+_METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", tuple: "TEXT", dict: "JSON"}
+_VALUES = {int: "int", float: "float", str: "text", tuple: "one or more texts", dict: "JSON object"}
 _MULTIPLIERS = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 
 
@@ -51,6 +49,17 @@ def integer(text: str) -> int:
         return round(float(digits) * multiplier) if multiplier != 1 else int(digits)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"""{text!r} is not a JSON object such as '{{"name": true}}'""")
+    return value
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -77,53 +86,39 @@ class FlagParser(argparse.ArgumentParser):
 class _Ignore(argparse.Action):
     """Says that the flag has no effect, and goes on."""
 
+    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, **settings)
+        self._reason = reason
+
     def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, _values: Any, flag: str | None = None) -> None:
-        reason = MEANINGLESS[self.option_strings[0].removeprefix("--")].reason
-        sys.stderr.write(f"{parser.prog}: {flag} has no effect: {reason}\n")
+        sys.stderr.write(f"{parser.prog}: {flag} has no effect: {self._reason}\n")
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every option of `EngineConfig`, grouped by section, and the meaningless flags of vLLM's.
+class _Texts(argparse.Action):
+    """Collects the texts of `--flag a b --flag c`; a JSON list, as vLLM wants for some flags, counts as its items."""
 
-    Flags that are not given leave no trace in the namespace; read the others with `given_options`.
-    """
-    groups = {
-        section.name: parser.add_argument_group(f"{section.name} options", _first_line(section.default_factory))
-        for section in dataclasses.fields(EngineConfig)
-    }
-    for flag in engine_flags():
-        _add_flag(groups[flag.section], flag)
-    for name, meaningless in MEANINGLESS.items():
-        parser.add_argument(
-            f"--{name}",
-            f"--no-{name}",
-            action=_Ignore,
-            nargs=None if meaningless.takes_value else 0,
-            dest=argparse.SUPPRESS,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, flag: str | None = None) -> None:
+        found = list(getattr(namespace, self.dest, ()))
+        for value in values:
+            items = _json_list(value)
+            if not all(isinstance(item, str) for item in items):
+                parser.error(f"argument {flag}: {value} is not a list of texts")
+            found += items
+        setattr(namespace, self.dest, tuple(found))
 
 
-def _add_flag(group: argparse._ArgumentGroup, flag: "EngineFlag") -> None:
-    add: Callable[..., Any] = partial(
-        group.add_argument, flag.flag, dest=flag.name, default=argparse.SUPPRESS, help=flag.full_help.replace("%", "%%")
-    )
-    if flag.kind is bool:
-        add(action=argparse.BooleanOptionalAction)
-    elif flag.choices:
-        add(type=flag.kind, choices=flag.choices)
-    else:
-        add(type=integer if flag.kind is int else flag.kind, metavar=_METAVARS[flag.kind])
-
-
-def given_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine options given on the command line, ready for `EngineConfig.from_options` or `LLM(**options)`."""
-    return {item.name: getattr(args, item.name) for _, item in option_fields() if hasattr(args, item.name)}
+def _json_list(text: str) -> list[Any]:
+    """The items of a JSON list; any other text is one item."""
+    if text.startswith("[") and text.endswith("]"):
+        try:
+            return list(json.loads(text))
+        except ValueError:
+            return [text]
+    return [text]
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineFlag:
+class Flag:
     """One option as the command line shows it. `kind` is the type of its value, `choices` its values if few."""
 
     section: str
@@ -147,26 +142,103 @@ class EngineFlag:
         return f"at least {low}" if high is None else f"{low} to {high}"
 
     @property
+    def values(self) -> str:
+        """What may be given, in a word or two."""
+        if self.kind is bool:
+            return "on or off"
+        if self.choices:
+            return ", ".join(f"`{choice}`" for choice in self.choices)
+        return self.bounds or _VALUES[self.kind]
+
+    @property
     def full_help(self) -> str:
-        """The help text with the default, where it is a value, and the bounds."""
-        default = f"default: {self.shown_default}" if self.default is not None else ""
-        notes = "; ".join(filter(None, (default, self.bounds)))
+        """The help text with the default, where it is a value, the bounds, and the environment variable."""
+        default = f"default: {self.shown_default}" if self.shown_default else ""
+        environment = f"or ${self.info.environment}" if self.info.environment else ""
+        notes = "; ".join(filter(None, (default, self.bounds, environment)))
         return f"{self.info.help} ({notes})" if notes else self.info.help
 
     @property
     def shown_default(self) -> str:
-        """The default as a person would write it: `on` for True."""
-        return ("on" if self.default else "off") if self.kind is bool else str(self.default)
+        """The default as a person would write it: `on` for True, nothing for None and the empty tuple."""
+        if self.default is None or self.default == ():
+            return ""
+        if self.kind is bool:
+            return "on" if self.default else "off"
+        return " ".join(self.default) if self.kind is tuple else str(self.default)
 
 
-def engine_flags() -> Iterable[EngineFlag]:
-    """Yield the flag of every option, in the order of declaration."""
-    for section in dataclasses.fields(EngineConfig):
-        assert isinstance(section.default_factory, type)
-        hints = get_type_hints(section.default_factory)
-        for item in dataclasses.fields(section.default_factory):
-            kind, choices = _kind(hints[item.name])
-            yield EngineFlag(section.name, item.name, kind, choices, item.default, item.metadata["option"])
+def section_flags(section: str, options: type[Section]) -> Iterator[Flag]:
+    """Yield the flag of every option of one section, in the order of declaration."""
+    hints = get_type_hints(options)
+    for item in dataclasses.fields(options):
+        kind, choices = _kind(hints[item.name])
+        yield Flag(section, item.name, kind, choices, item.default, item.metadata["option"])
+
+
+def engine_sections() -> dict[str, type[Section]]:
+    """The sections of `EngineConfig` by name."""
+    return {item.name: item.default_factory for item in dataclasses.fields(EngineConfig)}  # type: ignore[misc]
+
+
+def engine_flags() -> Iterator[Flag]:
+    """Yield the flag of every option of the engine, in the order of declaration."""
+    for name, options in engine_sections().items():
+        yield from section_flags(name, options)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, meaningless: Mapping[str, Meaningless] = MEANINGLESS) -> None:
+    """Add a flag for every option of `EngineConfig`, grouped by section, and flags without effect.
+
+    Flags that are not given leave no trace in the namespace; read the others with `given_options`.
+    """
+    for name, options in engine_sections().items():
+        add_section_flags(parser, name, options)
+    for name, (takes_value, reason) in meaningless.items():
+        parser.add_argument(
+            f"--{name}",
+            f"--no-{name}",
+            action=_Ignore,
+            reason=reason,
+            nargs=None if takes_value else 0,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+
+
+def add_section_flags(parser: argparse.ArgumentParser, section: str, options: type[Section]) -> None:
+    """Add a flag for every option of a section, under a heading of their own."""
+    group = parser.add_argument_group(f"{section} options", summary(options))
+    for flag in section_flags(section, options):
+        _add_flag(group, flag)
+
+
+def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    names = (flag.flag, *(f"--{alias}" for alias in flag.info.aliases))
+    add: Callable[..., Any] = partial(
+        group.add_argument, *names, dest=flag.name, default=argparse.SUPPRESS, help=flag.full_help.replace("%", "%%")
+    )
+    if flag.kind is bool:
+        add(action=argparse.BooleanOptionalAction)
+    elif flag.kind is tuple:
+        add(action=_Texts, nargs="+", metavar=_METAVARS[tuple])
+    elif flag.choices:
+        add(type=flag.kind, choices=flag.choices)
+    else:
+        readers: dict[type, Callable[[str], Any]] = {int: integer, dict: json_object}
+        add(type=readers.get(flag.kind, flag.kind), metavar=_METAVARS[flag.kind])
+
+
+def given_options(args: argparse.Namespace, flags: Iterable[Flag] | None = None) -> dict[str, Any]:
+    """The options given on the command line, of the engine (for `EngineConfig.from_options`) unless `flags` says."""
+    wanted = engine_flags() if flags is None else flags
+    return {flag.name: getattr(args, flag.name) for flag in wanted if hasattr(args, flag.name)}
+
+
+def summary(options: type[Section]) -> str:
+    """What a section is about: the first line of its docstring."""
+    return (options.__doc__ or "").strip().splitlines()[0]
 
 
 def _kind(hint: Any) -> tuple[type, tuple[Any, ...] | None]:
@@ -176,12 +248,11 @@ def _kind(hint: Any) -> tuple[type, tuple[Any, ...] | None]:
     if get_origin(found) is Literal:
         choices = get_args(found)
         return type(choices[0]), choices
+    containers = {tuple: tuple, Mapping: dict}
+    if get_origin(found) in containers:
+        return containers[get_origin(found)], None
     assert found in (bool, int, float, str), f"no flag can be made from {hint}"
     return found, None
-
-
-def _first_line(section: Any) -> str:
-    return (section.__doc__ or "").strip().splitlines()[0]
 
 
 def _with_dashes(arguments: Sequence[str]) -> list[str]:
@@ -193,58 +264,3 @@ def _with_dashes(arguments: Sequence[str]) -> list[str]:
             name, equals, value = argument.partition("=")
             result[index] = name.replace("_", "-") + equals + value
     return result
-
-
-def page() -> str:
-    """`docs/flags.md`: every flag with its values, default and meaning, as Markdown."""
-    lines = [
-        "# Engine flags",
-        "",
-        "Generated from `jaxllm/config.py` by `python -m jaxllm.flags docs/flags.md`; do not edit.",
-        "",
-        "Each flag is also a keyword of `LLM`: `--max-model-len 4096` is `LLM(max_model_len=4096)`.",
-        "Flags may be written with underscores, and whole numbers as `8k` (8000) or `8K` (8192).",
-    ]
-    section = None
-    for flag in engine_flags():
-        if flag.section != section:
-            section = flag.section
-            owner = next(item for item in dataclasses.fields(EngineConfig) if item.name == section)
-            lines += ["", f"## {section.capitalize()}", "", _first_line(owner.default_factory), ""]
-            lines += ["| flag | values | default | meaning |", "|---|---|---|---|"]
-        lines.append(_row(flag))
-    lines += ["", "## Accepted without effect", ""]
-    lines += ["These flags of vLLM's are accepted, with a line that says why they change nothing.", ""]
-    lines += ["| flag | why |", "|---|---|"]
-    lines += [f"| `--{name}` | {meaningless.reason} |" for name, meaningless in MEANINGLESS.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _row(flag: EngineFlag) -> str:
-    name = f"`{flag.flag}`"
-    if flag.kind is bool:
-        name, values = f"{name}, `--no-{flag.flag.removeprefix('--')}`", "on or off"
-    else:
-        values = (
-            ", ".join(f"`{choice}`" for choice in flag.choices or ()) or flag.bounds or _METAVARS[flag.kind].lower()
-        )
-    default = "" if flag.default is None else f"`{flag.shown_default}`"
-    return f"| {name} | {values} | {default} | {flag.info.help} |"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or with `--check` say whether the file is current (exit code 1 when it is not)."""
-    parser = FlagParser(prog="python -m jaxllm.flags", description=main.__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--check", action="store_true")
-    args = parser.parse(arguments)
-    if not args.check:
-        args.file.write_text(page(), encoding="utf-8")
-    elif not args.file.exists() or args.file.read_text(encoding="utf-8") != page():
-        sys.stderr.write(f"{args.file} is out of date: run `python -m jaxllm.flags {args.file}`\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

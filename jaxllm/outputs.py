@@ -24,7 +24,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     `logprobs`, when the request asked for them, has one entry per new token. `prompt_logprobs` comes once, complete,
     with one entry per prompt token; the first is None, because nothing precedes it. `finish_reason` is "stop",
     "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id or
-    the stop string, and None for the model's own end token.
+    the stop string, and None for the model's own end token. `scheduled_time` comes with a request's first output: when
+    it was first scheduled, in seconds of the monotonic clock.
     """
 
     request_id: str
@@ -34,6 +35,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    scheduled_time: float | None = None
 
     @property
     def finished(self) -> bool:

@@ -16,6 +16,9 @@ GREEDY_BELOW: Final = 1e-5
 MAX_SEQUENCES: Final = 16384
 """Most sequences one request may ask for (`n`, `best_of`)."""
 
+MAX_STOPS: Final = 1024
+"""Most stop strings of one request: each is looked for in every piece of text, while other requests wait."""
+
 _NOT_YET: Final = {
     "structured_outputs": "structured outputs are not supported yet",
     "guided_decoding": "structured outputs are not supported yet",
@@ -43,7 +46,7 @@ class SamplingParams(
     """
 
     n: int = 1
-    """Sequences to return. Greedy decoding gives the same one every time, so it allows only 1."""
+    """Sequences to return. Greedy decoding gives the same one every time."""
     best_of: int | None = None
     """Sequences to generate, of which the `n` most likely are returned. None: `n`."""
     presence_penalty: float = 0.0
@@ -222,8 +225,10 @@ def _text(name: str, value: Any) -> str:
 
 
 def _stop(name: str, value: Any) -> Any:
-    texts = _list_of(_text, "a string or a list of strings")
-    return texts(name, [value] if isinstance(value, str) else value)
+    texts = _list_of(_text, "a string or a list of strings")(name, [value] if isinstance(value, str) else value)
+    if len(texts) > MAX_STOPS:
+        raise RequestError(f"{name}: {len(texts)} different strings; at most {MAX_STOPS} are allowed", name)
+    return texts
 
 
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
@@ -284,9 +289,6 @@ def _check_together(params: SamplingParams) -> None:
         params.seed = None
     if params.best_of is not None and params.best_of < params.n:
         raise _wrong("best_of", params.best_of, f"at least n={params.n}")
-    if params.greedy and params.num_sequences > 1:
-        name = "n" if params.n > 1 else "best_of"
-        raise _wrong(name, getattr(params, name), f"1 with greedy decoding (temperature={params.temperature})")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens={params.max_tokens}")
     if params.stop and not params.detokenize:

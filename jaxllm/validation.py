@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import PromptTooLongError, RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.request import Request
 
 
@@ -16,6 +18,11 @@ class RequestLimits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> Self:
+        """The limits of this engine."""
+        return cls(info.vocab_size, info.max_model_len, info.max_logprobs)
 
     def check(self, request: Request) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
@@ -34,7 +41,7 @@ class RequestLimits:
         if length == 0:
             raise RequestError("the prompt is empty: it must hold at least one token", "prompt")
         if length >= self.max_model_len:
-            raise RequestError(
+            raise PromptTooLongError(
                 f"the prompt has {length} tokens, but with max_model_len={self.max_model_len} at most "
                 f"{self.max_model_len - 1} leave room for an answer; shorten it or set truncate_prompt_tokens",
                 "prompt",

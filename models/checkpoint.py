@@ -3,12 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from jaxllm.models import registry
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
 from jaxllm.models.safetensors_file import read_header
-from jaxllm.models.weights import checkpoint_files
 
 DEMO = "demo"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.model"]
@@ -49,6 +47,9 @@ def read_config(folder: Path) -> ModelConfig:
     architectures = file.texts("architectures")
     if not architectures:
         raise file.wrong("architectures", "a list with the name of the model class")
+    # Here, because models load JAX, which finding a folder (all that a server's own process does) has no need of.
+    from jaxllm.models import registry
+
     config = registry.lookup(architectures[0]).read_config(file, architectures[0])
     changes: dict[str, object] = {"dtype": _dtype(folder, file)}
     if (folder / "generation_config.json").is_file():
@@ -68,6 +69,8 @@ def _dtype(folder: Path, file: ConfigFile) -> str:
         if name not in _DTYPES.values():
             raise file.wrong(key, "one of float32, bfloat16, float16")
         return name
+    from jaxllm.models.weights import checkpoint_files
+
     try:
         tensors = read_header(checkpoint_files(folder)[0])
     except ModelError:

@@ -30,3 +30,19 @@ def write_reference_model(folder: Path, *, layers: int = 12, max_position_embedd
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
+
+
+def write_reference_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of that vocabulary beside it: every token is a word with a space before it, or a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    # As in byte-level BPE, Ġ stands for a space.
+    pieces += [f"Ġw{number}" for number in range(VOCAB_SIZE - len(pieces))]
+    tokenizer = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

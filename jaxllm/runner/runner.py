@@ -38,6 +38,7 @@ class Dispatched:
     """A step that is on its way: device arrays that `Runner.collect` waits for."""
 
     plan: StepPlan
+    bucket: Bucket
     sampled: SampledRows
     wants_logprobs: bool
     prompts: list[PromptChunk]
@@ -53,6 +54,8 @@ class StepResult:
     """NumPy arrays [n, ...], when a row asked for them."""
     prompts: list[PromptChunk]
     """With NumPy arrays."""
+    bucket: Bucket
+    """The shape it ran in."""
 
 
 class Runner:
@@ -77,6 +80,11 @@ class Runner:
         self._shape = shape
         self._sampling = sampling
 
+    @property
+    def num_shapes(self) -> int:
+        """Step shapes there are."""
+        return len(self._buckets.all)
+
     def warm_up(self) -> None:
         """Run an empty step, so that everything that happens once has happened."""
         bucket = self._buckets.all[0]
@@ -95,7 +103,7 @@ class Runner:
             sampled, self._state = executable(self._parameters, self._state, packed)
             prompts = list(self._prompt_logprobs(plan, table))
         wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[plan.samples]).any())
-        return Dispatched(plan, sampled, wants_logprobs, prompts)
+        return Dispatched(plan, bucket, sampled, wants_logprobs, prompts)
 
     def collect(self, step: Dispatched) -> StepResult:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
@@ -105,7 +113,7 @@ class Runner:
         prompts = [
             PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
         ]
-        return StepResult(token_ids, logprobs, prompts)
+        return StepResult(token_ids, logprobs, prompts, step.bucket)
 
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""

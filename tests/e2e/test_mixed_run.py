@@ -101,10 +101,10 @@ def test_eager_compiles_a_shape_when_it_is_first_met(engine: Engine, prompts: li
     [
         ([], {}, "empty"),
         ([1] * 2048, {}, "2048 tokens.*max_model_len=2048"),
-        ([1024], {}, "token 0 is 1024"),
+        ([1536], {}, "token 0 is 1536"),
         ([-1], {}, "token 0 is -1"),
         ([1], {"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000"),
-        ([1], {"allowed_token_ids": [1024]}, "allowed_token_ids: token id 1024"),
+        ([1], {"allowed_token_ids": [1536]}, "allowed_token_ids: token id 1536"),
         ([1], {"stop_token_ids": [99999]}, "stop_token_ids: token id 99999"),
         ([1], {"logprobs": 21}, "logprobs=21: at most 20"),
         ([1], {"prompt_logprobs": 21}, "prompt_logprobs=21"),

@@ -25,7 +25,7 @@ def log_softmax(reference: Any, token_ids: list[int]) -> np.ndarray:
 
 def test_greedy_tokens(engine: Engine, reference: Any, prompts: list[list[int]]) -> None:
     answers = run(engine, [request(i, prompt, temperature=0, max_tokens=48) for i, prompt in enumerate(prompts)])
-    ends = set(engine.model_config.eos_token_ids)
+    ends = set(engine.info.eos_token_ids)
     stopped = 0
     for index, prompt in enumerate(prompts):
         answer = answers[str(index)].token_ids

@@ -1,14 +1,21 @@
 import re
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from jaxllm import flags
-from jaxllm.config import EngineConfig, option_fields
+from jaxllm.config import EngineConfig, Section, option, option_fields
 from jaxllm.errors import ConfigError
-from jaxllm.flags import MEANINGLESS, FlagParser, add_engine_flags, engine_flags, given_options
-
-ROOT = Path(__file__).resolve().parents[2]
+from jaxllm.flags import (
+    MEANINGLESS,
+    FlagParser,
+    add_engine_flags,
+    add_section_flags,
+    engine_flags,
+    given_options,
+    section_flags,
+)
 
 
 def parse(*arguments: str) -> EngineConfig:
@@ -117,15 +124,57 @@ def test_no_meaningless_flag_is_an_option() -> None:
     assert not {"--" + name for name in MEANINGLESS} & {flag.flag for flag in engine_flags()}
 
 
-def test_page_is_current() -> None:
-    assert flags.main(["--check", str(ROOT / "docs" / "flags.md")]) == 0
+@dataclass(frozen=True, kw_only=True)
+class Texts(Section):
+    """A section with the kinds of options that the engine has none of."""
+
+    names: tuple[str, ...] = option(("x",), "Names.", aliases=("labels",))
+    extra: Mapping[str, Any] | None = option(None, "More.")
 
 
-def test_check_notices_a_stale_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "flags.md"
-    assert flags.main(["--check", str(file)]) == 1
-    assert flags.main([str(file)]) == 0
-    assert flags.main(["--check", str(file)]) == 0
-    file.write_text(file.read_text() + "more\n")
-    assert flags.main(["--check", str(file)]) == 1
-    assert "out of date" in capsys.readouterr().err
+def parse_texts(*arguments: str) -> Texts:
+    parser = FlagParser(prog="prog")
+    add_section_flags(parser, "texts", Texts)
+    return Texts(**given_options(parser.parse(arguments), section_flags("texts", Texts)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], ("x",)),
+        (["--names", "a", "b"], ("a", "b")),
+        (["--names", "a", "--labels", "b", "c"], ("a", "b", "c")),
+        (["--names=a b"], ("a b",)),
+        (["--names", '["a", "b"]', "c"], ("a", "b", "c")),
+        (["--names", "[a]"], ("[a]",)),
+    ],
+)
+def test_several_texts(arguments: list[str], names: tuple[str, ...]) -> None:
+    assert parse_texts(*arguments).names == names
+
+
+def test_objects_are_json() -> None:
+    assert parse_texts("--extra", '{"thinking": false}').extra == {"thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--names", "[1, 2]"], "--names: [1, 2] is not a list of texts"),
+        (["--names"], "expected at least one argument"),
+        (["--extra", "[]"], "--extra: '[]' is not a JSON object"),
+    ],
+)
+def test_wrong_texts_and_objects(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse_texts(*arguments)
+    assert exit_info.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [{"names": "a"}, {"names": ["a"]}, {"names": (1,)}, {"extra": []}, {"extra": {1: 2}}]
+)
+def test_wrong_containers_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"expected texts|expected names and values"):
+        Texts(**options)

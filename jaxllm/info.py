@@ -1,0 +1,37 @@
+"""What an engine says of itself once it is ready."""
+
+import msgspec
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The model, its limits and its memory: all that a process without the engine must know of it.
+
+    `num_pages` counts the null page, which is never handed out; `block_size` is the tokens in a page; `num_shapes` the
+    compiled step shapes; `model_folder` holds the model's small files.
+    """
+
+    model: str
+    model_folder: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_logprobs: int
+    num_pages: int
+    block_size: int
+    enable_prefix_caching: bool
+    dtype: str
+    device_kind: str
+    num_devices: int
+    num_shapes: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return (self.num_pages - 1) * self.block_size
+
+    @property
+    def max_concurrency(self) -> float:
+        """Requests of the longest length that the KV cache holds at once."""
+        return self.kv_tokens / self.max_model_len

@@ -1,0 +1,40 @@
+"""What an engine says of its load after a step."""
+
+import msgspec
+from msgspec.structs import replace
+
+
+class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """State after a step, what happened in it, and totals since the engine started.
+
+    State: `num_running` and `num_waiting` requests with and without a slot; `kv_usage`, share of the KV pages that
+    running requests hold, 0 to 1. Of the step, all 0 when there was nothing to compute: `num_rows` requests and
+    `num_tokens` tokens computed, in a compiled shape of `bucket_tokens` tokens, within `step_seconds` from scheduling
+    to outputs. Totals: `prefix_queries` and `prefix_hits`, prompt tokens looked up and found in the prefix cache;
+    `num_preemptions`; `num_compilations` after warm-up. `num_steps` is 1, 0 when there was
+    nothing to compute, or how many steps are `merged` into this.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    num_rows: int = 0
+    num_tokens: int = 0
+    bucket_tokens: int = 0
+    step_seconds: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_preemptions: int = 0
+    num_compilations: int = 0
+    num_steps: int = 0
+
+    def merged(self, then: "StepStats") -> "StepStats":
+        """This and the following step as one: what happened adds up, everything else is as it was at the end."""
+        return replace(
+            then,
+            num_steps=self.num_steps + then.num_steps,
+            num_rows=self.num_rows + then.num_rows,
+            num_tokens=self.num_tokens + then.num_tokens,
+            bucket_tokens=self.bucket_tokens + then.bucket_tokens,
+            step_seconds=self.step_seconds + then.step_seconds,
+        )

@@ -1,0 +1,86 @@
+"""What the engine says of its steps, held against the requests it was given."""
+
+import time
+
+import pytest
+from msgspec import msgpack
+
+from jaxllm.engine import Engine
+from jaxllm.outputs import EngineOutput
+from jaxllm.stats import StepStats
+from tests.e2e.driving import request
+
+
+def test_a_few_steps(engine: Engine) -> None:
+    before = engine.stats()
+    added = time.monotonic()
+    page = engine.info.block_size
+    for name in range(3):
+        engine.add_request(request(f"stats-{name}", [50 + name] * (2 * page + 1), max_tokens=4, ignore_eos=True))
+    assert (engine.stats().num_waiting, engine.stats().num_running) == (3, 0)
+
+    outputs = engine.step()
+    stepped = time.monotonic()
+    stats = engine.stats()
+    assert (stats.num_waiting, stats.num_running) == (0, 3)
+    assert (stats.num_rows, stats.num_tokens) == (3, 3 * (2 * page + 1))
+    assert stats.bucket_tokens == engine.runner._buckets.fit(stats.num_tokens).tokens
+    assert 0 < stats.step_seconds <= stepped - added
+    assert stats.kv_usage == pytest.approx(9 / (engine.info.num_pages - 1))
+    assert stats.prefix_queries - before.prefix_queries == stats.num_tokens
+    assert stats.prefix_hits == before.prefix_hits
+    assert len(outputs) == 3
+    assert all(added <= (output.scheduled_time or 0) <= stepped for output in outputs)
+
+    assert [output.scheduled_time for output in engine.step()] == [None] * 3
+    assert (engine.stats().num_rows, engine.stats().num_tokens, engine.stats().bucket_tokens) == (3, 3, 8)
+    engine.step()
+    engine.step()
+    after = engine.stats()
+    assert (after.num_running, after.kv_usage, after.num_rows) == (0, 0.0, 3)
+    assert engine.step() == []
+    assert (engine.stats().num_rows, engine.stats().num_tokens, engine.stats().step_seconds) == (0, 0, 0.0)
+
+    engine.add_request(request("stats-again", [50] * (2 * page + 1), max_tokens=1, ignore_eos=True))
+    (output,) = engine.step()
+    assert engine.stats().prefix_hits - before.prefix_hits == 2 * page == output.num_cached_tokens
+    assert engine.stats().num_compilations == 0
+
+
+def test_a_prompt_in_chunks_has_one_scheduled_time(engine: Engine) -> None:
+    engine.add_request(request("long", [61] * (engine.info.max_num_batched_tokens + 10), max_tokens=2, ignore_eos=True))
+    began = time.monotonic()
+    assert engine.step() == []
+    first_step = time.monotonic()
+    first, second = engine.step() + engine.step()
+    assert first.scheduled_time is not None
+    assert began <= first.scheduled_time <= first_step
+    assert second.scheduled_time is None
+
+
+def test_an_aborted_prompt_says_when_it_was_scheduled(engine: Engine) -> None:
+    budget = engine.info.max_num_batched_tokens
+    engine.add_request(request("filler", [62] * (budget - 5), max_tokens=1))
+    for name in ("begun", "waiting"):
+        engine.add_request(request(name, [63] * 100, max_tokens=1))
+    engine.step()
+    assert (engine.stats().num_running, engine.stats().num_waiting) == (1, 1)
+    engine.abort_request(["begun", "waiting"])
+    begun, waiting = engine.step()
+    assert begun.finish_reason == waiting.finish_reason == "abort"
+    assert begun.scheduled_time is not None
+    assert waiting.scheduled_time is None
+    assert engine.stats().num_tokens == 0
+
+
+def test_merged_steps() -> None:
+    first = StepStats(3, 4, 0.5, 2, 17, 32, 0.25, 100, 50, 1, 2, 1)
+    then = StepStats(1, 0, 0.25, 1, 7, 8, 0.5, 120, 60, 1, 2, 1)
+    assert first.merged(then) == StepStats(1, 0, 0.25, 3, 24, 40, 0.75, 120, 60, 1, 2, 2)
+
+
+def test_travels_as_a_message() -> None:
+    stats = StepStats(3, 4, 0.5, 2, 17, 32, 0.25, 100, 50, 1, 2, 1)
+    assert msgpack.decode(msgpack.encode(stats), type=StepStats) == stats
+    output = EngineOutput("a", [1], scheduled_time=2.5)
+    assert msgpack.decode(msgpack.encode(output), type=EngineOutput) == output
