@@ -43,18 +43,22 @@ class LLM:
         tokenizer: str | None = None,
         chat_template: str | None = None,
         skip_tokenizer_init: bool = False,
+        background_engine: bool = False,
         show_progress: bool | None = None,
         **options: Any,
     ) -> None:
         """Load the model and compile its steps.
 
         `chat_template` is Jinja text or a file. With `skip_tokenizer_init`, prompts and results are token ids alone.
+        `background_engine` runs the engine in a process of its own, which leaves this one its memory and its CPU time.
         `show_progress` shows bars while loading; by default only in a terminal or notebook.
         """
         config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **options})
         self._chat_template = None if chat_template is None else load_chat_template(chat_template)
         with LoadProgress(show_progress) as progress:
-            engine = LLMEngine.from_config(config, skip_tokenizer_init=skip_tokenizer_init, progress=progress)
+            engine = LLMEngine.from_config(
+                config, skip_tokenizer_init=skip_tokenizer_init, background=background_engine, progress=progress
+            )
         self._engine: LLMEngine | None = engine
         self._lock = threading.Lock()
         self._ids = itertools.count()

@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.models.checkpoint import resolve
 from jaxllm.models.errors import ModelError
 from jaxllm.outputs import EngineOutput
@@ -23,6 +24,11 @@ from jaxllm.validation import RequestLimits
 
 class TokenEngine(Protocol):
     """What is needed of the engine below: token ids in, token ids out."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model and its limits."""
+        ...
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `RequestError`."""
@@ -70,22 +76,28 @@ class LLMEngine:
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, *, skip_tokenizer_init: bool = False, progress: Progress = silent
+        cls,
+        config: EngineConfig,
+        *,
+        skip_tokenizer_init: bool = False,
+        background: bool = False,
+        progress: Progress = silent,
     ) -> Self:
-        """Load model and tokenizer, side by side. Raises `ConfigError` and `CapacityError`."""
-        from jaxllm.engine import Engine
+        """Load model and tokenizer, side by side; with `background`, the engine in a process of its own.
 
+        Raises `ConfigError` and `CapacityError`.
+        """
+        load = _background_engine if background else _engine_here
         with ThreadPoolExecutor(1, "load-tokenizer") as pool:
             # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
-            loading = None if skip_tokenizer_init else pool.submit(_load_tokenizer, config.model)
-            engine = Engine.from_config(config, progress)
+            loading = None if skip_tokenizer_init else pool.submit(load_tokenizer, config.model)
+            engine = load(config, progress)
             try:
                 tokenizer = None if loading is None else loading.result()
-                model = engine.model_config
-                _check_vocabulary(tokenizer, model.vocab_size)
-                limits = RequestLimits(model.vocab_size, engine.max_model_len, config.output.max_logprobs)
-                inputs = InputProcessor(tokenizer, limits, model.eos_token_ids)
-                return cls(engine, tokenizer, inputs, read_default_params(_model_folder(config.model)))
+                info = engine.info
+                check_vocabulary(tokenizer, info.vocab_size)
+                inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids)
+                return cls(engine, tokenizer, inputs, read_default_params(Path(info.model_folder)))
             except BaseException:
                 engine.close()
                 raise
@@ -158,7 +170,19 @@ def _model_folder(options: ModelOptions) -> Path:
         raise ConfigError(str(error)) from error
 
 
-def _load_tokenizer(options: ModelOptions) -> Tokenizer:
+def _engine_here(config: EngineConfig, progress: Progress) -> TokenEngine:
+    from jaxllm.engine import Engine
+
+    return Engine.from_config(config, progress)
+
+
+def _background_engine(config: EngineConfig, progress: Progress) -> TokenEngine:
+    from jaxllm.serving.clients.background import BackgroundEngine
+
+    return BackgroundEngine.from_config(config, progress)
+
+
+def load_tokenizer(options: ModelOptions) -> Tokenizer:
     """The tokenizer asked for, or the model's own. Raises `ConfigError`."""
     if options.tokenizer is None:
         return Tokenizer.load(_model_folder(options))
@@ -168,7 +192,8 @@ def _load_tokenizer(options: ModelOptions) -> Tokenizer:
         raise ConfigError(f"tokenizer: {error}") from error
 
 
-def _check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Raise `ConfigError` when the tokenizer has token ids which the model does not know."""
     if tokenizer is not None and tokenizer.size > vocab_size:
         raise ConfigError(
             f"the tokenizer has token ids up to {tokenizer.size - 1}, but the model's vocabulary ends at "

@@ -79,6 +79,7 @@ class InputProcessor:
         Texts are encoded in one call. Raises `RequestError` for the first thing that is wrong; when there are several
         prompts its message begins with "prompt INDEX:".
         """
+        arrival = time.monotonic()  # encoding is part of the time to the first token
         each_params = _one_per_prompt("sampling_params", params, SamplingParams, len(prompts))
         each_priority = _one_per_prompt("priority", priority, int, len(prompts))
         parsed = []
@@ -87,12 +88,11 @@ class InputProcessor:
                 parsed.append(_parse(prompt))
         self._encode(parsed, add_special_tokens)
         each_params = self._finish_params(each_params)
-        now = time.monotonic()
         requests = []
         for index, request_id in enumerate(request_ids):
             with naming_prompt(index, len(prompts)):
                 made = self._make(request_id, parsed[index], each_params[index], each_priority[index])
-                made.stream, made.arrival_time = stream, now
+                made.stream, made.arrival_time = stream, arrival
                 _check_stream(made)
                 requests.append(made)
         return requests
@@ -201,7 +201,7 @@ def naming_prompt(index: int, total: int) -> Iterator[None]:
     except RequestError as error:
         if total == 1:
             raise
-        raise RequestError(f"prompt {index}: {error}", error.parameter) from None
+        raise type(error)(f"prompt {index}: {error}", error.parameter) from None
 
 
 def _check_stream(request: TextRequest) -> None:

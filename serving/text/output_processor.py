@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.serving.measurements import Measurements, Meter
 from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.detokenizer import IncrementalDecoder, StopStrings
 from jaxllm.serving.text.input_processor import TextRequest
@@ -16,11 +17,13 @@ class Processed:
     """What one step means.
 
     `outputs` are results: deltas of streams, and complete ones of other requests, once. `stopped` are pairs (engine
-    request id, stop string): the engine goes on with these until told to finish them.
+    request id, stop string): the engine goes on with these until told to finish them. `measurements`, only when asked
+    for, also tell of requests that were aborted since the last step.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
     stopped: list[tuple[str, str]] = field(default_factory=list)
+    measurements: Measurements | None = None
 
 
 class OutputProcessor:
@@ -30,8 +33,9 @@ class OutputProcessor:
     and one decoding at their end.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, measure: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._meter = Meter() if measure else None
         self._sequences: dict[str, _Sequence] = {}
         self._requests: dict[str, _RequestState] = {}
 
@@ -49,10 +53,12 @@ class OutputProcessor:
         self._requests[request.request_id] = state
         for index, child in enumerate(request.children):
             self._sequences[child.request_id] = _Sequence(state, index, self._tokenizer)
+        if self._meter is not None:
+            self._meter.add(request)
 
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
         """Take the outputs of one step. Those of unknown requests (aborted, or stopped already) are dropped."""
-        now = time.monotonic()
+        now, meter = time.monotonic(), self._meter
         processed = Processed()
         for output in outputs:
             sequence = self._sequences.get(output.request_id)
@@ -64,15 +70,20 @@ class OutputProcessor:
                 state.num_cached_tokens = output.num_cached_tokens
             if output.prompt_logprobs is not None:
                 state.take_prompt_logprobs(output.prompt_logprobs, self._tokenizer)
+            if meter is not None:
+                meter.take(output, now)
             stop = sequence.take(output)
             if stop is not None:
                 processed.stopped.append((output.request_id, stop))
             if sequence.finish_reason is not None:
                 del self._sequences[output.request_id]
                 state.unfinished -= 1
+                if meter is not None:
+                    meter.finish(output.request_id, sequence.finish_reason, now)
             result = self._result(sequence, now)
             if result is not None:
                 processed.outputs.append(result)
+        processed.measurements = None if meter is None else meter.read()
         return processed
 
     def _result(self, sequence: "_Sequence", now: float) -> RequestOutput | None:
@@ -97,6 +108,10 @@ class OutputProcessor:
             if state is not None:
                 ids = [child.request_id for child in state.request.children]
                 children += [child for child in ids if self._sequences.pop(child, None) is not None]
+        if self._meter is not None:
+            now = time.monotonic()
+            for child in children:
+                self._meter.finish(child, "abort", now)
         return children
 
     def abort_all(self) -> list[str]:
@@ -155,7 +170,7 @@ class _Sequence:
 
     __slots__ = (
         "_cumulative", "_decoder", "_logprobs", "_pieces", "_reported", "_stops", "_tokenizer",
-        "finish_reason", "index", "num_tokens", "state", "stop_reason", "token_ids",
+        "finish_reason", "index", "state", "stop_reason", "token_ids",
     )  # fmt: skip
 
     def __init__(self, state: _RequestState, index: int, tokenizer: Tokenizer | None) -> None:

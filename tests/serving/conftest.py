@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxllm.errors import RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.request import Request
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -89,6 +91,16 @@ def fallback_tokenizer(byte_fallback_folder: Path) -> Tokenizer:
     return Tokenizer.load(byte_fallback_folder)
 
 
+def engine_info(**known: Any) -> EngineInfo:
+    """What a small engine says of itself, but for what is `known` better."""
+    some: dict[str, Any] = {
+        "model": "scripted", "model_folder": ".", "vocab_size": 400, "eos_token_ids": (9,), "max_model_len": 32,
+        "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_logprobs": 20, "num_pages": 33, "block_size": 16,
+        "enable_prefix_caching": True, "dtype": "float32", "device_kind": "cpu", "num_devices": 1, "num_shapes": 4,
+    }  # fmt: skip
+    return EngineInfo(**{**some, **known})
+
+
 class ScriptedEngine:
     """Stands in for the engine: continues each request with given token ids, one per step.
 
@@ -109,6 +121,7 @@ class ScriptedEngine:
         self.closed = False
         self.steps = 0
         self.on_step: Callable[[], None] = lambda: None
+        self.info = engine_info()
 
     def add_request(self, request: Request) -> None:
         if request.request_id == self._refuse:

@@ -3,10 +3,10 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import jaxllm.engine
 from jaxllm import LLM, ConfigError, RequestError, SamplingParams
@@ -24,14 +24,14 @@ def model_folder(byte_level_folder: Path, tmp_path: Path) -> Path:
 def engine(scripted_engine: type, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What `Engine.from_config` returns; every request generates the token 8 for ever."""
 
+    scripted = scripted_engine(lambda request: iter(lambda: 8, None))
+
     def load(config: Any, progress: Any) -> Any:
         progress("Loading weights", 1, 2)
         progress("Loading weights", 2, 2)
+        scripted.info = replace(scripted.info, model_folder=config.model.model, max_logprobs=config.output.max_logprobs)
         return scripted
 
-    scripted = scripted_engine(lambda request: iter(lambda: 8, None))
-    scripted.model_config = SimpleNamespace(vocab_size=400, eos_token_ids=(9,))
-    scripted.max_model_len = 32
     monkeypatch.setattr(jaxllm.engine.Engine, "from_config", load)
     return scripted
 
@@ -49,7 +49,7 @@ def test_text_limits_and_defaults_of_the_model(engine: Any, model_folder: Path) 
 
 
 def test_a_tokenizer_of_its_own(engine: Any, model_folder: Path, byte_fallback_folder: Path, tmp_path: Path) -> None:
-    engine.model_config.vocab_size = 500
+    engine.info = replace(engine.info, vocab_size=500)
     llm = LLM(str(model_folder), tokenizer=str(byte_fallback_folder))
     assert llm.get_tokenizer().decode(llm.get_tokenizer().encode("the cat")) == "the cat"
     with pytest.raises(ConfigError, match=r"^tokenizer: "):
@@ -57,7 +57,7 @@ def test_a_tokenizer_of_its_own(engine: Any, model_folder: Path, byte_fallback_f
 
 
 def test_a_tokenizer_too_large_for_the_model(engine: Any, model_folder: Path) -> None:
-    engine.model_config.vocab_size = 359
+    engine.info = replace(engine.info, vocab_size=359)
     with pytest.raises(ConfigError, match=r"token ids up to 359, but the model's vocabulary ends at 358.*tokenizer="):
         LLM(str(model_folder))
     assert engine.closed, "the engine was left behind"

@@ -1,0 +1,90 @@
+"""One engine process: started as a command of its own, watched, and ended.
+
+Restarting a process that died is the business of whoever holds it; this is the place for a supervisor to come.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import jaxllm
+
+END_SECONDS = 10.0
+"""How long a process may take to end before it is killed."""
+
+
+class EngineProcess:
+    """`python -m jaxllm.serving.engine_process` as a child.
+
+    Nothing of the caller is run again, so scripts without a main guard and notebooks may start one. The child ends when
+    its standard input is closed, by `end` or because this process is gone.
+    """
+
+    def __init__(self, folder: str, on_exit: Callable[[str], None]) -> None:
+        """`folder` is where the sockets are. `on_exit` is called in a thread, with what can be said of the end."""
+        self._child = subprocess.Popen(
+            # -P: a file of the user's called jax.py must not be imported from the working directory.
+            [sys.executable, "-P", "-m", "jaxllm.serving.engine_process", folder],
+            stdin=subprocess.PIPE,
+            stdout=_stderr(),
+            env=_environment(),
+            # Ctrl-C in a terminal goes to a whole group of processes; this one is to decide alone.
+            start_new_session=True,
+        )
+        self._on_exit = on_exit
+        self._waiter = threading.Thread(target=self._wait, name="engine-process-exit", daemon=True)
+        self._waiter.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End the process and wait for it; kill it if it does not go, or `at_once`. May be called again."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        if at_once:
+            self._child.kill()
+        try:
+            self._child.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+        self._waiter.join()
+
+    def kill(self) -> None:
+        """Kill the process at once."""
+        self._child.kill()
+
+    def _wait(self) -> None:
+        self._on_exit(_describe(self._child.wait()))
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"killed by {name}" + (", perhaps because memory ran out" if name == "SIGKILL" else "")
+
+
+def _stderr() -> int:
+    """Where the child's prints go: not to standard output, which may be somebody's results."""
+    try:
+        os.fstat(2)
+    except OSError:
+        return subprocess.DEVNULL
+    return 2
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the child, which must find the same jaxllm, installed or not."""
+    environment = dict(os.environ)
+    root = Path(jaxllm.__file__).resolve().parent.parent
+    if root.name not in ("site-packages", "dist-packages"):
+        paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment

@@ -1,0 +1,120 @@
+"""Messages as frames of bytes: msgpack, and arrays beside it where copying them would cost.
+
+An array under 256 bytes travels inside the message; a larger one is a frame of its own, which is not copied; a very
+large one stays in memory that both processes map, where the system has anonymous files (Linux). Nothing is pickled.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+INLINE_BYTES = 256
+"""Arrays smaller than this are part of the message."""
+SHARED_BYTES = 1 << 20
+"""Arrays of at least this size are shared, if the encoder may."""
+
+Frame = bytes | memoryview
+Message = TypeVar("Message")
+
+
+class _Array(msgspec.Struct, array_like=True):
+    """An array in a message: exactly one of `data`, `frame` (its index) and `shared` says where its bytes are.
+
+    `shared` is (process id, file descriptor) of an anonymous file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | None = None
+    frame: int | None = None
+    shared: tuple[int, int] | None = None
+
+
+class Encoder:
+    """Turns messages into frames. Not thread-safe.
+
+    With `share`, the memory of very large arrays is kept until `release` or `close`.
+    """
+
+    def __init__(self, *, share: bool = False) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_array)
+        self._share = share and hasattr(os, "memfd_create")
+        self._frames: list[Frame] = []
+        self._handles: set[int] = set()
+
+    def encode(self, message: Any) -> list[Frame]:
+        """The message, and after it the arrays that travel beside it."""
+        self._frames = []
+        return [self._encoder.encode(message), *self._frames]
+
+    def _encode_array(self, value: Any) -> _Array:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{type(value).__name__} cannot be sent")
+        array = np.ascontiguousarray(value)
+        described = _Array(array.dtype.str, array.shape)
+        if array.nbytes < INLINE_BYTES:
+            described.data = array.tobytes()
+        elif self._share and array.nbytes >= SHARED_BYTES:
+            described.shared = (os.getpid(), self._put(array))
+        else:
+            self._frames.append(array.reshape(-1).view(np.uint8).data)
+            described.frame = len(self._frames)
+        return described
+
+    def _put(self, array: np.ndarray) -> int:
+        """Write the array to an anonymous file: it has no name that could be left behind."""
+        handle = os.memfd_create("jaxllm-array")
+        self._handles.add(handle)
+        rest = array.reshape(-1).view(np.uint8).data
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        return handle
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Let go of shared arrays that the other side has opened."""
+        for handle in handles:
+            self._handles.remove(handle)
+            os.close(handle)
+
+    def close(self) -> None:
+        """Let go of all shared arrays."""
+        self.release(list(self._handles))
+
+
+class Decoder(Generic[Message]):
+    """Turns frames back into a message of one type. Not thread-safe.
+
+    `opened` collects the handles of shared arrays that the sender may release. Arrays are read-only views.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self.opened: list[int] = []
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind, dec_hook=self._decode_array)
+        self._frames: Sequence[Frame] = ()
+
+    def decode(self, frames: Sequence[Frame]) -> Message:
+        """The message in the first frame. Raises `msgspec.DecodeError` for anything else."""
+        self._frames = frames
+        return self._decoder.decode(frames[0])
+
+    def _decode_array(self, kind: type, value: Any) -> Any:
+        assert kind is np.ndarray
+        described = msgspec.convert(value, _Array)
+        dtype = np.dtype(described.dtype)
+        data: Any = described.data
+        if described.frame is not None:
+            data = self._frames[described.frame]
+        elif described.shared is not None:
+            size = dtype.itemsize * int(np.prod(described.shape))
+            data = self._open(*described.shared, size)
+        return np.frombuffer(data, dtype).reshape(described.shape)
+
+    def _open(self, process: int, handle: int, size: int) -> mmap.mmap:
+        with Path(f"/proc/{process}/fd/{handle}").open("rb") as file:
+            self.opened.append(handle)
+            return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)

@@ -1,0 +1,148 @@
+"""What is measured of requests on their way: lists per message of the engine, so that metrics cost little per token."""
+
+from dataclasses import dataclass, field
+
+from jaxllm.outputs import EngineOutput
+from jaxllm.serving.text.input_processor import TextRequest
+
+
+@dataclass(slots=True)
+class FinishedRequest:
+    """A sequence that ended, and how long it took, in seconds. A request with n=2 ends twice, as in vLLM.
+
+    `queue_seconds` last from arrival until it is first scheduled, `prefill_seconds` from there to its first token,
+    `decode_seconds` from the first token to the last, `e2e_seconds` from arrival to the end; None: it did not come
+    that far. `generation_tokens` counts what the engine generated, also behind a stop string. `n` and
+    `max_generation_tokens` (of its longest sequence) belong to the whole request: they come with the last of its
+    sequences, and are None with the others.
+    """
+
+    reason: str
+    e2e_seconds: float
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
+    prompt_tokens: int
+    generation_tokens: int
+    max_tokens: int | None
+    n: int | None = None
+    max_generation_tokens: int | None = None
+
+    @property
+    def inference_seconds(self) -> float | None:
+        """Time from being first scheduled to the last token."""
+        if self.prefill_seconds is None or self.decode_seconds is None:
+            return None
+        return self.prefill_seconds + self.decode_seconds
+
+    @property
+    def seconds_per_output_token(self) -> float | None:
+        """Mean time between tokens; None with fewer than two."""
+        if self.decode_seconds is None or self.generation_tokens < 2:
+            return None
+        return self.decode_seconds / (self.generation_tokens - 1)
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What one message of the engine brought.
+
+    `prompt_tokens` of the sequences whose first token came; `generation_tokens` that came. `first_token_seconds` has
+    their times since arrival, `inter_token_seconds` one entry for each further token: its sequence's entries add up to
+    the time from first to last token.
+    """
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    first_token_seconds: list[float] = field(default_factory=list)
+    inter_token_seconds: list[float] = field(default_factory=list)
+    finished: list[FinishedRequest] = field(default_factory=list)
+
+
+class Meter:
+    """Measures requests from when they are added until all their sequences have ended."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[str, _Sequence] = {}
+        self._measured = Measurements()
+
+    def add(self, request: TextRequest) -> None:
+        """Expect outputs of this request's children."""
+        shared = _Request(request)
+        for child in request.children:
+            self._sequences[child.request_id] = _Sequence(shared)
+
+    def take(self, output: EngineOutput, now: float) -> None:
+        """Measure an output that arrived `now`. Several tokens in one share the time since the token before them."""
+        sequence, measured = self._sequences[output.request_id], self._measured
+        if output.scheduled_time is not None:
+            sequence.scheduled = output.scheduled_time
+        count = len(output.token_ids)
+        if not count:
+            return
+        measured.generation_tokens += count
+        sequence.num_tokens += count
+        if sequence.first is None:
+            sequence.first = sequence.last = now
+            measured.prompt_tokens += sequence.request.prompt_tokens
+            measured.first_token_seconds.append(now - sequence.request.arrival)
+            count -= 1
+        if count == 1:
+            measured.inter_token_seconds.append(now - sequence.last)
+        elif count:
+            measured.inter_token_seconds += [(now - sequence.last) / count] * count
+        sequence.last = now
+
+    def finish(self, request_id: str, reason: str, now: float) -> None:
+        """A sequence has ended."""
+        self._measured.finished.append(self._sequences.pop(request_id).finished(reason, now))
+
+    def read(self) -> Measurements:
+        """What was measured since the last call."""
+        measured, self._measured = self._measured, Measurements()
+        return measured
+
+
+class _Request:
+    """What the sequences of a request share."""
+
+    __slots__ = ("arrival", "longest", "max_tokens", "n", "prompt_tokens", "unfinished")
+
+    def __init__(self, request: TextRequest) -> None:
+        self.arrival = request.arrival_time
+        self.prompt_tokens = len(request.prompt_token_ids)
+        self.n = request.params.n
+        self.max_tokens = request.params.max_tokens
+        self.unfinished = len(request.children)
+        self.longest = 0
+
+
+class _Sequence:
+    """When things happened to a sequence, in seconds of the monotonic clock; `last` is its last token so far."""
+
+    __slots__ = ("first", "last", "num_tokens", "request", "scheduled")
+
+    def __init__(self, request: _Request) -> None:
+        self.request = request
+        self.scheduled: float | None = None
+        self.first: float | None = None
+        self.last = 0.0
+        self.num_tokens = 0
+
+    def finished(self, reason: str, now: float) -> FinishedRequest:
+        request, scheduled, first = self.request, self.scheduled, self.first
+        request.unfinished -= 1
+        request.longest = max(request.longest, self.num_tokens)
+        whole = request.unfinished == 0
+        return FinishedRequest(
+            reason=reason,
+            e2e_seconds=now - request.arrival,
+            queue_seconds=None if scheduled is None else scheduled - request.arrival,
+            prefill_seconds=None if scheduled is None or first is None else first - scheduled,
+            decode_seconds=None if first is None else self.last - first,
+            prompt_tokens=request.prompt_tokens,
+            generation_tokens=self.num_tokens,
+            max_tokens=request.max_tokens,
+            n=request.n if whole else None,
+            max_generation_tokens=request.longest if whole else None,
+        )

@@ -1,0 +1,87 @@
+"""Streams of results: nothing is lost or doubled, however slowly they are read."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxllm.errors import EngineError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.output_stream import OutputStream
+from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxllm.serving.text.input_processor import TextRequest
+
+
+def make_stream(closed: list[str] | None = None) -> OutputStream:
+    request = TextRequest(request_id="r", prompt="p", prompt_token_ids=[1], params=SamplingParams(), children=[])
+    return OutputStream(request, (closed if closed is not None else []).append)
+
+
+def delta(index: int, token: int, *, last: bool = False, finished: bool = False) -> RequestOutput:
+    completion = CompletionOutput(
+        index, f"<{token}>", [token], -float(token), [{token: Logprob(-1.0)}], "stop" if last else None
+    )
+    return RequestOutput("r", "p", [1], [completion], finished)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=30))
+def test_what_is_read_is_what_was_put(events: list[tuple[int, bool]]) -> None:
+    """An event is a token of a sequence, and whether the reader reads before the next."""
+
+    async def run() -> tuple[dict[int, Any], dict[int, Any], int]:
+        stream = make_stream()
+        put: dict[int, Any] = {0: [], 1: [], 2: []}
+        got: dict[int, Any] = {0: [], 1: [], 2: []}
+        reads = 0
+
+        async def read() -> None:
+            for completion in (await anext(stream)).outputs:
+                assert completion.text == "".join(f"<{token}>" for token in completion.token_ids)
+                assert completion.logprobs is not None
+                assert [next(iter(item)) for item in completion.logprobs] == completion.token_ids
+                got[completion.index] += completion.token_ids
+
+        for number, (index, reads_now) in enumerate(events):
+            put[index].append(number)
+            stream.put(delta(index, number))
+            if reads_now:
+                await read()
+                reads += 1
+        put[0].append(1000)
+        stream.put(delta(0, 1000, last=True, finished=True))
+        await read()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        return put, got, reads
+
+    put, got, _ = asyncio.run(run())
+    assert got == put
+
+
+async def test_an_error_comes_after_the_results_that_wait() -> None:
+    stream = make_stream()
+    stream.put(delta(0, 1))
+    stream.fail(EngineError("died"))
+    assert (await anext(stream)).outputs[0].token_ids == [1]
+    with pytest.raises(EngineError, match="died"):
+        await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_closing_aborts_once_and_only_what_is_unfinished() -> None:
+    closed: list[str] = []
+    stream = make_stream(closed)
+    stream.put(delta(0, 1))
+    stream.close()
+    stream.close()
+    assert closed == ["r"]
+    finished = make_stream(closed)
+    finished.put(delta(0, 1, last=True, finished=True))
+    await anext(finished)
+    finished.close()
+    assert closed == ["r"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
