@@ -8,6 +8,7 @@ import jaxllm
 from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import main as cli
+from jaxllm.serving.cli.entry import Entry
 from tests.conftest import RunPython
 
 
@@ -21,7 +22,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
     module.__dict__.update(HELP="Return a number.", add_arguments=add_arguments, run=lambda args: args.code)
     monkeypatch.setitem(sys.modules, "probe_command", module)
-    monkeypatch.setitem(cli.COMMANDS, "probe", cli.Entry("probe_command", "Return a number."))
+    monkeypatch.setitem(cli.COMMANDS, "probe", Entry("probe_command", "Return a number."))
     return module
 
 
@@ -114,12 +115,22 @@ def test_closed_pipe_is_quiet(run_python: RunPython, tmp_path: Path) -> None:
     assert run_python("-c", reader).stdout == "0 b''\n"
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", [*(name for name in cli.COMMANDS if name != "bench"), "bench serve"])
 def test_every_sub_command_follows_the_protocol(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        cli.main([name, "--help"])
+        cli.main([*name.split(), "--help"])
     assert exit_info.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: jaxllm {name} ")
+
+
+def test_a_group_of_sub_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: jaxllm bench SUB-COMMAND")
+    assert "  serve  Throughput" in text
+    assert cli.main(["bench"]) == 2
+    assert cli.main(["bench", "server"]) == 2
+    assert "unknown sub-command 'server'; did you mean 'serve'? (see jaxllm bench --help)" in capsys.readouterr().err
 
 
 def test_help_loads_nothing_heavy(run_python: RunPython) -> None:

@@ -1,0 +1,54 @@
+"""The web application: routes, and what stands before them."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from jaxllm.serving.openai.errors import HttpError, guarded, handle
+from jaxllm.serving.openai.middleware.body_size import BodyLimit
+from jaxllm.serving.openai.middleware.custom import load_middleware
+from jaxllm.serving.openai.middleware.keys import ApiKeys
+from jaxllm.serving.openai.middleware.request_ids import HEADER, RequestIds
+from jaxllm.serving.openai.openapi import show_document, show_page
+from jaxllm.serving.openai.routes import OPERATIONS, PUBLIC_PATHS
+from jaxllm.serving.openai.state import ServerState
+from jaxllm.serving.options import ServerOptions
+
+__all__ = ["ServerState", "create_app"]
+
+
+def create_app(state: ServerState) -> Starlette:
+    """The application for a running engine. Raises `ConfigError` for middleware that cannot be loaded."""
+    routes = [operation.route for operation in OPERATIONS]
+    if not state.options.disable_docs:
+        routes += [Route("/docs", guarded(show_page)), Route("/openapi.json", guarded(show_document))]
+    app = Starlette(
+        routes=routes,
+        middleware=_middleware(state.options),
+        exception_handlers={HTTPException: handle, HttpError: handle, Exception: handle},
+    )
+    # Redirecting /v1/models/ would hide a wrong path from the client.
+    app.router.redirect_slashes = False
+    app.state.server = state
+    return app
+
+
+def _middleware(options: ServerOptions) -> list[Middleware]:
+    """From the outside in: the operator's own sees only requests with a key."""
+    chain = [
+        Middleware(RequestIds, always=options.enable_request_id_headers),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            allow_credentials=options.allow_credentials,
+            expose_headers=[HEADER, "Retry-After"],
+        ),
+    ]
+    if options.api_key:
+        chain.append(Middleware(ApiKeys, keys=options.api_key, public_paths=PUBLIC_PATHS))
+    chain.append(Middleware(BodyLimit, limit=options.max_body_size))
+    return chain + [load_middleware(path) for path in options.middleware]

@@ -1,0 +1,1 @@
+"""The HTTP interface: OpenAI's, with vLLM's additions."""

@@ -1,0 +1,149 @@
+"""Results as chat completions, whole or in chunks."""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from jaxllm.serving.openai.generate import Identity
+from jaxllm.serving.openai.logprobs import LogprobFormat, prompt_logprobs
+from jaxllm.serving.openai.protocol.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+    ChatDelta,
+)
+from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs
+from jaxllm.serving.openai.state import ServerState
+from jaxllm.serving.openai.stream import EventFrame
+from jaxllm.serving.openai.usage import UsageCounter
+from jaxllm.serving.outputs import CompletionOutput, RequestOutput
+from jaxllm.serving.text.input_processor import TextRequest
+
+
+class ChatWriter:
+    """Writes the answers to one chat request."""
+
+    def __init__(
+        self,
+        server: ServerState,
+        body: ChatCompletionRequest,
+        identity: Identity,
+        request: TextRequest,
+        begin: str = "",
+    ) -> None:
+        """Every answer begins with `begin`, which the client has sent."""
+        self._role = server.options.response_role
+        self._fingerprint = server.fingerprint
+        self._identity = identity
+        self._body = body
+        self._prompt_token_ids = request.prompt_token_ids
+        self._begin = begin
+        self._tier: str | UnsetType = UNSET if body.service_tier is None else "default"
+        self._logprobs = _logprob_format(server, body)
+        self._counter = UsageCounter([len(request.prompt_token_ids)])
+        self._begun: set[int] = set()
+        self._frame = EventFrame(
+            self._empty_chunk(),
+            self._counter,
+            body.stream_options,
+            force_usage=server.options.enable_force_include_usage,
+        )
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+        """The response."""
+        (output,) = outputs
+        self._counter.add(0, output)
+        identity = self._identity
+        answer = ChatCompletion(
+            id=identity.id,
+            created=identity.created,
+            model=identity.model,
+            choices=[self._choice(completion) for completion in output.outputs],
+            usage=self._counter.usage,
+            service_tier=self._tier,
+            system_fingerprint=self._fingerprint,
+        )
+        if output.prompt_logprobs is not None:
+            answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            answer.prompt_token_ids = self._prompt_token_ids
+        return answer
+
+    def write(self, prompt_index: int, output: RequestOutput) -> bytes:
+        """The role of each new answer, its text, and why it ended, in chunks of their own."""
+        self._counter.add(prompt_index, output)
+        return b"".join(event for completion in output.outputs for event in self._events(completion))
+
+    def end(self) -> bytes:
+        """The usage."""
+        return self._frame.end()
+
+    def _events(self, completion: CompletionOutput) -> list[bytes]:
+        events = []
+        index = completion.index
+        if index not in self._begun:
+            events.append(self._first(index))
+            self._begun.add(index)
+        logprobs = self._logprobs_of(completion)
+        token_ids = self._token_ids_of(completion)
+        if completion.text or token_ids or (logprobs is not None and logprobs.content):
+            delta = ChatDelta(content=completion.text)
+            events.append(
+                self._frame.event(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, token_ids=token_ids))
+            )
+        if completion.finish_reason is not None:
+            last = ChatChunkChoice(
+                index=index,
+                delta=ChatDelta(),
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+            )
+            events.append(self._frame.event(last))
+        return events
+
+    def _first(self, index: int) -> bytes:
+        delta = ChatDelta(role=self._role, content=self._begin, refusal=None)
+        choice = ChatChunkChoice(index=index, delta=delta)
+        if self._body.return_token_ids and not self._begun:
+            return self._frame.event(choice, prompt_token_ids=self._prompt_token_ids)
+        return self._frame.event(choice)
+
+    def _choice(self, completion: CompletionOutput) -> ChatChoice:
+        assert completion.finish_reason is not None
+        return ChatChoice(
+            index=completion.index,
+            message=AssistantMessage(role=self._role, content=self._begin + completion.text),
+            logprobs=self._logprobs_of(completion),
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            token_ids=self._token_ids_of(completion),
+        )
+
+    def _logprobs_of(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        if self._logprobs is None or completion.logprobs is None:
+            return None
+        return self._logprobs.chat(completion.logprobs)
+
+    def _token_ids_of(self, completion: CompletionOutput) -> list[int] | UnsetType:
+        return completion.token_ids if self._body.return_token_ids else UNSET
+
+    def _empty_chunk(self) -> ChatChunk:
+        return ChatChunk(
+            id=self._identity.id,
+            created=self._identity.created,
+            model=self._identity.model,
+            service_tier=self._tier,
+            system_fingerprint=self._fingerprint,
+            choices=[],
+        )
+
+
+def _logprob_format(server: ServerState, body: ChatCompletionRequest) -> LogprobFormat | None:
+    if not body.logprobs:
+        return None
+    return LogprobFormat(
+        server.token_bytes, alternatives=body.top_logprobs or 0, as_token_ids=server.shows_token_ids(body)
+    )

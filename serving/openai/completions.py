@@ -1,0 +1,78 @@
+"""Completions: prompts in, their continuations out."""
+
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.errors import RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.openai import parameters
+from jaxllm.serving.openai.completion_writer import CompletionWriter
+from jaxllm.serving.openai.decode import read_body
+from jaxllm.serving.openai.generate import identify, respond
+from jaxllm.serving.openai.protocol.completions import CompletionRequest
+from jaxllm.serving.openai.state import ServerState, server_of
+from jaxllm.serving.text.input_processor import Prompt
+
+MAX_PROMPTS = 1024
+"""Most prompts in one request."""
+
+
+async def create_completion(request: Request) -> Response:
+    """Continue one prompt or several."""
+    server = server_of(request)
+    server.check_accepting()
+    body = await read_body(request, CompletionRequest)
+    prompts = split_prompts(body.prompt)
+    identity = identify(request, server, body, "cmpl", len(prompts))
+    _check(body, server, len(prompts))
+    requests = await server.llm.prepare(
+        [_with_salt(prompt, body.cache_salt) for prompt in prompts],
+        _params(body, server.llm.default_params),
+        identity.engine_ids,
+        priority=parameters.checked_priority(body, server.llm.config),
+        stream=bool(body.stream),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    parameters.check_room(requests, "max_tokens", body.max_tokens, server.llm.info.max_model_len)
+    return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
+
+
+def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts of a request, each text or token ids. Raises `RequestError` for a mixture and for too many."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise RequestError("prompt: the list is empty", "prompt")
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise RequestError("prompt: texts, token ids and lists of token ids cannot be mixed in one list", "prompt")
+    if kinds == {int}:
+        return [cast("list[int]", prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt: {len(prompt)} prompts; a request may have at most {MAX_PROMPTS}", "prompt")
+    return cast("list[str | list[int]]", prompt)
+
+
+def _with_salt(prompt: str | list[int], salt: str | None) -> Prompt:
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}
+
+
+def _check(body: CompletionRequest, server: ServerState, num_prompts: int) -> None:
+    """Raise `RequestError` for fields that do not go together, or are too large."""
+    parameters.check_stream(body)
+    parameters.check_sequences(body, num_prompts, server.most_sequences)
+    parameters.check_alternatives("logprobs", body.logprobs, server.llm.info.max_logprobs)
+    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info.max_logprobs)
+
+
+def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
+    max_tokens = defaults.max_tokens if body.max_tokens is None else body.max_tokens
+    others = {}
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        others["prompt_logprobs"] = body.logprobs
+    if body.echo and max_tokens == 0:
+        # The engine computes the prompt on its way to a first token, which is then left out.
+        max_tokens = 1
+    return parameters.sampling_params(body, defaults, max_tokens=max_tokens, logprobs=body.logprobs, **others)

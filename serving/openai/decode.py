@@ -1,0 +1,142 @@
+"""Bodies of requests: JSON to Structs, with errors that say where and what."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+from starlette.requests import Request
+
+from jaxllm.errors import nearest
+from jaxllm.serving.openai.errors import BodyError, not_json
+from jaxllm.serving.openai.protocol.base import Body, refuse_unsupported
+
+Kind = TypeVar("Kind", bound=Body)
+
+_PROBLEM = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_MISMATCH = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
+_WORDS = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+_EXPLAINED_BYTES = 2**20
+"""Larger malformed bodies are not looked at a second time for a better message."""
+
+
+async def read_body(request: Request, kind: type[Kind]) -> Kind:
+    """The body of a request. Raises `RequestError`s that name the field, and `HttpError`."""
+    content_type = request.headers.get("content-type")
+    if content_type is not None:
+        media_type = content_type.partition(";")[0].strip().lower()
+        if media_type != "application/json" and not media_type.endswith("+json"):
+            raise not_json(content_type)
+    body = decode(await request.body(), kind)
+    refuse_unsupported(body)
+    return body
+
+
+def decode(body: bytes, kind: type[Kind]) -> Kind:
+    """JSON text as `kind`. Raises `BodyError` for the first thing that is wrong."""
+    if not body.strip():
+        raise BodyError("the body is empty: expected a JSON object", None, "invalid_json")
+    try:
+        return _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain_mismatch(str(error), kind) from None
+    except msgspec.DecodeError as error:
+        raise _explain_malformed(str(error), body) from None
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the body is not UTF-8: byte {error.object[error.start]:#04x}", None, "invalid_json") from None
+    except RecursionError:
+        raise BodyError("the body is nested too deeply", None, "invalid_json") from None
+
+
+@cache
+def _decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
+    return msgspec.json.Decoder(kind)
+
+
+def _explain_mismatch(message: str, kind: type[Body]) -> BodyError:
+    """What msgspec says about valid JSON of the wrong shape, in the terms of JSON."""
+    found = _PROBLEM.fullmatch(message)
+    assert found is not None
+    what, path = found["what"], (found["path"] or "").lstrip(".").removesuffix("[...]")
+    field = _FIELD.fullmatch(what)
+    if field is not None:
+        return _wrong_field(path, field[2], kind, unknown=field[1] == "contains unknown")
+    mismatch = _MISMATCH.fullmatch(what)
+    if mismatch is not None:
+        expected = " or ".join(_WORDS.get(word, word) for word in mismatch[1].split(" | ") if word != "null")
+        rest = re.sub("`(.*?)`", lambda match: _WORDS.get(match[1], match[1]), mismatch[2])
+        what = f"expected {expected}{rest}"
+    return BodyError(f"{path or 'the body'}: {what}", path or None, "invalid_type")
+
+
+def _wrong_field(path: str, name: str, kind: type[Body], *, unknown: bool) -> BodyError:
+    param = f"{path}.{name}" if path else name
+    if not unknown:
+        return BodyError(f"{param}: this field is required", param, "missing_required_parameter")
+    return BodyError(f"unknown field {param!r}{nearest(name, _fields_at(kind, path))}", param, "unknown_parameter")
+
+
+def _fields_at(kind: type[Body], path: str) -> set[str]:
+    """The fields that may be given at a place such as `messages[0].content[1]`."""
+    kinds = [kind]
+    for name in re.findall(r"[^.\[\]]+(?=[.\[]|$)", re.sub(r"\[[^]]*]", "", path)):
+        kinds = [inner for each in kinds for inner in _bodies_in(get_type_hints(each).get(name))]
+    return {field for each in kinds for field in each.__struct_fields__}
+
+
+def _bodies_in(hint: Any) -> Iterator[type[Body]]:
+    if isinstance(hint, type) and issubclass(hint, Body):
+        yield hint
+    for part in get_args(hint):
+        yield from _bodies_in(part)
+
+
+def _explain_malformed(message: str, body: bytes) -> BodyError:
+    """What is wrong with text that is not JSON; with the field, where Python's more lenient parser can read it."""
+    if len(body) <= _EXPLAINED_BYTES:
+        try:
+            place = _impossible_value(json.loads(body), "")
+        except (ValueError, RecursionError):
+            place = None
+        if place is not None:
+            path, reason = place
+            return BodyError(f"{path}: {reason}", path or None, "invalid_json")
+    reason = message.removeprefix("JSON is malformed: ")
+    return BodyError(f"the body is not valid JSON: {reason}", None, "invalid_json")
+
+
+def _impossible_value(value: Any, path: str) -> tuple[str, str] | None:
+    """Place of the first value that JSON cannot hold, and why."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return path, f"{value} is not a number that JSON knows"
+    if isinstance(value, str):
+        return None if _encodable(value) else (path, "not valid Unicode: it holds a lone surrogate")
+    items: Any = ()
+    if isinstance(value, dict):
+        items = ((f"{path}.{key}" if path else key, item) for key, item in value.items())
+    elif isinstance(value, list):
+        items = ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    for inner, item in items:
+        found = _impossible_value(item, inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,182 @@
+"""Errors as HTTP sees them. No other module knows a status code of an error."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from jaxllm.errors import CapacityError, EngineError, PromptTooLongError, QueueFullError, RequestError, nearest
+from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.openai.protocol.errors import ErrorDetails, ErrorResponse
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_CLIENT_GONE = 499
+"""What nginx logs for a client that left before the answer; nobody receives it."""
+
+DOCUMENTED = {
+    400: "The request is wrong; param names the field.",
+    401: "The key is missing or wrong.",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    500: "The server made a mistake; its log has the details.",
+    503: "The server cannot answer now; Retry-After says when to try again.",
+}
+"""The errors that every request with a body may get, for the OpenAPI document."""
+
+
+class HttpError(Exception):
+    """An error that only the HTTP interface knows."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.details = ErrorDetails(message=message, type=_type_of(status), param=param, code=code)
+        self.headers = dict(headers or {})
+
+
+class BodyError(RequestError):
+    """The body is not what the route expects; `code` says in which way."""
+
+    def __init__(self, message: str, parameter: str | None, code: str) -> None:
+        super().__init__(message, parameter)
+        self.code = code
+
+
+def unknown_model(name: str, known: Iterable[str]) -> HttpError:
+    """The request names a model that is not served."""
+    names = list(known)
+    served = ", ".join(f"`{each}`" for each in names)
+    message = f"The model `{name}` does not exist{nearest(name, names)}; this server has {served}"
+    return HttpError(404, message, param="model", code="model_not_found")
+
+
+def wrong_key(*, given: bool) -> HttpError:
+    """The request brings no key, or a wrong one."""
+    message = "Incorrect API key provided" if given else "No API key provided"
+    return HttpError(
+        401,
+        f"{message}: send the header 'Authorization: Bearer KEY' with a key that this server was started with",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def body_too_large(limit: int) -> HttpError:
+    """The body has more bytes than the server takes."""
+    message = f"the body is too large: at most {limit} bytes are allowed (--max-body-size)"
+    return HttpError(413, message, code="request_too_large")
+
+
+def not_json(content_type: str) -> HttpError:
+    """The body is declared to be something else than JSON."""
+    return HttpError(
+        415,
+        f"Content-Type is {content_type!r}: send JSON, with the header 'Content-Type: application/json'",
+        code="unsupported_media_type",
+    )
+
+
+def shutting_down() -> HttpError:
+    """The server takes nothing new."""
+    return HttpError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})
+
+
+def requests_running() -> HttpError:
+    """The prefix cache is in use."""
+    return HttpError(
+        503, "requests are running, and they use the prefix cache; try again later", headers={"Retry-After": "1"}
+    )
+
+
+def guarded(handler: Handler) -> Handler:
+    """A handler whose every exception becomes a response."""
+
+    async def guard(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer and the log the rest)
+            return response_to(error, request)
+
+    return guard
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """The response to an exception, in the shape that Starlette asks for."""
+    return response_to(error, request)
+
+
+def response_to(error: Exception, request: Request) -> Response:
+    """The response to an exception; what nobody expected is logged."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_CLIENT_GONE)
+    if isinstance(error, HTTPException):
+        known = _routing_error(error, request)
+    else:
+        known = describe(error, _request_id(request))
+    body = msgspec.json.encode(ErrorResponse(error=known.details))
+    return Response(body, known.status, known.headers, "application/json")
+
+
+def event_of(error: Exception, request_id: str) -> bytes:
+    """The error as an event of a stream that has begun."""
+    body = msgspec.json.encode(ErrorResponse(error=describe(error, request_id).details))
+    return b"data: " + body + b"\n\n"
+
+
+def describe(error: Exception, request_id: str) -> HttpError:
+    """Status, body and headers for an exception; what nobody expected is logged under the request's id."""
+    match error:
+        case HttpError():
+            return error
+        case BodyError():
+            return HttpError(400, str(error), param=error.parameter, code=error.code)
+        case UnsupportedError():
+            return HttpError(400, str(error), param=error.parameter, code="unsupported_parameter")
+        case PromptTooLongError():
+            return HttpError(400, str(error), param=error.parameter, code="context_length_exceeded")
+        case RequestError():
+            return HttpError(400, str(error), param=error.parameter, code="invalid_value")
+        case QueueFullError():
+            seconds = {"Retry-After": str(max(1, round(error.retry_after)))}
+            return HttpError(503, str(error), code="queue_full", headers=seconds)
+        case RecursionError():
+            return HttpError(400, "the body is nested too deeply", code="invalid_json")
+        case EngineError() | CapacityError():
+            return HttpError(503, str(error), code="engine_unavailable")
+    logger.error("internal error in request %s", request_id, exc_info=error, extra={"request_id": request_id})
+    return HttpError(
+        500, f"internal error; the server's log has the details of request {request_id}", code="internal_error"
+    )
+
+
+def _routing_error(error: HTTPException, request: Request) -> HttpError:
+    """What Starlette's router raises: unknown paths and methods."""
+    what = f"{request.method} {request.url.path}"
+    messages = {404: f"unknown URL: {what}", 405: f"{what}: this URL does not know the method {request.method}"}
+    codes = {404: "unknown_url", 405: "method_not_supported"}
+    message = messages.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
+    return HttpError(error.status_code, message, code=codes.get(error.status_code), headers=error.headers)
+
+
+def _type_of(status: int) -> str:
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _request_id(request: Request) -> str:
+    return str(request.scope.get("request_id", "unknown"))

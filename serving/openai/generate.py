@@ -1,0 +1,107 @@
+"""From prepared requests to responses: what chats and completions have in common."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.errors import RequestError
+from jaxllm.serving.openai.disconnect import unless_gone
+from jaxllm.serving.openai.protocol.base import Answer
+from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.state import ServerState
+from jaxllm.serving.openai.stream import EventStream, EventWriter
+from jaxllm.serving.output_stream import OutputStream
+from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.text.input_processor import TextRequest
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a response is: `id`, and the `engine_ids` of the requests behind it, which no other request has."""
+
+    id: str
+    engine_ids: list[str]
+    created: int
+    model: str
+
+
+class Writer(EventWriter, Protocol):
+    """Writes results, whole or as events."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Answer:
+        """The body of a response that is not a stream, from the result of each prompt."""
+
+
+def identify(
+    request: Request, server: ServerState, body: GenerationRequest, prefix: str, num_prompts: int = 1
+) -> Identity:
+    """Ids for a response and its requests. Raises errors about the model's name and the request's id."""
+    if body.request_id is not None and not _REQUEST_ID.fullmatch(body.request_id):
+        raise RequestError("request_id: must be 1 to 256 visible ASCII characters", "request_id")
+    name = f"{prefix}-{body.request_id or request.scope['request_id']}"
+    # Clients may use an id twice at the same time; the engine must not notice.
+    unique = f"{name}-{uuid.uuid4().hex[:8]}"
+    engine_ids = [unique] if num_prompts == 1 else [f"{unique}-{index}" for index in range(num_prompts)]
+    return Identity(name, engine_ids, int(time.time()), server.model_name(body.model))
+
+
+async def respond(request: Request, server: ServerState, requests: Sequence[TextRequest], writer: Writer) -> Response:
+    """Generate, and answer as a stream or at once. Raises `QueueFullError` and `EngineError`."""
+    if server.options.enable_log_requests:
+        _log(requests, request.scope["request_id"], server.options.max_log_len)
+    streams = server.llm.submit(requests)
+    if requests[0].stream:
+        return EventStream(streams, writer, request.scope["request_id"])
+    try:
+        outputs = await unless_gone(request.receive, _results(streams))
+    finally:
+        for stream in streams:
+            stream.close()
+    return json_response(writer.whole(outputs))
+
+
+async def _results(streams: Sequence[OutputStream]) -> list[RequestOutput]:
+    # One after the other: each is one result, which waits for its reader.
+    return [await anext(stream) for stream in streams]
+
+
+def json_response(answer: Answer) -> Response:
+    """A response with a JSON body."""
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+@contextmanager
+def calling(**names: str) -> Iterator[None]:
+    """Name the fields of errors raised inside as the request does: `calling(prompt="messages")`."""
+    try:
+        yield
+    except RequestError as error:
+        if error.parameter in names:
+            error.parameter = names[error.parameter]
+        raise
+
+
+def _log(requests: Sequence[TextRequest], request_id: str, longest: int | None) -> None:
+    for request in requests:
+        prompt = request.prompt if request.prompt is not None else str(request.prompt_token_ids)
+        logger.info(
+            "request %s: %d prompt tokens, %s, prompt: %r",
+            request.request_id,
+            len(request.prompt_token_ids),
+            request.params,
+            prompt[:longest],
+            extra={"request_id": request_id},
+        )

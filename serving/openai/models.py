@@ -1,0 +1,25 @@
+"""The models that requests may name."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.serving.openai.generate import json_response
+from jaxllm.serving.openai.protocol.models import Model, ModelList
+from jaxllm.serving.openai.state import ServerState, server_of
+
+
+async def list_models(request: Request) -> Response:
+    """List the names of the model."""
+    server = server_of(request)
+    return json_response(ModelList(data=[_model(server, name) for name in server.model_names]))
+
+
+async def retrieve_model(request: Request) -> Response:
+    """Describe one name, which may contain slashes."""
+    server = server_of(request)
+    return json_response(_model(server, server.model_name(request.path_params["model"])))
+
+
+def _model(server: ServerState, name: str) -> Model:
+    info = server.llm.info
+    return Model(id=name, created=server.created, root=info.model, max_model_len=info.max_model_len)

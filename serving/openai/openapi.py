@@ -1,0 +1,166 @@
+"""The OpenAPI document, made from the routes and the Structs of their bodies, and a page that shows it."""
+
+import ast
+import inspect
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from jaxllm import __version__
+from jaxllm.serving.openai.errors import DOCUMENTED
+from jaxllm.serving.openai.protocol.base import Body, refused_fields
+from jaxllm.serving.openai.protocol.errors import ErrorResponse
+from jaxllm.serving.openai.routes import OPERATIONS, Operation
+from jaxllm.serving.openai.state import server_of
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>jaxllm</title>
+<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
+</head>
+<body>
+<div id="swagger-ui">The page needs scripts from cdn.jsdelivr.net; what it shows is in
+<a href="openapi.json">openapi.json</a>.</div>
+<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui"})</script>
+</body>
+</html>
+"""
+
+
+async def show_page(_: Request) -> Response:
+    """Show the document as a page."""
+    return HTMLResponse(_PAGE)
+
+
+async def show_document(request: Request) -> Response:
+    """The OpenAPI document."""
+    document = openapi(with_keys=bool(server_of(request).options.api_key))
+    root = request.scope.get("root_path")
+    if root:
+        document = {**document, "servers": [{"url": root}]}
+    return Response(json.dumps(document), media_type="application/json")
+
+
+@cache
+def openapi(*, with_keys: bool) -> dict[str, Any]:
+    """The document, OpenAPI 3.1; `with_keys` if requests need one."""
+    kinds = {kind for each in OPERATIONS for kind in (each.request, each.response, each.stream) if kind is not None} | {
+        ErrorResponse
+    }
+    _, schemas = msgspec.json.schema_components(
+        sorted(kinds, key=lambda kind: kind.__name__), ref_template="#/components/schemas/{name}"
+    )
+    for kind in _structs(kinds):
+        _describe(schemas[kind.__name__], kind)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        path = operation.path.replace(":path}", "}")
+        described = _operation(operation, with_keys=with_keys)
+        for method in map(str.lower, operation.methods):
+            name = f"{operation.handler.__name__}_{method}"
+            paths.setdefault(path, {})[method] = {"operationId": name, **described}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "jaxllm", "version": __version__, "description": "OpenAI's interface, with vLLM's fields."},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if with_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return document
+
+
+def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
+    assert operation.handler.__doc__ is not None
+    content: dict[str, Any] = {}
+    if operation.response is not None:
+        content[operation.content_type] = {"schema": _reference(operation.response)}
+    elif operation.content_type != "application/json":
+        content[operation.content_type] = {"schema": {"type": "string"}}
+    if operation.stream is not None:
+        name = operation.stream.__name__
+        content["text/event-stream"] = {
+            "schema": {"description": f"Events whose data is a {name} each, and a last one, [DONE]."}
+        }
+    made: dict[str, Any] = {
+        "summary": operation.handler.__doc__.split("\n")[0],
+        "tags": [operation.tag],
+        "responses": {"200": {"description": "Success.", "content": content}} | _errors(operation),
+    }
+    if operation.request is not None:
+        schema = {"schema": _reference(operation.request)}
+        made["requestBody"] = {"required": True, "content": {"application/json": schema}}
+    if "{model" in operation.path:
+        made["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if with_keys and not operation.public:
+        made["security"] = [{"key": []}]
+    return made
+
+
+def _errors(operation: Operation) -> dict[str, Any]:
+    """The errors that may come: all of them for requests with a body."""
+    if operation.request is not None:
+        statuses = list(DOCUMENTED)
+    else:
+        statuses = [500, 503] if operation.public else [401, 404, 500, 503]
+    content = {"application/json": {"schema": _reference(ErrorResponse)}}
+    return {str(status): {"description": DOCUMENTED[status], "content": content} for status in statuses}
+
+
+def _reference(kind: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _structs(kinds: set[Any]) -> Iterator[type[msgspec.Struct]]:
+    """All Structs that stand inside others, and these themselves."""
+    seen = set()
+    waiting: list[Any] = [msgspec.inspect.type_info(kind) for kind in kinds]
+    while waiting:
+        info = waiting.pop()
+        if isinstance(info, msgspec.inspect.StructType):
+            if info.cls in seen:
+                continue
+            seen.add(info.cls)
+            yield info.cls
+            waiting += [field.type for field in info.fields]
+        for name in ("types", "item_types"):
+            waiting += getattr(info, name, ())
+        for name in ("item_type", "key_type", "value_type"):
+            inner = getattr(info, name, None)
+            waiting += [] if inner is None else [inner]
+
+
+def _describe(schema: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Put the descriptions of fields into a schema, and what is accepted of fields that are not served."""
+    descriptions = {name: text for each in reversed(kind.__mro__) for name, text in _field_docs(each).items()}
+    refused = refused_fields(kind) if issubclass(kind, Body) else {}
+    for name, field in schema["properties"].items():
+        if name in refused:
+            field["enum"] = [None, *refused[name].allowed]
+            field["description"] = f"Not served: {refused[name].reason}."
+        elif name in descriptions:
+            # A reference allows no neighbours in older tools.
+            wrapped = {"allOf": [dict(field)]} if "$ref" in field else dict(field)
+            field.clear()
+            field.update(wrapped, description=descriptions[name])
+
+
+def _field_docs(kind: type) -> dict[str, str]:
+    """The texts that stand below the fields of a class in its source."""
+    if kind.__module__.split(".")[0] != "jaxllm":
+        return {}
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            docs[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return docs

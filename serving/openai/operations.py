@@ -1,0 +1,56 @@
+"""For those who run the server: is it alive, is it ready, what does it do."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm import __version__
+from jaxllm.serving.openai import errors
+from jaxllm.serving.openai.generate import json_response
+from jaxllm.serving.openai.protocol.operations import CacheReset, Load, Version
+from jaxllm.serving.openai.state import server_of
+
+
+async def health(request: Request) -> Response:
+    """Say with status 200 that the engine is alive; one that is dead or hangs has status 503."""
+    server_of(request).llm.check_health()
+    return Response()
+
+
+async def ping(request: Request) -> Response:
+    """Say what /health says, under the name that some platforms ask for."""
+    return await health(request)
+
+
+async def ready(request: Request) -> Response:
+    """Say with status 200 that requests are taken; also while it shuts down, the server has status 503."""
+    server = server_of(request)
+    server.check_accepting()
+    server.llm.check_health()
+    return Response()
+
+
+async def version(_: Request) -> Response:
+    """Tell the server's version."""
+    return json_response(Version(version=__version__))
+
+
+async def load(request: Request) -> Response:
+    """Tell how many requests are in flight."""
+    return json_response(Load(server_load=server_of(request).llm.num_unfinished))
+
+
+async def metrics(request: Request) -> Response:
+    """Metrics for Prometheus."""
+    # In a thread: writing them takes milliseconds, which no stream should wait for.
+    exposition = server_of(request).metrics.exposition
+    body, content_type = await asyncio.to_thread(exposition, request.headers.get("accept", ""))
+    return Response(body, media_type=content_type)
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget all cached prefixes; impossible while requests run."""
+    if not await server_of(request).llm.reset_prefix_cache():
+        raise errors.requests_running()
+    return json_response(CacheReset(success=True))

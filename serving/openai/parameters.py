@@ -1,0 +1,87 @@
+"""Sampling parameters from requests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.openai.errors import BodyError
+from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.text.input_processor import TextRequest
+
+_OWN_MEANING = {"max_tokens", "logprobs"}
+"""Fields that chats and completions understand differently."""
+_SHARED = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in GenerationRequest.__struct_fields__ and name not in _OWN_MEANING
+)
+_INT64 = range(-(2**63), 2**63)
+
+
+def sampling_params(
+    body: GenerationRequest, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None, **others: Any
+) -> SamplingParams:
+    """The parameters of a request; what it leaves out is as in `defaults`. Raises `RequestError`."""
+    given = {name: value for name in _SHARED if (value := getattr(body, name)) is not None}
+    return msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def recommended_max_tokens(defaults: SamplingParams) -> int | None:
+    """The length that the model's makers recommend, if they do."""
+    return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
+
+
+def check_alternatives(name: str, value: int | None, maximum: int) -> None:
+    """Raise `RequestError` if a request asks for more alternatives per token than the engine returns."""
+    if value is not None and not 0 <= value <= maximum:
+        raise RequestError(f"{name}={value}: must be an integer from 0 to {maximum} (--max-logprobs)", name)
+
+
+def check_stream(body: GenerationRequest) -> None:
+    """Raise `RequestError` for fields that do not go with `stream`."""
+    if not body.stream:
+        if body.stream_options is not None:
+            raise RequestError("stream_options are only for stream=true", "stream_options")
+    elif body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be streamed: leave stream out", "prompt_logprobs")
+
+
+def check_sequences(body: GenerationRequest, num_prompts: int, most: int) -> None:
+    """Raise `RequestError` when the request alone has more sequences than may ever run and wait."""
+    name = "n" if body.best_of is None else "best_of"
+    each = (body.n if body.best_of is None else body.best_of) or 1
+    if each * num_prompts > most:
+        for_prompts = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
+        raise RequestError(f"{name}={each}{for_prompts}: a request may have at most {most} sequences", name)
+
+
+def checked_priority(body: GenerationRequest, config: EngineConfig) -> int:
+    """The request's priority. Raises `RequestError` where the engine would not look at it."""
+    priority = body.priority or 0
+    if priority not in _INT64:
+        raise RequestError("priority: must be a 64-bit signed integer", "priority")
+    if priority and config.scheduler.scheduling_policy != "priority":
+        raise RequestError(
+            f"priority={priority}: this server takes requests in order of arrival; it looks at priorities with "
+            "--scheduling-policy priority",
+            "priority",
+        )
+    return priority
+
+
+def check_room(requests: Sequence[TextRequest], name: str, asked: int | None, max_model_len: int) -> None:
+    """Raise an error if a prompt and the `asked` tokens, of the field `name`, are too long for the model together."""
+    if asked is None:
+        return
+    longest = max(len(request.prompt_token_ids) for request in requests)
+    if longest + asked > max_model_len:
+        raise BodyError(
+            f"{name}={asked}: this model's maximum context length is {max_model_len} tokens, and the prompt has "
+            f"{longest}; ask for at most {max_model_len - longest}",
+            name,
+            "context_length_exceeded",
+        )

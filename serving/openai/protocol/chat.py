@@ -1,0 +1,152 @@
+"""Chat completions."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, UnsetType
+
+from jaxllm.serving.openai.protocol.base import Answer, Refused
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Natural, documented
+from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs, PromptLogprobs
+from jaxllm.serving.openai.protocol.messages import Message, Tool
+from jaxllm.serving.openai.protocol.usage import Usage
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    """A conversation to be continued."""
+
+    messages: Annotated[list[Message], documented(minItems=1)]
+    """The conversation so far."""
+    max_completion_tokens: AtLeastOne | None = None
+    """Most tokens to generate; default: the room left in the model's context."""
+    max_tokens: AtLeastOne | None = None
+    """The older name of max_completion_tokens."""
+    logprobs: bool | None = None
+    """Return the log-probabilities of the generated tokens."""
+    top_logprobs: Natural | None = None
+    """Most likely alternatives to return at each place; only with logprobs."""
+    tools: list[Tool] | None = None
+    """Functions to show to the model; for now only with tool_choice none."""
+    tool_choice: str | dict[str, Any] | None = None
+    """Which tool the model is to call; for now only none."""
+    parallel_tool_calls: bool | None = None
+    """Accepted, without effect as long as no tools are called."""
+    reasoning_effort: str | None = None
+    """Goes to the chat template, which may know it."""
+    chat_template: str | None = None
+    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template."""
+    documents: list[dict[str, Any]] | None = None
+    """Documents for chat templates that show them to the model."""
+    add_generation_prompt: bool | None = None
+    """End the prompt with the beginning of the model's answer; default true."""
+    continue_final_message: bool | None = None
+    """Let the model go on with the last message instead of answering it."""
+    echo: bool | None = None
+    """With a last message of the assistant: begin the answer with its content."""
+    include_reasoning: bool | None = None
+    """Accepted, without effect: reasoning is part of the text."""
+    service_tier: str | None = None
+    """Accepted; there is one tier, default."""
+    metadata: dict[str, Any] | None = None
+    """Accepted, without effect: nothing is stored."""
+    prediction: dict[str, Any] | None = None
+    """Accepted, without effect: a hint that changes only speed."""
+    safety_identifier: str | None = None
+    """Accepted, without effect."""
+    prompt_cache_key: str | None = None
+    """Accepted, without effect: every prefix is cached; cache_salt separates users."""
+    prompt_cache_options: dict[str, Any] | None = None
+    """Accepted, without effect: every prefix is cached as long as there is room."""
+    prompt_cache_retention: str | None = None
+    """Accepted, without effect: prefixes are kept as long as there is room."""
+
+    audio: Annotated[Any, Refused("this model writes text only")] = None
+    modalities: Annotated[Any, Refused("this model writes text only", (["text"],))] = None
+    function_call: Annotated[Any, Refused("OpenAI has replaced it: use tool_choice", ("none",))] = None
+    functions: Annotated[Any, Refused("OpenAI has replaced it: use tools", ([],))] = None
+    moderation: Annotated[Any, Refused("there is no moderation")] = None
+    store: Annotated[Any, Refused("this server stores nothing", (False,))] = None
+    verbosity: Annotated[Any, Refused("this model has one verbosity; ask for less or more in words", ("medium",))] = (
+        None
+    )
+    web_search_options: Annotated[Any, Refused("this model does not search the web")] = None
+
+
+class AssistantMessage(Answer, kw_only=True):
+    """The model's answer."""
+
+    role: str
+    content: str
+    refusal: str | None = None
+    annotations: tuple[Any, ...] = ()
+
+
+class ChatChoice(Answer, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    """stop: it ended by itself or at a stop string. length: max_completion_tokens or the model's context were full."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; null for the model's own end token."""
+    token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
+
+
+class ChatCompletion(Answer, kw_only=True):
+    """The answers to a chat request."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    service_tier: str | UnsetType = UNSET
+    system_fingerprint: str
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """With prompt_logprobs."""
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
+
+
+class ChatDelta(Answer, kw_only=True, omit_defaults=True):
+    """What is new of an answer."""
+
+    role: str | None = None
+    """In the first chunk."""
+    content: str | None = None
+    refusal: str | UnsetType | None = UNSET
+
+
+class ChatChunkChoice(Answer, kw_only=True):
+    """News of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    """In the last chunk."""
+    stop_reason: str | int | UnsetType | None = UNSET
+    """In the last chunk."""
+    token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
+
+
+class ChatChunk(Answer, kw_only=True):
+    """An event of a stream of answers; the last has no choices if the usage was asked for."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    service_tier: str | UnsetType = UNSET
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """In the first chunk, with return_token_ids."""

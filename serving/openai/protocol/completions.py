@@ -1,0 +1,58 @@
+"""Completions of plain prompts."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, UnsetType
+
+from jaxllm.serving.openai.protocol.base import Answer, Refused
+from jaxllm.serving.openai.protocol.bounds import Natural, Text, documented
+from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs, PromptLogprobs
+from jaxllm.serving.openai.protocol.usage import Usage
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Prompts to be continued."""
+
+    prompt: Text | Annotated[list[Text | Natural | list[Natural]], documented(minItems=1)]
+    """A text, a list of texts, a list of token ids, or a list of lists of token ids."""
+    max_tokens: Natural | None = None
+    """Most tokens to generate; default 16. 0 with echo: only the prompt, for its logprobs."""
+    logprobs: Natural | None = None
+    """Return the log-probabilities of the generated tokens, and of this many alternatives at each place."""
+    echo: bool | None = None
+    """Begin the text with the prompt."""
+
+    suffix: Annotated[Any, Refused("this model cannot fill in the middle of a text: leave suffix out", ("",))] = None
+    prompt_embeds: Annotated[Any, Refused("prompts are text or token ids")] = None
+
+
+class CompletionChoice(Answer, kw_only=True):
+    """One completion, or in a stream its news."""
+
+    index: int
+    """Prompts are counted first: the choices of prompt p begin at p times n."""
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    """stop: it ended by itself or at a stop string. length: max_tokens or the model's context were full."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; null for the model's own end token."""
+    token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """With return_token_ids."""
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """With prompt_logprobs."""
+
+
+class Completion(Answer, kw_only=True):
+    """The completions of a request; in a stream one event, the last without choices if the usage was asked for."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET

@@ -1,0 +1,138 @@
+"""The fields that chat completions and completions share."""
+
+from typing import Annotated, Any
+
+from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.bounds import (
+    Count,
+    Int64,
+    Natural,
+    NotNegative,
+    OrMinusOne,
+    Penalty,
+    Positive,
+    Probability,
+    Share,
+    Text,
+)
+
+_STRUCTURED = "structured outputs are not supported yet"
+_BEAMS = "beam search is not supported yet"
+_TRANSFER = "there is no transfer of KV caches between servers"
+_TEXT_ONLY = "this model reads text only"
+
+
+class StreamOptions(Body, kw_only=True):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = None
+    """End the stream with a chunk that has the token counts and no choices."""
+    continuous_usage_stats: bool | None = None
+    """With include_usage: give the token counts so far in every chunk."""
+    include_obfuscation: bool | None = None
+    """Accepted, without effect: chunks are never padded."""
+
+
+class GenerationRequest(Body, kw_only=True):
+    """What is to be generated, and how. Null always means the default."""
+
+    model: str | None = None
+    """Which model: one of /v1/models. Left out, it is the first of them."""
+    stream: bool | None = None
+    """Send the text as it is generated, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Options of the stream; only with stream."""
+    n: Count | None = None
+    """Choices to generate for each prompt; default 1."""
+    best_of: Count | None = None
+    """Choices to generate for each prompt, of which the n most likely are returned; not with stream."""
+    seed: Int64 | None = None
+    """Same seed, same tokens, whatever else the server does."""
+    stop: Text | list[Text] | None = None
+    """Strings that end the text; they are not part of it."""
+    temperature: NotNegative | None = None
+    """Randomness: 0 always takes the most likely token; default 1, or what the model's makers recommend."""
+    top_p: Share | None = None
+    """Draw from the smallest set of most likely tokens whose probability reaches this, in (0, 1]."""
+    frequency_penalty: Penalty | None = None
+    """From -2 to 2: lowers the logit of a token each time it was generated."""
+    presence_penalty: Penalty | None = None
+    """From -2 to 2: lowers the logit of tokens that were generated at all."""
+    logit_bias: dict[str, float] | None = None
+    """Token ids, as strings, to numbers from -100 to 100 that are added to their logits."""
+
+    user: str | None = None
+    """Accepted, without effect."""
+
+    top_k: OrMinusOne | None = None
+    """Draw from this many of the most likely tokens; 0 or -1: from all."""
+    min_p: Probability | None = None
+    """Draw from tokens at least this likely relative to the most likely one, in [0, 1]."""
+    repetition_penalty: Positive | None = None
+    """Greater than 0: divides the logits of tokens in prompt or output."""
+    min_tokens: Natural | None = None
+    """The text cannot end before this many tokens."""
+    stop_token_ids: list[Natural] | None = None
+    """Tokens that end the text, beside the model's own end tokens."""
+    bad_words: list[Text] | None = None
+    """Texts that may not be generated."""
+    allowed_token_ids: list[Natural] | None = None
+    """Only these tokens may be generated."""
+    include_stop_str_in_output: bool | None = None
+    """Leave the stop string in the text."""
+    ignore_eos: bool | None = None
+    """Go on after the model's end token."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text; default true."""
+    spaces_between_special_tokens: bool | None = None
+    """Put spaces between special tokens in the text; default true."""
+    truncate_prompt_tokens: OrMinusOne | None = None
+    """Keep only this many last tokens of the prompt; -1: as many as the model allows."""
+    prompt_logprobs: Natural | None = None
+    """Alternatives to return for each token of the prompt; not with stream."""
+
+    add_special_tokens: bool | None = None
+    """Add the tokenizer's special tokens to the prompt; default true for prompts, false for chats."""
+    priority: Int64 | None = None
+    """Lower numbers go first, where the server schedules by priority; default 0."""
+    request_id: str | None = None
+    """Part of the response's id and of the log; by default random."""
+    cache_salt: Text | None = None
+    """Cached prefixes are shared only between requests of the same salt."""
+    return_token_ids: bool | None = None
+    """Return the token ids of prompt and text too."""
+    return_tokens_as_token_ids: bool | None = None
+    """Show tokens in logprobs as token_id:NUMBER."""
+    session_id: str | None = None
+    """Accepted, without effect."""
+
+    response_format: Annotated[Any, Refused(_STRUCTURED, ({"type": "text"},))] = None
+    structured_outputs: Annotated[Any, Refused(_STRUCTURED)] = None
+    guided_json: Annotated[Any, Refused(_STRUCTURED)] = None
+    guided_regex: Annotated[Any, Refused(_STRUCTURED)] = None
+    guided_choice: Annotated[Any, Refused(_STRUCTURED)] = None
+    guided_grammar: Annotated[Any, Refused(_STRUCTURED)] = None
+    guided_decoding_backend: Annotated[Any, Refused(_STRUCTURED)] = None
+    guided_whitespace_pattern: Annotated[Any, Refused(_STRUCTURED)] = None
+    structural_tag: Annotated[Any, Refused(_STRUCTURED)] = None
+    use_beam_search: Annotated[Any, Refused(_BEAMS, (False,))] = None
+    length_penalty: Annotated[Any, Refused(_BEAMS, (1.0,))] = None
+    early_stopping: Annotated[Any, Refused(_BEAMS, (False,))] = None
+    logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
+    logprob_token_ids: Annotated[Any, Refused("only the most likely tokens have logprobs; use top_logprobs")] = None
+    truncation_side: Annotated[Any, Refused("truncation keeps the last tokens", ("left",))] = None
+    stream_interval: Annotated[Any, Refused("tokens are sent as they come", (1,))] = None
+    repetition_detection: Annotated[Any, Refused("not supported; see frequency_penalty")] = None
+    thinking_token_budget: Annotated[Any, Refused("reasoning is not told from text yet", (-1,))] = None
+    watermarking: Annotated[Any, Refused("there is no watermark", (False,))] = None
+    return_token_offsets: Annotated[Any, Refused("not supported; completions have logprobs.text_offset", (False,))] = (
+        None
+    )
+    return_prompt_text: Annotated[Any, Refused("not supported; see /tokenize", (False,))] = None
+    return_mm_kwargs: Annotated[Any, Refused(_TEXT_ONLY, (True, False))] = None
+    media_io_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
+    routed_experts_prompt_start: Annotated[Any, Refused("routing of experts is not returned", (0,))] = None
+    kv_transfer_params: Annotated[Any, Refused(_TRANSFER, ({},))] = None
+    ec_transfer_params: Annotated[Any, Refused(_TRANSFER, ({},))] = None
+    vllm_xargs: Annotated[Any, Refused("there are no extensions that read it", ({},))] = None

@@ -1,0 +1,86 @@
+"""The messages and tools of a chat request."""
+
+from typing import Annotated, Any
+
+from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.bounds import Text
+
+_TEXT_ONLY = "this model reads text only"
+
+
+class ContentPart(Body, kw_only=True):
+    """A part of a message's content."""
+
+    type: str
+    """Which part this is: text, or refusal (of an assistant)."""
+    text: str | None = None
+    refusal: str | None = None
+    prompt_cache_breakpoint: Any = None
+    """Accepted, without effect: every prefix is cached."""
+    image_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    input_audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    audio_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    video_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    file: Annotated[Any, Refused(_TEXT_ONLY)] = None
+
+
+class CalledFunction(Body, kw_only=True):
+    """A function that the model called."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """The arguments, as JSON text or an object."""
+
+
+class ToolCall(Body, kw_only=True):
+    """A call of a tool by the model."""
+
+    id: str | None = None
+    type: str | None = None
+    """Always function."""
+    index: int | None = None
+    function: CalledFunction | None = None
+    custom: Annotated[Any, Refused("only functions are supported")] = None
+
+
+class Message(Body, kw_only=True):
+    """A message of the conversation."""
+
+    role: Text
+    """Who says it: system, developer, user, assistant or tool, or another role that the chat template knows."""
+    content: str | list[ContentPart] | None = None
+    """What is said."""
+    name: str | None = None
+    """Who of several of the same role says it."""
+    tool_call_id: str | None = None
+    """In a message of a tool: the call that it answers."""
+    tool_calls: list[ToolCall] | None = None
+    """In a message of the assistant: its calls."""
+    refusal: str | None = None
+    """In a message of the assistant: why it did not answer."""
+    reasoning: str | None = None
+    """In a message of the assistant: its reasoning, for chat templates that show it."""
+    reasoning_content: str | None = None
+    """Another name of reasoning."""
+    annotations: Any = None
+    """Accepted, without effect."""
+    audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    function_call: Annotated[Any, Refused("OpenAI has replaced it: use tool_calls")] = None
+
+
+class Function(Body, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """The arguments, as JSON Schema."""
+    strict: bool | None = None
+
+
+class Tool(Body, kw_only=True):
+    """A tool that the model may call."""
+
+    type: str = "function"
+    function: Function | None = None
+    custom: Annotated[Any, Refused("only functions are supported")] = None

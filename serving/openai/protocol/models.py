@@ -1,0 +1,25 @@
+"""The models that are served."""
+
+from jaxllm.serving.openai.protocol.base import Answer
+
+
+class Model(Answer, kw_only=True):
+    """A name by which requests may call the model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    """When the server started, in seconds since 1970."""
+    owned_by: str = "jaxllm"
+    root: str
+    """The model behind the name: a folder or an id of the Hugging Face hub."""
+    parent: str | None = None
+    max_model_len: int
+    """Most tokens of a prompt and its completion together."""
+
+
+class ModelList(Answer, kw_only=True):
+    """All names."""
+
+    object: str = "list"
+    data: list[Model]

@@ -1,0 +1,59 @@
+"""Text to token ids and back, in vLLM's shapes."""
+
+from typing import Annotated, Any
+
+from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
+from jaxllm.serving.openai.protocol.bounds import Natural
+from jaxllm.serving.openai.protocol.messages import Message, Tool
+
+
+class TokenizeRequest(Body, kw_only=True):
+    """A prompt or a conversation, of which the tokens are asked."""
+
+    model: str | None = None
+    """One of /v1/models; default: the first."""
+    prompt: str | None = None
+    """The text; either this or messages."""
+    messages: list[Message] | None = None
+    """The conversation, made into a prompt by the chat template."""
+    add_special_tokens: bool | None = None
+    """Add the tokenizer's special tokens; default true for a prompt, false for messages."""
+    return_token_strs: bool | None = None
+    """Return the tokens as strings too."""
+    add_generation_prompt: bool | None = None
+    """End a conversation with the beginning of the model's answer; default true."""
+    continue_final_message: bool | None = None
+    """Leave the last message of a conversation open."""
+    chat_template: str | None = None
+    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template."""
+    tools: list[Tool] | None = None
+    """Functions to show to the model."""
+    media_io_kwargs: Annotated[Any, Refused("this model reads text only", ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Refused("this model reads text only", ({},))] = None
+
+
+class TokenizeResponse(Answer, kw_only=True):
+    """Token ids."""
+
+    count: int
+    max_model_len: int
+    """Most tokens of a prompt and its completion together."""
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    """Token ids, of which the text is asked."""
+
+    model: str | None = None
+    """One of /v1/models; default: the first."""
+    tokens: list[Natural]
+    """Token ids; special ones become text too."""
+
+
+class DetokenizeResponse(Answer, kw_only=True):
+    """Text."""
+
+    prompt: str

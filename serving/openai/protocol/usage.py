@@ -1,0 +1,20 @@
+"""Token counts of a response."""
+
+from jaxllm.serving.openai.protocol.base import Answer
+
+
+class PromptTokensDetails(Answer, kw_only=True):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+    """Prompt tokens whose computation the prefix cache saved."""
+
+
+class Usage(Answer, kw_only=True):
+    """Tokens that went in and came out."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens of all choices together."""
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails

@@ -1,0 +1,146 @@
+"""Server-sent events: the results of a request, as they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jaxllm.serving.openai.disconnect import unless_gone
+from jaxllm.serving.openai.errors import event_of
+from jaxllm.serving.openai.protocol.base import Answer
+from jaxllm.serving.openai.protocol.generation import StreamOptions
+from jaxllm.serving.openai.usage import UsageCounter
+from jaxllm.serving.output_stream import OutputStream
+from jaxllm.serving.outputs import RequestOutput
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EventWriter(Protocol):
+    """Writes results as events."""
+
+    def write(self, prompt_index: int, output: RequestOutput) -> bytes:
+        """Events for news of one prompt."""
+
+    def end(self) -> bytes:
+        """What comes when all is generated."""
+
+
+class EventFrame:
+    """What surrounds the choice in every event of a stream. Its constant part is encoded once."""
+
+    def __init__(
+        self, empty: Answer, counter: UsageCounter, options: StreamOptions | None, *, force_usage: bool
+    ) -> None:
+        """`empty` is an event without choices and usage, of which the choices are the last field."""
+        head, _, _ = _encode(empty).rpartition(b'"choices":[]')
+        self._head = b"data: " + head + b'"choices":['
+        self._counter = counter
+        self._asked = bool(options and options.include_usage)
+        self._continuous = self._asked and bool(options and options.continuous_usage_stats)
+        self._usage_at_end = self._asked or force_usage
+
+    def event(self, choice: Answer, **extra: object) -> bytes:
+        """An event with one choice, and `extra` fields beside it."""
+        if self._continuous:
+            extra["usage"] = self._counter.usage
+        elif self._asked:
+            extra["usage"] = None
+        more = b"," + _encode(extra)[1:] if extra else b"}"
+        return self._head + _encode(choice) + b"]" + more + b"\n\n"
+
+    def end(self) -> bytes:
+        """The event with the usage, if there is to be one."""
+        if not self._usage_at_end:
+            return b""
+        return self._head + b'],"usage":' + _encode(self._counter.usage) + b"}\n\n"
+
+
+class EventStream(Response):
+    """A response of server-sent events; when the client leaves, the requests end."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, streams: Sequence[OutputStream], writer: EventWriter, request_id: str) -> None:
+        self.status_code = 200
+        self.background = None
+        # Proxies must hold nothing back.
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._streams = streams
+        self._writer = writer
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events."""
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientDisconnect:
+            pass
+        finally:
+            for stream in self._streams:
+                stream.close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events()) as events:
+            async for data in events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(in_turn(self._streams)) as results:
+                async for prompt_index, output in results:
+                    data = self._writer.write(prompt_index, output)
+                    if data:
+                        yield data
+            yield self._writer.end() + DONE
+        except Exception as error:  # noqa: BLE001  (the response has begun: an event must say it)
+            yield event_of(error, self._request_id)
+
+
+async def in_turn(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """The results of several streams as they come, each with the index of its stream.
+
+    Takes no more than one result ahead of its reader, so that what waits merges where it is.
+    """
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    arrived: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(maxsize=1)
+    readers = [asyncio.ensure_future(_forward(index, stream, arrived)) for index, stream in enumerate(streams)]
+    try:
+        running = len(streams)
+        while running:
+            index, result = await arrived.get()
+            if isinstance(result, Exception):
+                raise result
+            if result is None:
+                running -= 1
+            else:
+                yield index, result
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _forward(
+    index: int, stream: OutputStream, arrived: "asyncio.Queue[tuple[int, RequestOutput | Exception | None]]"
+) -> None:
+    end: Exception | None = None
+    try:
+        async for output in stream:
+            await arrived.put((index, output))
+    except Exception as error:  # noqa: BLE001  (the reader of the queue raises it)
+        end = error
+    await arrived.put((index, end))

@@ -1,0 +1,127 @@
+"""Every option of the server, once, as in `jaxllm.config`; names are vLLM's wherever vLLM has one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxllm.config import Section, option
+from jaxllm.errors import ConfigError
+from jaxllm.flags import MEANINGLESS, Flag, Meaningless, section_flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(Section):
+    """The HTTP server: where it listens, whom it lets in, what it logs."""
+
+    host: str = option("0.0.0.0", "Address to listen on; 127.0.0.1 lets only this machine in.")
+    port: int = option(
+        8000, "Port to listen on; 0 takes any free one, and the log says which.", minimum=0, maximum=65535
+    )
+    uds: str | None = option(None, "Path of a Unix domain socket to listen on instead of a port.")
+    root_path: str | None = option(None, "Path under which a proxy shows this server, such as /llm.")
+    served_model_name: tuple[str, ...] = option(
+        (), "Names by which requests may call the model, the first in answers. Default: the model as it was given."
+    )
+    api_key: tuple[str, ...] = option(
+        (), "Keys of which requests must bring one; all but health and metrics need it.", environment="JAXLLM_API_KEY"
+    )
+    allowed_origins: tuple[str, ...] = option(("*",), "Origins of web pages that may call this server (CORS).")
+    allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that such pages may use.")
+    allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that such pages may send.")
+    allow_credentials: bool = option(False, "Whether such pages may send cookies.")
+    ssl_keyfile: str | None = option(None, "File of the private key; with --ssl-certfile, the server speaks HTTPS.")
+    ssl_certfile: str | None = option(None, "File of the certificate.")
+    ssl_ca_certs: str | None = option(None, "File of the authorities that sign clients' certificates.")
+    ssl_cert_reqs: int = option(
+        0, "Certificates of clients: 0 not asked for, 1 checked if there is one, 2 required.", minimum=0, maximum=2
+    )
+    ssl_ciphers: str | None = option(None, "Ciphers for TLS 1.2 in OpenSSL's notation.")
+    middleware: tuple[str, ...] = option(
+        (), "ASGI middleware to wrap the server in, as module:attribute; a class or a function of the application."
+    )
+    chat_template: str | None = option(None, "Chat template to use instead of the model's: a file, or Jinja text.")
+    trust_request_chat_template: bool = option(False, "Let requests bring chat templates of their own.")
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, "Arguments for the chat template; those of a request (chat_template_kwargs) come before them."
+    )
+    response_role: str = option("assistant", "The role of messages that the model writes.")
+    return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
+    enable_force_include_usage: bool = option(False, "End every stream with its usage, asked for or not.")
+    enable_request_id_headers: bool = option(False, "Give every response an X-Request-Id header.")
+    max_queued_requests: int = option(
+        1024, "Most requests that wait for the engine to start them; more are told to come back later.", minimum=1
+    )
+    max_body_size: int = option(32 * 2**20, "Most bytes in the body of a request.", minimum=1024)
+    h11_max_incomplete_event_size: int = option(65536, "Most bytes in the headers of a request.", minimum=1024)
+    h11_max_header_count: int = option(256, "Most headers of a request.", minimum=8)
+    timeout_keep_alive: int = option(5, "Seconds that an idle connection is kept open.", minimum=1)
+    step_timeout: float = option(
+        120.0, "Seconds after which an engine whose step does not end counts as hanging.", minimum=1.0
+    )
+    shutdown_timeout: float = option(
+        30.0, "Seconds that running requests have to finish after SIGTERM or Ctrl-C.", minimum=0.0
+    )
+    metrics_prefix: str = option("jaxllm", "Prefix of the metrics' names; 'vllm' keeps dashboards working.")
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = option("info", "Least severity to log.")
+    log_format: Literal["text", "json"] = option("text", "Log lines as text, or as one JSON object each.")
+    access_log: bool = option(False, "Log a line for every HTTP request but those for health and metrics.")
+    enable_log_requests: bool = option(False, "Log every request: prompt and parameters.")
+    max_log_len: int | None = option(None, "Most characters of a prompt in such a line.", minimum=0)
+    disable_log_stats: bool = option(False, "No line about throughput every ten seconds.")
+    disable_docs: bool = option(False, "No /docs and no /openapi.json.", aliases=("disable-fastapi-docs",))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("ssl_keyfile: give ssl_certfile too")
+        if self.root_path is not None and not self.root_path.startswith("/"):
+            raise ConfigError(f"root_path={self.root_path!r}: must begin with /")
+        if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
+            raise ConfigError(f"metrics_prefix={self.metrics_prefix!r}: must be letters, digits and underscores")
+        for name in ("served_model_name", "api_key"):
+            if not all(map(str.strip, getattr(self, name))):
+                raise ConfigError(f"{name}: an empty text is among its values")
+        for path in self.middleware:
+            if not re.fullmatch(r"[\w.]+:[\w.]+", path):
+                raise ConfigError(f"middleware={path!r}: must look like module:attribute")
+
+
+_WITHOUT_EFFECT = {
+    "api-server-count": Meaningless(True, "one process answers HTTP"),
+    "chat-template-content-format": Meaningless(True, "templates always get content as text"),
+    "disable-access-log-for-endpoints": Meaningless(True, "health and metrics are never in the access log"),
+    "disable-frontend-multiprocessing": Meaningless(False, "the engine always has a process of its own"),
+    "disable-uvicorn-access-log": Meaningless(False, "there is no access log without --access-log"),
+    "enable-log-deltas": Meaningless(False, "outputs are not logged"),
+    "enable-log-outputs": Meaningless(False, "outputs are not logged"),
+    "enable-offline-docs": Meaningless(False, "/openapi.json needs no network"),
+    "enable-prompt-tokens-details": Meaningless(False, "usage always tells cached prompt tokens"),
+    "enable-server-load-tracking": Meaningless(False, "/load always tells the load"),
+    "enable-ssl-refresh": Meaningless(False, "certificates are always read again when their files change"),
+    "log-error-stack": Meaningless(False, "an internal error is always logged with its stack"),
+    "uvicorn-log-level": Meaningless(True, "--log-level is for all of the server"),
+}
+
+
+def server_flags() -> tuple[Flag, ...]:
+    """The flag of every option of the server."""
+    return tuple(section_flags("server", ServerOptions))
+
+
+def meaningless_flags() -> dict[str, Meaningless]:
+    """Flags of `vllm serve` that have no effect on `jaxllm serve`."""
+    real = {flag.flag.removeprefix("--") for flag in server_flags()}
+    every = {**MEANINGLESS, **_WITHOUT_EFFECT}
+    return {name: every[name] for name in sorted(every) if name not in real}
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Options whose values the environment gives: texts, and tuples of comma-separated texts."""
+    found: dict[str, Any] = {}
+    for flag in server_flags():
+        text = environ.get(flag.info.environment or "")
+        if text:
+            parts = tuple(part for part in map(str.strip, text.split(",")) if part)
+            found[flag.name] = parts if flag.kind is tuple else text
+    return found

@@ -1,0 +1,306 @@
+"""`jaxllm chat`, `jaxllm complete` and `jaxllm bench serve` against one real server, two of them in a real terminal."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving.server_process import SMALL, ServerProcess, running
+
+KEY = "the key"
+MAIN = (sys.executable, "-m", "jaxllm.serving.cli.main")
+
+IN_TERMINAL = """
+import fcntl, runpy, termios
+# Its controlling terminal, or Ctrl-C would be a character like any other.
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+runpy.run_module("jaxllm.serving.cli.main", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running(log, *SMALL, environment={"JAXLLM_API_KEY": KEY}) as process:
+        yield process
+
+
+@pytest.fixture
+def api(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{server.url}/v1/", headers={"Authorization": f"Bearer {KEY}"}, timeout=120) as client:
+        yield client
+
+
+def run(*arguments: str, stdin: str | None = None, key: str = KEY) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "JAXLLM_API_KEY": key}
+    return subprocess.run(
+        [*MAIN, *arguments], input=stdin, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def chat_answer(api: httpx.Client, *messages: str) -> str:
+    """What the server says to these messages, of the user and itself in turn."""
+    roles = ("user", "assistant")
+    body = {
+        "messages": [{"role": roles[index % 2], "content": text} for index, text in enumerate(messages)],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    return str(api.post("chat/completions", json=body).json()["choices"][0]["message"]["content"])
+
+
+GREEDY = ("--temperature", "0", "--max-tokens", "24")
+
+
+def test_quick_chat(server: ServerProcess, api: httpx.Client) -> None:
+    done = run("chat", "--url", server.url, "-q", "What is 17 plus 25?", *GREEDY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == chat_answer(api, "What is 17 plus 25?") + "\n"
+
+
+def test_quick_completion(server: ServerProcess, api: httpx.Client) -> None:
+    done = run("complete", "--url", f"{server.url}/v1", "--model-name", "demo", "-q", "Once upon", *GREEDY)
+    assert (done.returncode, done.stderr) == (0, "")
+    body = {"prompt": "Once upon", "temperature": 0, "max_tokens": 24}
+    assert done.stdout == api.post("completions", json=body).json()["choices"][0]["text"] + "\n"
+
+
+def test_lines_of_a_file_are_one_conversation(server: ServerProcess, api: httpx.Client) -> None:
+    lines = "What is 1 plus 2?\n\nWhere does Luma live?\n/reset\nWhere does Luma live?\n"
+    done = run("chat", "--url", server.url, *GREEDY, stdin=lines)
+    first = chat_answer(api, "What is 1 plus 2?")
+    second = chat_answer(api, "What is 1 plus 2?", first, "Where does Luma live?")
+    assert done.stdout == f"{first}\n{second}\n{chat_answer(api, 'Where does Luma live?')}\n"
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["--url", "http://127.0.0.1:9/v1"],
+            1,
+            "no server answers at http://127.0.0.1:9/v1/: start one with `jaxllm serve`",
+        ),
+        (["--url", "ftp://x"], 2, "url='ftp://x': expected one like http://localhost:8000/v1"),
+        (["--api-key", "wrong"], 2, "refuses the key (--api-key)"),
+        (["--model-name", "dmo"], 2, "has no model 'dmo'; did you mean 'demo'?"),
+        (["--top-p", "7"], 2, "the server says: top_p=7"),
+    ],
+)
+def test_errors_are_one_line(server: ServerProcess, arguments: list[str], code: int, message: str) -> None:
+    url = [] if "--url" in arguments else ["--url", server.url]
+    done = run("chat", *url, *arguments, "-q", "hi")
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert done.stderr.startswith("jaxllm: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_not_a_server_of_the_api(server: ServerProcess) -> None:
+    done = run("chat", "--url", f"{server.url}/metrics", "-q", "hi")
+    assert done.returncode in (1, 2)
+    assert done.stderr.count("\n") == 1
+
+
+class Terminal:
+    """A program in a terminal of its own, and what its screen shows."""
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        self._master, slave = pty.openpty()
+        environment = {**os.environ, "JAXLLM_API_KEY": KEY, "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", IN_TERMINAL, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self._screen = ""
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._master, keys.encode())
+
+    def read_until(self, text: str) -> str:
+        """Wait until the screen shows `text` after what was read before; what came with it."""
+        deadline = time.monotonic() + 60
+        while text not in self._screen:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, self._screen
+            try:
+                self._screen += os.read(self._master, 4096).decode(errors="replace")
+            except OSError:  # the program is gone, and its terminal with it
+                pytest.fail(f"ended: {self._screen}")
+        seen, _, self._screen = self._screen.partition(text)
+        return seen + text
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    program = Terminal(arguments)
+    try:
+        yield program
+    finally:
+        program.close()
+
+
+def test_chat_in_a_terminal(server: ServerProcess, api: httpx.Client) -> None:
+    with terminal("chat", "--url", server.url, *GREEDY) as program:
+        program.read_until("demo at ")
+        program.read_until("> ")
+        program.type("Where does Luma live?\n")
+        program.read_until(chat_answer(api, "Where does Luma live?"))
+        program.read_until(" tokens/s]")
+        program.read_until("> ")
+        program.type("/system Be brief.\n")
+        program.read_until("> ")
+        program.type("/system\n")
+        program.read_until("system prompt: Be brief.")
+        program.read_until("> ")
+        program.type("/rest\n")
+        program.read_until("no command /rest; did you mean 'reset'?")
+        program.read_until("> ")
+        program.type("/help\n")
+        program.read_until("/reset   forget the conversation")
+        program.read_until("> ")
+        program.type("/exit\n")
+        assert program.process.wait(30) == 0
+
+
+def test_ctrl_c_stops_the_answer_and_then_the_program(server: ServerProcess, api: httpx.Client) -> None:
+    with terminal("chat", "--url", server.url, "--ignore-eos", "--max-tokens", "450", "--temperature", "0") as program:
+        program.read_until("> ")
+        program.type("Tell me a story.\n")
+        program.read_until("story.\r\n")
+        while in_flight(server) == 0:
+            time.sleep(0.01)
+        program.type("\x03")
+        program.read_until("[stopped]")
+        wait_until_idle(server)
+        program.read_until("> ")
+        # A line that is begun is thrown away, and the program goes on.
+        program.type("half a line")
+        program.read_until("half a line")
+        program.type("\x03")
+        program.read_until("> ")
+        program.type("\x03")
+        assert program.process.wait(30) == 0
+
+
+def test_ctrl_d_leaves(server: ServerProcess) -> None:
+    with terminal("complete", "--url", server.url) as program:
+        program.read_until("> ")
+        program.type("\x04")
+        assert program.process.wait(30) == 0
+
+
+def test_an_error_does_not_end_the_conversation(server: ServerProcess) -> None:
+    with terminal("complete", "--url", server.url, "--max-tokens", "4", "--top-p", "7") as program:
+        program.read_until("> ")
+        program.type("Once\n")
+        program.read_until("error: the server says: ")
+        program.read_until("> ")
+
+
+def in_flight(server: ServerProcess) -> int:
+    answer = httpx.get(f"{server.url}/load", headers={"Authorization": f"Bearer {KEY}"})
+    return int(answer.json()["server_load"])
+
+
+def wait_until_idle(server: ServerProcess) -> None:
+    deadline = time.monotonic() + 30
+    while in_flight(server):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+BENCH = (
+    "bench",
+    "serve",
+    "--disable-tqdm",
+    "--num-prompts",
+    "6",
+    "--random-input-len",
+    "12",
+    "--random-output-len",
+    "5",
+)
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    (file,) = folder.glob("*.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_bench_of_random_prompts(server: ServerProcess, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    done = run(
+        *(*BENCH, "--base-url", server.url, "--max-concurrency", "2", "--ignore-eos", "--save-detailed"),
+        *("--result-dir", str(tmp_path), "--plot", str(plot), "--metric-percentiles", "25,99"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Successful requests:                     6" in done.stdout
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    result = saved(tmp_path)
+    assert (result["completed"], result["failed"], result["model_id"]) == (6, 0, "demo")
+    assert result["input_lens"] == [12] * 6
+    assert result["output_lens"] == [5] * 6
+    assert (result["total_input_tokens"], result["total_output_tokens"]) == (72, 30)
+    assert result["max_concurrent_requests"] <= 2
+    for metric in ("ttft", "tpot", "itl", "e2el"):
+        assert 0 < result[f"p25_{metric}_ms"] <= result[f"p99_{metric}_ms"]
+    assert result["median_ttft_ms"] < result["median_e2el_ms"] < result["duration"] * 1000
+
+
+def test_bench_of_a_file_at_a_rate(server: ServerProcess, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "Hi"}], "output_tokens": 3}\n{"prompt": "What?"}\n')
+    done = run(
+        *(*BENCH, "--port", str(server.port), "--endpoint", "/v1/chat/completions", "--request-rate", "20"),
+        *("--dataset-name", "file", "--dataset-path", str(file), "--save-result", "--result-dir", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    result = saved(tmp_path)
+    assert (result["completed"], result["request_rate"], result["endpoint_type"]) == (6, 20.0, "openai-chat")
+    # The last of 6 requests is sent after 0.3 seconds.
+    assert result["duration"] >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--extra-body", '{"nonsense": 1}'], 1, "the first request failed: status 400"),
+        (["--model", "dmo"], 2, "has no model 'dmo'"),
+        (["--percentile-metrics", "ttft,tptt"], 2, "no metric 'tptt'; did you mean"),
+        (["--metric-percentiles", "101"], 2, "expected numbers from 0 to 100"),
+        (["--request-rate", "0"], 2, "must be greater than 0"),
+        (["--dataset-name", "file"], 2, "needs --dataset-path"),
+        (["--tokenizer", "./absent"], 2, "give it with --tokenizer"),
+        (["--base-url", "http://127.0.0.1:9"], 1, "no server answers"),
+    ],
+)
+def test_bench_errors_are_one_line(server: ServerProcess, arguments: list[str], code: int, message: str) -> None:
+    done = run(*BENCH, "--base-url", server.url, *arguments)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,57 @@
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.openai import parameters
+from jaxllm.serving.openai.protocol.completions import CompletionRequest
+
+DEFAULTS = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=16)
+
+
+def test_what_a_request_leaves_out_is_as_recommended() -> None:
+    body = CompletionRequest(prompt="x", top_p=0.5, stop="end", logit_bias={"5": 1000.0})
+    params = parameters.sampling_params(body, DEFAULTS, max_tokens=3, logprobs=2)
+    expected = SamplingParams(temperature=0.6, top_p=0.5, max_tokens=3, stop=["end"], logit_bias={5: 100.0}, logprobs=2)
+    assert params == expected
+    assert SamplingParams(temperature=0.6, top_p=0.9, max_tokens=16) == DEFAULTS, "they are for all requests"
+
+
+def test_every_shared_field_arrives() -> None:
+    values: dict[str, Any] = {
+        "n": 2, "best_of": 3, "presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3,
+        "temperature": 0.4, "top_p": 0.5, "top_k": 6, "min_p": 0.7, "seed": 8, "stop": ["9"], "stop_token_ids": [10],
+        "bad_words": ["11"], "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 2,
+        "prompt_logprobs": 4, "skip_special_tokens": False, "spaces_between_special_tokens": False,
+        "truncate_prompt_tokens": 5, "allowed_token_ids": [16], "logit_bias": {"17": 1.0},
+    }  # fmt: skip
+    body = CompletionRequest(prompt="x", **values)
+    params = parameters.sampling_params(body, SamplingParams(), max_tokens=20, logprobs=None)
+    others = {"max_tokens", "logprobs", "detokenize", "bad_words_token_ids"}
+    assert set(values) == set(SamplingParams.__struct_fields__) - others
+    assert {name: getattr(params, name) for name in values} == {**values, "logit_bias": {17: 1.0}}
+
+
+def test_a_recommended_length_is_one_that_is_not_our_default() -> None:
+    assert parameters.recommended_max_tokens(SamplingParams()) is None
+    assert parameters.recommended_max_tokens(SamplingParams(max_tokens=100)) == 100
+
+
+@pytest.mark.parametrize(("body", "most"), [({"n": 5}, 4), ({"n": 1, "best_of": 5}, 4), ({"n": 2}, 4)])
+def test_sequences_of_all_prompts_count(body: Any, most: int) -> None:
+    num_prompts = 3 if body == {"n": 2} else 1
+    with pytest.raises(RequestError, match=f"at most {most}"):
+        parameters.check_sequences(CompletionRequest(prompt="x", **body), num_prompts, most)
+    parameters.check_sequences(CompletionRequest(prompt="x", **body), num_prompts, 6)
+
+
+def test_priorities() -> None:
+    by_priority = EngineConfig.from_options({"scheduling_policy": "priority"})
+    assert parameters.checked_priority(CompletionRequest(prompt="x", priority=-3), by_priority) == -3
+    assert parameters.checked_priority(CompletionRequest(prompt="x", priority=0), EngineConfig()) == 0
+    for config in (EngineConfig(), by_priority):
+        with pytest.raises(RequestError) as caught:
+            parameters.checked_priority(CompletionRequest(prompt="x", priority=2**63), config)
+        assert caught.value.parameter == "priority"

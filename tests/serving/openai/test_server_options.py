@@ -1,0 +1,80 @@
+"""Options of the server that change what the interface does, on a server of their own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving.server_process import SMALL, running
+
+pytestmark = pytest.mark.slow
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}"
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    flags = [
+        *SMALL, "--trust-request-chat-template", "--response-role", "model", "--enable-force-include-usage",
+        "--return-tokens-as-token-ids", "--enable-request-id-headers", "--disable-docs", "--root-path", "/llm",
+        "--chat-template", TEMPLATE, "--default-chat-template-kwargs", json.dumps({"mark": "!"}),
+        "--middleware", "starlette.middleware.gzip:GZipMiddleware",
+    ]  # fmt: skip
+    log: Path = tmp_path_factory.mktemp("server") / "log"
+    with running(log, "demo", *flags) as process, httpx.Client(base_url=process.url, timeout=60) as client:
+        yield client
+
+
+def prompt_of(http: httpx.Client, **fields: object) -> str:
+    tokens = http.post("/tokenize", json={"messages": CHAT["messages"], **fields}).json()["tokens"]
+    text: str = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    return text
+
+
+def test_templates_and_their_arguments(http: httpx.Client) -> None:
+    assert prompt_of(http) == "hello!"
+    assert prompt_of(http, chat_template_kwargs={"mark": "?"}) == "hello?"
+    assert prompt_of(http, chat_template="{{ messages[0].content }} {{ mark }}") == "hello !"
+    broken = http.post("/v1/chat/completions", json={**CHAT, "chat_template": "{{ messages[0"})
+    assert broken.status_code == 400
+    assert "template" in broken.json()["error"]["message"]
+
+
+def test_the_role_and_tokens_of_answers(http: httpx.Client) -> None:
+    (choice,) = http.post("/v1/chat/completions", json={**CHAT, "logprobs": True}).json()["choices"]
+    assert choice["message"]["role"] == "model"
+    assert all(item["token"].startswith("token_id:") for item in choice["logprobs"]["content"])
+    asked = {**CHAT, "logprobs": True, "return_tokens_as_token_ids": False}
+    (choice,) = http.post("/v1/chat/completions", json=asked).json()["choices"]
+    assert not any(item["token"].startswith("token_id:") for item in choice["logprobs"]["content"])
+
+
+def test_every_stream_ends_with_its_usage(http: httpx.Client) -> None:
+    lines = http.post("/v1/chat/completions", json={**CHAT, "stream": True}).text.split("\n\n")
+    *chunks, usage = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert usage["usage"]["completion_tokens"] == 2
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_every_response_has_a_request_id(http: httpx.Client) -> None:
+    first, second = (http.get("/version").headers["x-request-id"] for _ in range(2))
+    assert first != second
+
+
+def test_no_pages_about_the_interface(http: httpx.Client) -> None:
+    assert [http.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
+
+
+def test_middleware_of_the_operator(http: httpx.Client) -> None:
+    response = http.post("/tokenize", json={"prompt": "hello " * 500})
+    assert response.headers["content-encoding"] == "gzip"
+    assert response.json()["count"] >= 500
+
+
+def test_priorities_need_a_policy(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json={"prompt": "hello", "priority": 1})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "priority"

@@ -1,0 +1,181 @@
+"""Events from results, without a server."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from jaxllm.errors import EngineError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice
+from jaxllm.serving.openai.protocol.generation import StreamOptions
+from jaxllm.serving.openai.stream import DONE, EventFrame, EventStream, in_turn
+from jaxllm.serving.openai.usage import UsageCounter
+from jaxllm.serving.output_stream import OutputStream
+from jaxllm.serving.outputs import CompletionOutput, RequestOutput
+from jaxllm.serving.text.input_processor import TextRequest
+
+
+class Source:
+    """Streams of results that the test puts in, and the ids of those that were closed."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.closed: list[str] = []
+        self.streams = [OutputStream(self._request(str(index)), self.closed.append) for index in range(count)]
+
+    def put(self, index: int, text: str, *, finished: bool = False) -> None:
+        completion = CompletionOutput(0, text, [1], finish_reason="stop" if finished else None)
+        self.streams[index].put(RequestOutput(str(index), "p", [7], [completion], finished))
+
+    def _request(self, name: str) -> TextRequest:
+        return TextRequest(request_id=name, prompt="p", prompt_token_ids=[7], params=SamplingParams(), children=[])
+
+
+class TextWriter:
+    """Writes the text of results, and nothing else."""
+
+    def write(self, prompt_index: int, output: RequestOutput) -> bytes:
+        return f"{prompt_index}{output.outputs[0].text}|".encode()
+
+    def end(self) -> bytes:
+        return b"end|"
+
+
+class Client:
+    """A client at the other end of ASGI, which leaves when it is told to."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.body = b""
+        self.complete = False
+        self.status = 0
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.status = message.get("status", self.status)
+        self.body += message.get("body", b"")
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body")
+
+
+def _serve(source: Source, client: Client) -> "asyncio.Task[None]":
+    response = EventStream(source.streams, TextWriter(), "request-1")
+    return asyncio.ensure_future(response({"type": "http"}, client.receive, client.send))
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def test_a_stream_ends_with_done() -> None:
+    source, client = Source(), Client()
+    serving = _serve(source, client)
+    source.put(0, "a")
+    await _until(lambda: client.body)
+    source.put(0, "b", finished=True)
+    await serving
+    assert client.body == b"0a|0b|end|" + DONE
+    assert (client.status, client.complete, source.closed) == (200, True, [])
+
+
+async def test_results_that_wait_merge() -> None:
+    source, client = Source(), Client()
+    for text in "abc":
+        source.put(0, text)
+    source.put(0, "d", finished=True)
+    await _serve(source, client)
+    assert client.body == b"0abcd|end|" + DONE
+
+
+async def test_a_client_that_leaves_ends_its_requests() -> None:
+    source, client = Source(3), Client()
+    serving = _serve(source, client)
+    source.put(1, "a")
+    await _until(lambda: client.body)
+    client.left.set()
+    await serving
+    assert sorted(source.closed) == ["0", "1", "2"]
+    assert not client.complete
+
+
+async def test_an_error_in_the_stream_is_its_last_event() -> None:
+    source, client = Source(2), Client()
+    serving = _serve(source, client)
+    source.put(0, "a")
+    await _until(lambda: client.body)
+    source.streams[1].fail(EngineError("the engine is dead"))
+    await serving
+    text, event, end = client.body.decode().split("|")[0], client.body.split(b"|", 1)[1], client.complete
+    assert text == "0a"
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    assert error == {
+        "message": "the engine is dead", "type": "server_error", "param": None, "code": "engine_unavailable"
+    }  # fmt: skip
+    assert end
+    assert source.closed == ["0"], "the failed one needs no abort"
+
+
+async def test_an_unexpected_error_tells_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
+    source, client = Source(), Client()
+    source.streams[0].fail(KeyError("secret detail"))
+    await _serve(source, client)
+    assert b"internal error" in client.body
+    assert b"secret" not in client.body
+    assert "secret detail" in caplog.text
+    assert "request-1" in caplog.text
+
+
+async def test_several_streams_come_as_they_are_ready() -> None:
+    source = Source(3)
+    seen: list[tuple[int, str]] = []
+    async with aclosing(in_turn(source.streams)) as results:
+        for index, text in ((2, "a"), (0, "b"), (2, "c"), (1, "d")):
+            source.put(index, text)
+            found, output = await anext(results)
+            seen.append((found, output.outputs[0].text))
+    assert seen == [(2, "a"), (0, "b"), (2, "c"), (1, "d")]
+
+
+def _events(options: StreamOptions | None, *, force_usage: bool = False) -> list[Any]:
+    counter = UsageCounter([3, 4])
+    empty = Completion(id="cmpl-1", created=5, model='a "choices":[] b', system_fingerprint="fp", choices=[])
+    frame = EventFrame(empty, counter, options, force_usage=force_usage)
+    completion = CompletionOutput(0, "x", [1, 2])
+    counter.add(0, RequestOutput("r", None, [7], [completion], False, num_cached_tokens=2))
+    choice = CompletionChoice(index=0, text="x", logprobs=None, finish_reason=None)
+    data: Sequence[bytes] = (frame.event(choice) + frame.end()).split(b"\n\n")[:-1]
+    return [json.loads(event.removeprefix(b"data: ")) for event in data]
+
+
+USAGE = {
+    "prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "prompt_tokens_details": {"cached_tokens": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [None, StreamOptions(), StreamOptions(continuous_usage_stats=True)])
+def test_no_usage_unless_asked_for(options: StreamOptions | None) -> None:
+    (event,) = _events(options)
+    assert "usage" not in event
+    assert event["model"] == 'a "choices":[] b'
+    assert event["choices"][0]["text"] == "x"
+
+
+def test_usage_at_the_end() -> None:
+    event, last = _events(StreamOptions(include_usage=True))
+    assert event["usage"] is None
+    assert (last["choices"], last["usage"]) == ([], USAGE)
+    _, forced = _events(None, force_usage=True)
+    assert forced["usage"] == USAGE
+
+
+def test_usage_in_every_event() -> None:
+    event, last = _events(StreamOptions(include_usage=True, continuous_usage_stats=True))
+    assert event["usage"] == last["usage"] == USAGE
