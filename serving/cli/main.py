@@ -6,19 +6,24 @@ A sub-command is a module in `COMMANDS`, imported only when it is asked for, wit
     def add_arguments(parser: FlagParser) -> None            its arguments; engine flags come from `add_engine_flags`
     def run(args: argparse.Namespace) -> int                 does it; the result is the exit code
 
-and optionally `USAGE: str`, what follows `jaxllm NAME` in the first line of its help.
+and optionally `USAGE: str`, what follows `jaxllm NAME` in the first line of its help. A group of sub-commands
+(`jaxllm bench serve`) is a module with
+
+    HELP: str                                                what they have in common
+    COMMANDS: dict[str, Entry]                               the sub-commands
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
 import jaxllm
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, nearest
 from jaxllm.flags import FlagParser
+from jaxllm.serving.cli.entry import Entry
 
 
 class SubCommand(Protocol):
@@ -35,14 +40,11 @@ class SubCommand(Protocol):
         ...
 
 
-class Entry(NamedTuple):
-    """Where a sub-command lives, and its line in `jaxllm --help`."""
-
-    module: str
-    summary: str
-
-
 COMMANDS = {
+    "serve": Entry("jaxllm.serving.cli.serve", "Serve a model to any OpenAI client."),
+    "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal with a model that a server runs."),
+    "complete": Entry("jaxllm.serving.cli.complete", "Continue texts in the terminal with a model that a server runs."),
+    "bench": Entry("jaxllm.serving.cli.bench", "Measure: `jaxllm bench` lists what."),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
     "collect-env": Entry("jaxllm.serving.cli.collect_env", "Print what a bug report needs: versions, devices, memory."),
 }
@@ -78,37 +80,46 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_overview())
-        return 0 if arguments else 2
-    name, *rest = arguments
-    if name in ("-V", "--version"):
+    if arguments and arguments[0] in ("-V", "--version"):
         sys.stdout.write(f"jaxllm {jaxllm.__version__}\n")
         return 0
-    if name not in COMMANDS:
+    return _choose("jaxllm", "LLM inference and serving in JAX, for TPUs, GPUs and CPUs.", COMMANDS, arguments)
+
+
+def _choose(program: str, purpose: str, commands: Mapping[str, Entry], arguments: list[str]) -> int:
+    """Run the sub-command that the first argument names, perhaps one of a group."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_overview(program, purpose, commands))
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name not in commands:
         kind = "flag" if name.startswith("-") else "sub-command"
-        known = ["--help", "--version"] if name.startswith("-") else list(COMMANDS)
-        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, known)} (see jaxllm --help)")
-    command = cast(SubCommand, import_module(COMMANDS[name].module))
+        known = ["--help", "--version"] if name.startswith("-") else list(commands)
+        raise ConfigError(f"unknown {kind} {name!r}{nearest(name, known)} (see {program} --help)")
+    module = import_module(commands[name].module)
+    if hasattr(module, "COMMANDS"):
+        return _choose(f"{program} {name}", module.HELP, module.COMMANDS, rest)
+    command = cast(SubCommand, module)
     usage = getattr(command, "USAGE", "[flags]")
-    parser = FlagParser(prog=f"jaxllm {name}", usage=f"%(prog)s {usage}", description=command.HELP)
+    parser = FlagParser(prog=f"{program} {name}", usage=f"%(prog)s {usage}", description=command.HELP)
     command.add_arguments(parser)
     return command.run(parser.parse(rest))
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
+def _overview(program: str, purpose: str, commands: Mapping[str, Entry]) -> str:
+    width = max(map(len, commands))
+    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in commands.items()]
+    version = "; `jaxllm --version` prints the version" if program == "jaxllm" else ""
     return "\n".join(
         [
-            "usage: jaxllm SUB-COMMAND [flags]",
+            f"usage: {program} SUB-COMMAND [flags]",
             "",
-            "LLM inference and serving in JAX, for TPUs, GPUs and CPUs.",
+            purpose,
             "",
             "sub-commands:",
             *lines,
             "",
-            "`jaxllm SUB-COMMAND --help` lists its flags; `jaxllm --version` prints the version.",
+            f"`{program} SUB-COMMAND --help` lists its flags{version}.",
             "",
         ]
     )

@@ -5,7 +5,7 @@ import ast
 import inspect
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -17,15 +17,20 @@ from jaxllm.sampling_params import SamplingParams
 
 _HIDDEN = {"detokenize", "bad_words_token_ids"}
 
+ENGINE_OPTIONS = frozenset(item.name for _, item in option_fields())
+"""Fields whose name is an engine option too (`seed`): where there are engine flags, those stand for both."""
 
-def add_sampling_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
-    """Add a flag per field. Flags that are not given leave no trace; `defaults` are those that help should name.
 
-    A field whose name is an engine option too (`seed`) has no flag here: the engine's flag stands for both.
+def add_sampling_flags(
+    parser: argparse.ArgumentParser, defaults: Mapping[str, Any], without: Collection[str] = ENGINE_OPTIONS
+) -> None:
+    """Add a flag per field but those of `without`. Flags that are not given leave no trace.
+
+    `defaults` are those that help should name.
     """
     group = parser.add_argument_group("sampling options", "How tokens are chosen and when a text ends.")
     docs = field_docs(SamplingParams)
-    for field in _fields():
+    for field in _fields(without):
         default = defaults.get(field.name, field.default)
         is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
         shown = f" (default: {default})" if is_number else ""
@@ -40,9 +45,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, A
         )
 
 
-def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+def given_sampling(args: argparse.Namespace, without: Collection[str] = ENGINE_OPTIONS) -> dict[str, Any]:
     """The fields given on the command line."""
-    return {field.name: getattr(args, field.name) for field in _fields() if hasattr(args, field.name)}
+    return {field.name: getattr(args, field.name) for field in _fields(without) if hasattr(args, field.name)}
 
 
 def field_docs(owner: type) -> dict[str, str]:
@@ -57,9 +62,10 @@ def field_docs(owner: type) -> dict[str, str]:
     return docs
 
 
-def _fields() -> list[msgspec.structs.FieldInfo]:
-    engine = {item.name for _, item in option_fields()}
-    return [item for item in msgspec.structs.fields(SamplingParams) if item.name not in engine | _HIDDEN]
+def _fields(without: Collection[str]) -> list[msgspec.structs.FieldInfo]:
+    return [
+        item for item in msgspec.structs.fields(SamplingParams) if item.name not in without and item.name not in _HIDDEN
+    ]
 
 
 def _reader(annotation: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Load for a server, and what it makes of it: `jaxllm bench serve`."""

@@ -1,0 +1,69 @@
+"""The figures of a load test as a picture."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxllm.errors import ConfigError
+from jaxllm.serving.bench.client import Answer
+from jaxllm.serving.bench.report import token_times
+
+
+def check_plotting() -> None:
+    """Raise `ConfigError` when there is nothing to plot with."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError('--plot needs matplotlib: pip install "jaxllm[bench]"')
+
+
+def write_plot(file: Path, answers: Sequence[Answer], title: str) -> None:
+    """Write a PNG of four panels: the three latencies as distributions, and tokens per second over time.
+
+    Raises `ConfigError` when it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    good = [answer for answer in answers if not answer.error]
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure.suptitle(title)
+    panels: Any = figure.subplots(2, 2)
+    _distribution(panels[0, 0], "Time to first token", [answer.ttft for answer in good])
+    _distribution(panels[0, 1], "Between tokens", [gap for answer in good for gap in answer.itls])
+    _distribution(panels[1, 0], "End to end", [answer.latency for answer in good])
+    _throughput(panels[1, 1], good)
+    try:
+        figure.savefig(file, format="png", dpi=120)
+    except OSError as error:
+        raise ConfigError(f"cannot write --plot: {error}") from None
+
+
+def _distribution(panel: Any, title: str, seconds: Sequence[float]) -> None:
+    """The share of values below each one: percentiles can be read off it."""
+    values = np.sort(np.asarray(seconds)) * 1e3
+    panel.set(title=title, xlabel="ms", ylabel="share below", ylim=(0, 1))
+    panel.grid(alpha=0.3)
+    if len(values):
+        panel.plot(values, np.arange(1, len(values) + 1) / len(values))
+        for percentile in (50, 99):
+            at = float(np.percentile(values, percentile))
+            panel.axvline(at, linestyle=":", color="grey")
+            panel.annotate(f"p{percentile} {at:.1f}", (at, 0.02), rotation=90, fontsize=8, va="bottom", ha="right")
+
+
+def _throughput(panel: Any, good: Sequence[Answer]) -> None:
+    panel.set(title="Output", xlabel="s", ylabel="tokens/s")
+    panel.grid(alpha=0.3)
+    if not good:
+        return
+    times = np.concatenate([token_times(answer) for answer in good]) - min(answer.start for answer in good)
+    # A chunk may hold several tokens.
+    weights = np.concatenate(
+        [np.full(len(answer.itls) + 1, answer.output_tokens / (len(answer.itls) + 1)) for answer in good]
+    )
+    end = max(float(times.max()), 1e-3)
+    bins = np.linspace(0, end, 41)
+    counts, _ = np.histogram(times, bins, weights=weights)
+    panel.stairs(counts / (bins[1] - bins[0]), bins, fill=True, alpha=0.6)
+    panel.set_ylim(bottom=0)

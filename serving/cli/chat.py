@@ -1,0 +1,82 @@
+"""`jaxllm chat`: a conversation with a server's model, in the terminal."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jaxllm.flags import FlagParser
+from jaxllm.serving.cli.api_client import ApiClient, add_client_flags, client_sampling
+from jaxllm.serving.cli.terminal import Terminal, say, show_answer
+
+HELP = "Chat in the terminal with a model that a server runs: jaxllm's, or any of OpenAI's API."
+EXAMPLES = """examples:
+  jaxllm chat                                       with the server on this machine
+  jaxllm chat -q "What is 17 plus 25?"              one answer, and that is all
+  jaxllm chat --url http://gpu-box:8000/v1 --system-prompt "Be brief." --temperature 0.2
+
+In a chat, /reset forgets it, /system TEXT sets the system prompt, and Ctrl-C stops an answer."""
+
+
+def add_arguments(parser: FlagParser) -> None:
+    """Declare the server, the messages, and sampling parameters."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    group = parser.add_argument_group("messages")
+    group.add_argument("-q", "--quick", metavar="TEXT", help="Send this one message, print the answer, and end.")
+    group.add_argument("--system-prompt", metavar="TEXT", help="The system message before all others.")
+    add_client_flags(parser, {"max_tokens": None})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Chat; 0 when the person leaves."""
+    with ApiClient.from_flags(args) as client:
+        chat = Chat(client, client.find_model(args.model_name)[0], client_sampling(args), args.system_prompt)
+        if args.quick is not None:
+            chat.answer(args.quick)
+            return 0
+        if sys.stdin.isatty():
+            say(f"{chat.model} at {client.url} (/help for help)")
+        Terminal(
+            chat.answer,
+            {
+                "reset": ("forget the conversation", chat.reset),
+                "system": ("set the system prompt and forget the conversation; alone: show it", chat.set_system),
+            },
+        ).run()
+    return 0
+
+
+class Chat:
+    """A conversation: what was said, and how to go on."""
+
+    def __init__(self, client: ApiClient, model: str, sampling: Mapping[str, Any], system: str | None) -> None:
+        self.model = model
+        self.messages: list[dict[str, str]] = []
+        self._client = client
+        self._sampling = sampling
+        self._system = system
+
+    def answer(self, text: str) -> None:
+        """Say `text` and print the answer; an error leaves the conversation as it was."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        system = [] if self._system is None else [{"role": "system", "content": self._system}]
+        body = {"model": self.model, "messages": [*system, *asked], **self._sampling}
+        said = show_answer(
+            self._client.stream("chat/completions", body), lambda choice: choice["delta"].get("content") or ""
+        )
+        if said:
+            # An answer that was stopped is part of the conversation as far as it came.
+            self.messages = [*asked, {"role": "assistant", "content": said}]
+
+    def reset(self, _: str = "") -> None:
+        """Forget what was said."""
+        self.messages = []
+
+    def set_system(self, text: str) -> None:
+        """Start again with this system prompt; with no text, show it."""
+        if not text:
+            say("no system prompt" if self._system is None else f"system prompt: {self._system}")
+            return
+        self._system = text
+        self.reset()

@@ -1,0 +1,63 @@
+"""`--config FILE.yaml`: flags from a file."""
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxllm.errors import ConfigError, nearest
+from jaxllm.flags import Flag, integer
+
+
+def read_config(name: str, flags: Iterable[Flag]) -> dict[str, Any]:
+    """The options in a YAML file of `flag: value` lines, the flag with dashes or underscores.
+
+    Lists stand for flags with several values, and numbers may be written as on the command line (`8k`). Raises
+    `ConfigError`, naming file and key, for what cannot be read, unknown keys, and values of a wrong type.
+    """
+    known = {
+        key: flag for flag in flags for key in (flag.name, *(each.replace("-", "_") for each in flag.info.aliases))
+    }
+    options: dict[str, Any] = {}
+    for key, value in _read_yaml(name).items():
+        option = str(key).replace("-", "_")
+        if option not in known:
+            raise ConfigError(f"{name}: unknown option {key!r}{nearest(option, known)}")
+        try:
+            options[known[option].name] = _value(known[option], value)
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"{name}: {key}: {error}") from None
+    return options
+
+
+def _read_yaml(name: str) -> dict[Any, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read --config: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not valid YAML: {error}") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}: expected lines of 'flag: value', got a {type(found).__name__}")
+    return found
+
+
+def _value(flag: Flag, value: Any) -> Any:
+    """The value as the option takes it; what does not fit is left for the option to refuse."""
+    if flag.kind is tuple:
+        # YAML reads `api-key: 1234` as a number.
+        return tuple(map(str, value if isinstance(value, list) else [value]))
+    readers: dict[type, Callable[[str], Any]] = {int: integer, float: _number}
+    return readers[flag.kind](value) if flag.kind in readers and isinstance(value, str) else value
+
+
+def _number(text: str) -> float:
+    """YAML reads 1e-3 as a text."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

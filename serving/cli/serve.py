@@ -1,0 +1,75 @@
+"""`jaxllm serve`: a server for any OpenAI client."""
+
+import argparse
+import os
+from typing import Any
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, given_options
+from jaxllm.serving.cli.config_file import read_config
+from jaxllm.serving.options import ServerOptions, from_environment, meaningless_flags, server_flags
+
+HELP = "Serve a model to any OpenAI client, over HTTP."
+USAGE = "[MODEL] [flags]"
+EXAMPLES = """examples:
+  jaxllm serve                                    the model that ships with jaxllm, on port 8000
+  jaxllm serve Qwen/Qwen3-0.6B --port 9000        a model of the Hugging Face hub, or a local folder
+  JAXLLM_API_KEY=secret jaxllm serve MODEL        only for who knows the key
+  jaxllm serve MODEL --served-model-name gpt-4o small --max-model-len 8K --max-num-seqs 128
+  jaxllm serve --config server.yaml --port 9000   flags from a file; those given here come first
+
+and then, from elsewhere:
+  curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+       -d '{"messages": [{"role": "user", "content": "What is 17 plus 25?"}]}'
+  jaxllm chat --url http://localhost:8000/v1
+  OPENAI_BASE_URL=http://localhost:8000/v1 OPENAI_API_KEY=secret python your_openai_program.py
+
+A file for --config holds flags as keys:
+  model: Qwen/Qwen3-0.6B
+  max-model-len: 8k
+  served-model-name: [gpt-4o, small]
+
+/docs describes every route, /metrics is for Prometheus, /health and /ready are for probes. SIGTERM or Ctrl-C lets
+running requests finish for --shutdown-timeout seconds; a second one ends at once."""
+
+
+def add_arguments(parser: FlagParser) -> None:
+    """Declare the model, the server's options and the engine's."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    # Not `model`: a positional argument that is not given would hide the flag.
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")
+    parser.add_argument("--config", metavar="FILE", help="Read flags from a YAML file.")
+    add_section_flags(parser, "server", ServerOptions)
+    add_engine_flags(parser, meaningless_flags())
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to end; errors are raised."""
+    config, options = configuration(args)
+    # From here on things take their time: a wrong flag should not have to wait for these.
+    from jaxllm.serving.progress import LoadProgress
+    from jaxllm.serving.server import run_server
+
+    with LoadProgress() as progress:
+        return run_server(config, options, progress)
+
+
+def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions]:
+    """The options from the environment, the file and the command line, each before the ones before it.
+
+    Raises `ConfigError`.
+    """
+    flags = (*engine_flags(), *server_flags())
+    given = given_options(args, flags)
+    if args.model_tag is not None:
+        if given.get("model", args.model_tag) != args.model_tag:
+            raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
+        given["model"] = args.model_tag
+    from_file = {} if args.config is None else read_config(args.config, flags)
+    every: dict[str, Any] = {**from_environment(os.environ), **from_file, **given}
+    of_server = {flag.name for flag in server_flags()}
+    engine = {name: value for name, value in every.items() if name not in of_server}
+    server = {name: value for name, value in every.items() if name in of_server}
+    return EngineConfig.from_options(engine), ServerOptions(**server)
