@@ -267,9 +267,10 @@ def test_bench_of_random_prompts(server: ServerProcess, tmp_path: Path) -> None:
     assert result["output_lens"] == [5] * 6
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (72, 30)
     assert result["max_concurrent_requests"] <= 2
-    for metric in ("ttft", "tpot", "itl", "e2el"):
-        assert 0 < result[f"p25_{metric}_ms"] <= result[f"p99_{metric}_ms"]
-    assert result["median_ttft_ms"] < result["median_e2el_ms"] < result["duration"] * 1000
+    # A busy machine may deliver several events in one piece: no time between them.
+    for metric, least in (("ttft", 0.01), ("tpot", 0), ("itl", 0), ("e2el", 0.01)):
+        assert least <= result[f"p25_{metric}_ms"] <= result[f"p99_{metric}_ms"]
+    assert result["median_ttft_ms"] <= result["median_e2el_ms"] < result["duration"] * 1000
 
 
 def test_bench_of_a_file_at_a_rate(server: ServerProcess, tmp_path: Path) -> None:
