@@ -25,6 +25,10 @@ class PagedAttention(Protocol):
         scale: float,
         window: int | jax.Array | None = None,
         soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+        alibi_slopes: jax.Array | None = None,
+        k_scale: float | jax.Array | None = None,
+        v_scale: float | jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """See `paged_attention`."""
         ...
@@ -49,6 +53,10 @@ def paged_attention(
     scale: float,
     window: int | jax.Array | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    k_scale: float | jax.Array | None = None,
+    v_scale: float | jax.Array | None = None,
     implementation: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
     """Write the step's keys and values into their pages, then let every token attend to its request so far.
@@ -68,6 +76,12 @@ def paged_attention(
         scale: factor on the scores, usually H ** -0.5.
         window: a token at position p sees the keys at p - window + 1 to p; None or 0 sees all up to p.
         soft_cap: scores become soft_cap * tanh(score / soft_cap).
+        sinks: float32 [N], a score per head that takes part in the softmax and has no value (gpt-oss).
+        alibi_slopes: float32 [N], slope * (key position - query position) is added to the scores, after the cap
+            (arXiv 2108.12409).
+        k_scale: a stored key times this is the key; None means 1. Values are clipped to what the cache's type holds,
+            and rounded where it holds integers.
+        v_scale: likewise for values.
         implementation: a name in `IMPLEMENTATIONS`; never replaced by another.
 
     Returns:
@@ -77,4 +91,18 @@ def paged_attention(
         KeyError: no implementation of that name.
     """
     function = IMPLEMENTATIONS[implementation]
-    return function(q, k, v, kv_cache, layer, batch, scale=scale, window=window, soft_cap=soft_cap)
+    return function(
+        q,
+        k,
+        v,
+        kv_cache,
+        layer,
+        batch,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )

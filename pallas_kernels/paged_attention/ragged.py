@@ -36,17 +36,41 @@ class RaggedBatch:
     """[] rows that are not padding."""
 
 
-def write_kv(kv_cache: jax.Array, k: jax.Array, v: jax.Array, layer: int | jax.Array, batch: RaggedBatch) -> jax.Array:
+def quantise(values: jax.Array, scale: float | jax.Array | None, dtype: jnp.dtype) -> jax.Array:
+    """`values` as a cache of `dtype` stores them: divided by `scale`, clipped to the type's range, never NaN or infinite.
+
+    Pages pass from request to request, and a weight of zero on a NaN left behind by another would still be NaN.
+    """
+    values = jnp.where(jnp.isfinite(values), values, 0)
+    if scale is not None:
+        values = values.astype(jnp.float32) / scale
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return jnp.clip(jnp.round(values.astype(jnp.float32)), limits.min, limits.max).astype(dtype)
+    if jnp.dtype(dtype).itemsize == 1:
+        largest = float(jnp.finfo(dtype).max)
+        values = jnp.clip(values.astype(jnp.float32), -largest, largest)
+    return values.astype(dtype)
+
+
+def write_kv(
+    kv_cache: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    k_scale: float | jax.Array | None = None,
+    v_scale: float | jax.Array | None = None,
+) -> jax.Array:
     """Put the step's keys and values into their pages.
 
-    `kv_cache` is [L, P, C, 2K, H], `k` and `v` are [T, K, H]. Returns the cache, updated in place where it is donated.
-    Values that are not finite become 0: pages pass from request to request, and a weight of zero on a NaN left behind
-    by another would still be NaN.
+    `kv_cache` is [L, P, C, 2K, H], `k` and `v` are [T, K, H], scales as in `paged_attention`. Returns the cache,
+    updated in place where it is donated.
     """
     layers, pages, page_size, heads, head_size = kv_cache.shape
     tokens = k.shape[0]
-    new = jnp.stack([k, v], axis=2).reshape(tokens, heads, head_size).astype(kv_cache.dtype)
-    new = jnp.where(jnp.isfinite(new), new, 0)
+    stored = [quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)]
+    new = jnp.stack(stored, axis=2).reshape(tokens, heads, head_size)
     column, offset = _divide(batch.positions, page_size)
     page = batch.page_table.at[batch.token_rows, column].get(mode="promise_in_bounds")
     is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens

@@ -85,6 +85,10 @@ def xla_paged_attention(
     scale: float,
     window: int | jax.Array | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    k_scale: float | jax.Array | None = None,
+    v_scale: float | jax.Array | None = None,
     flat_pages: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`.
