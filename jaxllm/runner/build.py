@@ -20,8 +20,9 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.progress import Progress, silent
 from jaxllm.runner.buckets import Buckets
 from jaxllm.runner.compilations import CompilationWatch
-from jaxllm.runner.executables import Executables, StepSpec, use_compilation_cache
+from jaxllm.runner.executables import Executables, use_compilation_cache
 from jaxllm.runner.memory import CacheShape, cpu_free_bytes, device_free_bytes, plan_pages
+from jaxllm.runner.recipes import StepSpec
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.sampling_rows import empty_state
 from jaxllm.runner.sampling_table import SamplingTable
@@ -151,7 +152,7 @@ def _build(plan: Plan, pages: int, parameters: tuple[jax.Array, ...] | None, pro
         loaded = _load(plan, progress) if parameters is None else parameters
     runner = Runner(
         parameters=loaded,
-        state=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec.state),
+        state=executables.empty_state(),
         executables=executables,
         buckets=buckets,
         shape=spec.shape,

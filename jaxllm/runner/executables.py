@@ -6,27 +6,21 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm.config import CompileOptions
-from jaxllm.models.causal_lm import CausalLM
 from jaxllm.progress import Progress, silent
 from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.sampling_rows import set_bias, set_row
-from jaxllm.runner.sampling_table import UPDATE_SIZE
-from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape, make_prompt_logprobs, make_step
+from jaxllm.runner.recipes import Key, Recipe, StepSpec, all_keys, name_of, recipe
 
 logger = logging.getLogger(__name__)
 
-Shapes = Any
-"""A pytree of `jax.ShapeDtypeStruct`."""
+Executable = jax.stages.Compiled
+"""A compiled function, called with arrays like those of its recipe."""
 
 
 def use_compilation_cache(folder: str | None) -> None:
@@ -50,30 +44,19 @@ def use_compilation_cache(folder: str | None) -> None:
     compilation_cache.reset_cache()
 
 
-@dataclass(frozen=True)
-class StepSpec:
-    """All that determines the executables: the model's graph, the shapes of its arrays, and of a step."""
-
-    graph: nnx.GraphDef[CausalLM]
-    parameters: Shapes
-    state: DeviceState
-    """Shapes of the device state."""
-    shape: StepShape
-
-
 class Executables:
-    """The compiled step of every bucket, and the few executables beside it, which have one shape each."""
+    """The compiled step of every bucket, and the few executables beside it, which have one shape each.
 
-    def __init__(self, spec: StepSpec, options: CompileOptions) -> None:
+    They are compiled, unless `saved` gives them: it makes the executable of a name (`name_of`) and a recipe.
+    """
+
+    def __init__(
+        self, spec: StepSpec, options: CompileOptions, saved: Callable[[str, Recipe], Executable] | None = None
+    ) -> None:
         self._spec = spec
         self._options = options
-        self._leaves, self._tree = jax.tree.flatten(spec.parameters)
-        self._compiled: dict[Bucket | str, jax.stages.Compiled] = {}
-        self._others: dict[str, Callable[[], jax.stages.Lowered]] = {
-            "prompt_logprobs": self._lower_prompt_logprobs,
-            "set_row": self._lower_set_row,
-            "set_bias": self._lower_set_bias,
-        }
+        self._saved = saved
+        self._ready: dict[Key, Executable] = {}
 
     @contextmanager
     def compiling(self, buckets: Iterable[Bucket], progress: Progress = silent) -> Iterator[None]:
@@ -82,18 +65,19 @@ class Executables:
         Leaving the block waits for the rest. An exception in it (weights that cannot be loaded, say) gives up what has
         not begun.
         """
-        keys: list[Bucket | str] = [*sorted(buckets, reverse=True), *self._others]
+        keys = all_keys(buckets)
         workers = self._options.compile_workers or os.cpu_count() or 1
         finished = itertools.count(1)
-        progress("Compiling", 0, len(keys))
+        stage = "Compiling" if self._saved is None else "Reading executables"
+        progress(stage, 0, len(keys))
 
-        def compile_one(key: Bucket | str) -> None:
-            self._get(key)
-            progress("Compiling", next(finished), len(keys))
+        def make_one(key: Key) -> None:
+            self.get(key)
+            progress(stage, next(finished), len(keys))
 
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
             try:
-                pending = [pool.submit(compile_one, key) for key in keys]
+                pending = [pool.submit(make_one, key) for key in keys]
                 yield
                 for future in as_completed(pending):
                     future.result()
@@ -101,36 +85,45 @@ class Executables:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def step(self, bucket: Bucket) -> jax.stages.Compiled:
+    def step(self, bucket: Bucket) -> Executable:
         """`(parameter leaves, state, packed) -> (SampledRows, state)`; compiled now if it was not before."""
-        return self._get(bucket)
+        return self.get(bucket)
 
     @property
-    def prompt_logprobs(self) -> jax.stages.Compiled:
+    def empty_state(self) -> Executable:
+        """`() -> DeviceState`, all zeros."""
+        return self.get("empty_state")
+
+    @property
+    def prompt_logprobs(self) -> Executable:
         """`(parameter leaves, hidden, first, targets) -> Logprobs`, see `make_prompt_logprobs`."""
-        return self._get("prompt_logprobs")
+        return self.get("prompt_logprobs")
 
     @property
-    def set_row(self) -> jax.stages.Compiled:
+    def set_row(self) -> Executable:
         """`(SamplingState, slot, counts, seen, bias) -> SamplingState`, see `jaxllm.runner.sampling_rows.set_row`."""
-        return self._get("set_row")
+        return self.get("set_row")
 
     @property
-    def set_bias(self) -> jax.stages.Compiled:
+    def set_bias(self) -> Executable:
         """`(SamplingState, slots, token_ids, values) -> SamplingState`, see `sampling_rows.set_bias`."""
-        return self._get("set_bias")
+        return self.get("set_bias")
 
-    def _get(self, key: Bucket | str) -> jax.stages.Compiled:
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            compiled = self._compiled[key] = self._compile(key)
-        return compiled
+    def get(self, key: Key) -> Executable:
+        """The executable of `key`, made now if it was not before."""
+        made = self._ready.get(key)
+        if made is None:
+            made = self._ready[key] = self._make(key)
+        return made
 
-    def _compile(self, key: Bucket | str) -> jax.stages.Compiled:
-        lowered = self.lower(key) if isinstance(key, Bucket) else self._others[key]()
-        return lowered.compile(compiler_options=self._compiler_options())
+    def _make(self, key: Key) -> Executable:
+        how = recipe(self._spec, key)
+        if self._saved is not None:
+            return self._saved(name_of(key), how)
+        return how.lower().compile(compiler_options=self.compiler_options)
 
-    def _compiler_options(self) -> dict[str, Any]:
+    @property
+    def compiler_options(self) -> dict[str, Any]:
         """What differs from XLA's defaults, which are its highest level."""
         level = self._options.optimization_level
         if level == 3 or jax.default_backend() != "cpu":
@@ -139,34 +132,4 @@ class Executables:
 
     def lower(self, bucket: Bucket) -> jax.stages.Lowered:
         """The step of a bucket, traced and lowered."""
-        function = make_step(self._spec.graph, self._spec.shape, bucket)
-
-        def step(leaves: tuple[Any, ...], state: DeviceState, packed: jax.Array) -> Any:
-            return function(jax.tree.unflatten(self._tree, leaves), state, packed)
-
-        step.__name__ = f"step_{bucket.tokens}_tokens"
-        packed = _int32(self._spec.shape.layout(bucket).size)
-        return jax.jit(step, donate_argnums=1).lower(tuple(self._leaves), self._spec.state, packed)
-
-    def _lower_prompt_logprobs(self) -> jax.stages.Lowered:
-        function = make_prompt_logprobs(self._spec.graph, self._spec.shape.max_logprobs)
-
-        def prompt_logprobs(leaves: tuple[Any, ...], *arguments: jax.Array) -> Any:
-            return function(jax.tree.unflatten(self._tree, leaves), *arguments)
-
-        arguments = (self._spec.state.hidden, _int32(), _int32(PROMPT_LOGPROB_ROWS))
-        return jax.jit(prompt_logprobs).lower(tuple(self._leaves), *arguments)
-
-    def _lower_set_row(self) -> jax.stages.Lowered:
-        state = self._spec.state.sampling
-        rows = [jax.ShapeDtypeStruct(state.bias.shape[1:], dtype) for dtype in (np.int32, np.bool_, np.float32)]
-        return jax.jit(set_row, donate_argnums=0).lower(state, _int32(), *rows)
-
-    def _lower_set_bias(self) -> jax.stages.Lowered:
-        values = jax.ShapeDtypeStruct((UPDATE_SIZE,), np.float32)
-        arguments = (self._spec.state.sampling, _int32(UPDATE_SIZE), _int32(UPDATE_SIZE), values)
-        return jax.jit(set_bias, donate_argnums=0).lower(*arguments)
-
-
-def _int32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.int32)
+        return recipe(self._spec, bucket).lower()

@@ -1,0 +1,130 @@
+"""What each executable of an engine is made from: a function, the shapes of its arguments, and what comes out."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxllm.models.causal_lm import CausalLM
+from jaxllm.runner.buckets import Bucket
+from jaxllm.runner.logprobs import Logprobs
+from jaxllm.runner.sampler import SampledRows
+from jaxllm.runner.sampling_rows import set_bias, set_row
+from jaxllm.runner.sampling_table import UPDATE_SIZE
+from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape, make_prompt_logprobs, make_step
+
+Shapes = Any
+"""A pytree of `jax.ShapeDtypeStruct`."""
+
+Key = Bucket | str
+"""Names an executable: the bucket of a step, or one of `OTHERS`."""
+
+OTHERS = ("empty_state", "prompt_logprobs", "set_row", "set_bias")
+"""The executables beside the steps, which have one shape each."""
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """All that determines the executables: the model's graph, the shapes of its arrays, and of a step."""
+
+    graph: nnx.GraphDef[CausalLM]
+    parameters: Shapes
+    state: DeviceState
+    """Shapes of the device state."""
+    shape: StepShape
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make one executable.
+
+    `result` has the structure of what the function returns; its leaves mean nothing.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Shapes, ...]
+    result: Any
+    donated: tuple[int, ...] = ()
+    out_shardings: Any = None
+
+    def lower(self) -> jax.stages.Lowered:
+        """Trace the function and lower it."""
+        made = jax.jit(self.function, donate_argnums=self.donated, out_shardings=self.out_shardings)
+        return made.lower(*self.arguments)
+
+
+def all_keys(buckets: Iterable[Bucket]) -> list[Key]:
+    """Every executable of an engine with these buckets, the longest to compile first."""
+    return [*sorted(buckets, reverse=True), *OTHERS]
+
+
+def name_of(key: Key) -> str:
+    """`step_64` for the bucket of 64 tokens."""
+    return f"step_{key.tokens}" if isinstance(key, Bucket) else key
+
+
+def recipe(spec: StepSpec, key: Key) -> Recipe:
+    """How the executable `key` is made."""
+    if isinstance(key, Bucket):
+        return _step(spec, key)
+    return {
+        "empty_state": _empty_state,
+        "prompt_logprobs": _prompt_logprobs,
+        "set_row": _set_row,
+        "set_bias": _set_bias,
+    }[key](spec)
+
+
+def _step(spec: StepSpec, bucket: Bucket) -> Recipe:
+    function = make_step(spec.graph, spec.shape, bucket)
+    leaves, tree = jax.tree.flatten(spec.parameters)
+
+    def step(leaves: tuple[Any, ...], state: DeviceState, packed: jax.Array) -> Any:
+        return function(jax.tree.unflatten(tree, leaves), state, packed)
+
+    step.__name__ = f"step_{bucket.tokens}_tokens"
+    arguments = (tuple(leaves), spec.state, _int32(spec.shape.layout(bucket).size))
+    return Recipe(step, arguments, (SampledRows(_LEAF, _LOGPROBS), spec.state), donated=(1,))
+
+
+def _empty_state(spec: StepSpec) -> Recipe:
+    def empty_state() -> DeviceState:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec.state)
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, spec.state)
+    return Recipe(empty_state, (), spec.state, out_shardings=shardings)
+
+
+def _prompt_logprobs(spec: StepSpec) -> Recipe:
+    function = make_prompt_logprobs(spec.graph, spec.shape.max_logprobs)
+    leaves, tree = jax.tree.flatten(spec.parameters)
+
+    def prompt_logprobs(leaves: tuple[Any, ...], *arguments: jax.Array) -> Any:
+        return function(jax.tree.unflatten(tree, leaves), *arguments)
+
+    arguments = (tuple(leaves), spec.state.hidden, _int32(), _int32(PROMPT_LOGPROB_ROWS))
+    return Recipe(prompt_logprobs, arguments, _LOGPROBS)
+
+
+def _set_row(spec: StepSpec) -> Recipe:
+    state = spec.state.sampling
+    rows = [jax.ShapeDtypeStruct(state.bias.shape[1:], dtype) for dtype in (np.int32, np.bool_, np.float32)]
+    return Recipe(set_row, (state, _int32(), *rows), state, donated=(0,))
+
+
+def _set_bias(spec: StepSpec) -> Recipe:
+    state = spec.state.sampling
+    values = jax.ShapeDtypeStruct((UPDATE_SIZE,), np.float32)
+    return Recipe(set_bias, (state, _int32(UPDATE_SIZE), _int32(UPDATE_SIZE), values), state, donated=(0,))
+
+
+def _int32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.int32)
+
+
+_LEAF: Any = 0
+_LOGPROBS = Logprobs(_LEAF, _LEAF, _LEAF, _LEAF)
