@@ -1,118 +1,140 @@
-"""Cases of paged attention that tests, tuning and benchmarks share."""
+"""Cases of paged attention that tests, tuning and benchmarks share, and how exact each must be."""
 
-from dataclasses import dataclass
+from jaxllm.pallas_kernels.paged_attention.inputs import Case, Inputs, abstract_inputs, make_inputs, minimum_bytes
 
-import jax.numpy as jnp
-import numpy as np
+__all__ = [
+    "BENCHMARK_CASES",
+    "CASES",
+    "LONG_CASES",
+    "MODEL_HEADS",
+    "TOLERANCES",
+    "Case",
+    "Inputs",
+    "abstract_inputs",
+    "make_inputs",
+    "minimum_bytes",
+    "tolerance",
+]
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+TOLERANCES: dict[str, dict[str, float]] = {
+    "float32": dict.fromkeys(("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"), 5e-6),
+    "bfloat16": dict.fromkeys(("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"), 3e-2),
+}
+"""Largest absolute error of a result, by the type of the queries and that of the cache, against float64 on the stored
+values. Values are normal with variance 1, so that results are at most about 4, of which bfloat16 rounds off up to
+0.008; the rest is for scores and weights in bfloat16. A cache type costs nothing: its values convert exactly."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One batch: per row the tokens it brings and the tokens already in the cache."""
-
-    name: str
-    rows: tuple[tuple[int, int], ...]
-    """(new tokens, computed tokens) per row; rows of one token are decodes and come first."""
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_size: int = 16
-    page_size: int = 4
-    padding_tokens: int = 0
-    padding_rows: int = 0
-    window: int | None = None
-    soft_cap: float | None = None
-    dtype: str = "float32"
-    layers: int = 2
-    seed: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that are not padding."""
-        return sum(new for new, _ in self.rows)
+def tolerance(case: Case) -> float:
+    """Largest absolute error of a result of `case`."""
+    return TOLERANCES[case.dtype][case.cache_dtype.name]
 
 
 _MIXED = ((1, 5), (1, 0), (1, 33), (7, 0), (70, 3), (3, 29))
+_FEW = ((1, 20), (1, 47), (17, 9), (20, 0))
 
-CASES: tuple[Case, ...] = (
+_BATCHES: tuple[Case, ...] = (
     Case("one_decode", ((1, 9),)),
-    Case("decodes", ((1, 0), (1, 1), (1, 3), (1, 4), (1, 130), (1, 17))),
+    Case("decodes", ((1, 0), (1, 1), (1, 15), (1, 16), (1, 130), (1, 17))),
     Case("many_decodes", tuple((1, 7 * i % 41) for i in range(37)), padding_tokens=27, padding_rows=27),
     Case("prefill", ((130, 0),)),
     Case("prefill_chunk", ((65, 61),)),
     Case("prefills", ((5, 0), (64, 0), (65, 0), (2, 300))),
     Case("mixed", _MIXED, padding_tokens=5, padding_rows=3),
     Case("empty", (), padding_tokens=8, padding_rows=4),
+    Case("empty_rows", ((1, 5), (0, 20), (3, 4), (0, 0), (2, 17)), padding_tokens=2),
+)
+
+_SHAPES: tuple[Case, ...] = (
+    Case("group_1", _MIXED, num_heads=3, num_kv_heads=3),
+    Case("group_3", _FEW, num_heads=6, num_kv_heads=2),
+    Case("group_5", _FEW, num_heads=5, num_kv_heads=1),
+    Case("group_7", _FEW, num_heads=14, num_kv_heads=2, dtype="bfloat16"),
+    Case("group_16", _FEW, num_heads=32, num_kv_heads=2),
+    Case("multi_query", _MIXED, num_heads=8, num_kv_heads=1),
+    Case("wide_multi_query", _FEW, num_heads=16, num_kv_heads=1, dtype="bfloat16"),
+    Case("head_80", _MIXED, head_size=80),
+    Case("head_96", _FEW, head_size=96, dtype="bfloat16"),
+    Case("head_128", _MIXED, head_size=128, dtype="bfloat16"),
+    Case("head_256", _FEW, head_size=256, dtype="bfloat16"),
+    Case("page_32", _FEW, page_size=32),
+    Case("page_64", _MIXED, page_size=64, dtype="bfloat16"),
+    Case("page_128", ((1, 300), (40, 100)), page_size=128),
+    Case("page_256", ((1, 300), (40, 100)), page_size=256, dtype="bfloat16"),
+)
+
+_SCORES: tuple[Case, ...] = (
     Case("window", _MIXED, window=8, padding_tokens=1),
+    Case("window_traced", _MIXED, window=8, traced=True),
+    Case("window_zero", _FEW, window=0, traced=True),
     Case("window_one", _MIXED, window=1),
     Case("long_window", ((1, 300), (40, 280)), window=33),
     Case("soft_cap", _MIXED, soft_cap=5.0),
-    Case("multi_head", _MIXED, num_heads=3, num_kv_heads=3),
-    Case("multi_query", _MIXED, num_heads=8, num_kv_heads=1),
-    Case("wide_group", _MIXED, num_heads=16, num_kv_heads=1, head_size=64),
-    Case("head_80", _MIXED, head_size=80),
-    Case("page_16", _MIXED, page_size=16),
-    Case("page_256", _MIXED, page_size=256),
-    Case("bfloat16", _MIXED, dtype="bfloat16"),
+    Case("soft_cap_window", _MIXED, soft_cap=5.0, window=20, traced=True),
+    Case("sinks", _MIXED, sinks=True),
+    Case("sinks_window", ((1, 200), (1, 3), (50, 120)), num_heads=16, sinks=True, window=128, traced=True),
+    Case("sinks_padding", ((1, 5), (3, 4)), sinks=True, padding_tokens=4, padding_rows=2),
+    Case("alibi", _MIXED, alibi=True),
+    Case("alibi_multi_query", _FEW, num_heads=8, num_kv_heads=1, alibi=True, dtype="bfloat16"),
+    Case("every_score", _FEW, window=24, soft_cap=5.0, sinks=True, alibi=True),
 )
 
+# Scales are powers of two: dividing by them is exact, so that all backends must store the very same numbers.
+_TYPES: tuple[Case, ...] = (
+    Case("bfloat16", _MIXED, dtype="bfloat16"),
+    Case("bfloat16_cache", _FEW, kv_dtype="bfloat16"),
+    Case("scaled", _FEW, k_scale=0.5, v_scale=4.0),
+    Case("e4m3", _MIXED, dtype="bfloat16", kv_dtype="float8_e4m3fn"),
+    Case("e4m3_clipped", _FEW, kv_dtype="float8_e4m3fn", k_scale=2**-8, v_scale=2**-7),
+    Case("e5m2", _FEW, dtype="bfloat16", kv_dtype="float8_e5m2", k_scale=0.25, v_scale=2.0, traced=True),
+    Case("int8", _MIXED, dtype="bfloat16", kv_dtype="int8", k_scale=2**-5, v_scale=2**-4),
+    Case("int8_traced", _FEW, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4, traced=True),
+    Case("int8_sinks_window", _FEW, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4, sinks=True, window=24),
+    Case("e4m3_head_128", _FEW, head_size=128, dtype="bfloat16", kv_dtype="float8_e4m3fn", soft_cap=5.0, k_scale=0.5),
+    Case("e4m3_every_score", _FEW, window=24, soft_cap=5.0, sinks=True, alibi=True, kv_dtype="float8_e4m3fn"),
+)
 
-@dataclass(frozen=True)
-class Inputs:
-    """Arrays of a case, as `paged_attention` takes them."""
+_LONG = Case("long", ((1, 4000), (1, 20), (9, 2990)), num_kv_heads=1, head_size=128, page_size=64, dtype="bfloat16")
 
-    q: jnp.ndarray
-    k: jnp.ndarray
-    v: jnp.ndarray
-    kv_cache: jnp.ndarray
-    batch: RaggedBatch
+CASES: tuple[Case, ...] = (*_BATCHES, *_SHAPES, *_SCORES, *_TYPES, _LONG)
+"""Every feature and the combinations that matter, at sizes that an interpreter of kernels can bear."""
 
+LONG_CASES: tuple[Case, ...] = (
+    Case("128k", ((1, 131071), (5, 131067)), num_heads=2, num_kv_heads=1, page_size=256, dtype="bfloat16"),
+    Case("128k_window", ((1, 131071), (5, 131067)), num_heads=2, num_kv_heads=1, page_size=256, window=1000),
+)
+"""Contexts of 128k tokens: a few hundred MB each."""
 
-def make_inputs(case: Case) -> Inputs:
-    """Random arrays. Pages are shuffled, and places of the cache that hold no token are large."""
-    rng = np.random.default_rng(case.seed)
-    tokens = case.num_tokens + case.padding_tokens
-    num_rows = len(case.rows) + case.padding_rows
-    lengths = [new + computed for new, computed in case.rows]
-    pages_per_row = [-(-length // case.page_size) for length in lengths]
-    width = max([*pages_per_row, 1]) + 2
-    num_pages = sum(pages_per_row) + 3
-    shuffled = rng.permutation(np.arange(1, num_pages))
-    table = np.zeros((num_rows, width), np.int32)
-    cache = np.full((case.layers, num_pages, case.page_size, 2 * case.num_kv_heads, case.head_size), 1e4, np.float32)
-    positions: list[int] = []
-    token_rows: list[int] = []
-    query_start = [0]
-    used = 0
-    for row, (new, computed) in enumerate(case.rows):
-        table[row, : pages_per_row[row]] = shuffled[used : used + pages_per_row[row]]
-        used += pages_per_row[row]
-        for position in range(computed):
-            page = table[row, position // case.page_size]
-            cache[:, page, position % case.page_size] = rng.normal(size=(case.layers, *cache.shape[3:]))
-        positions += range(computed, computed + new)
-        token_rows += [row] * new
-        query_start.append(len(positions))
-    padding = [0] * case.padding_tokens
-    batch = RaggedBatch(
-        positions=jnp.asarray(positions + padding, jnp.int32),
-        token_rows=jnp.asarray(token_rows + padding, jnp.int32),
-        query_start=jnp.asarray(query_start + [case.num_tokens] * case.padding_rows, jnp.int32),
-        kv_lens=jnp.asarray(lengths + [0] * case.padding_rows, jnp.int32),
-        page_table=jnp.asarray(table),
-        num_tokens=jnp.int32(case.num_tokens),
-        num_decodes=jnp.int32(sum(new == 1 for new, _ in case.rows)),
-        num_requests=jnp.int32(len(case.rows)),
+MODEL_HEADS: dict[str, tuple[int, int, int]] = {
+    "llama_3_8b": (32, 8, 128),
+    "llama_3_70b_tp8": (8, 1, 128),
+    "qwen3_0.6b": (16, 8, 128),
+    "qwen3_8b": (32, 8, 128),
+    "qwen3_32b": (64, 8, 128),
+}
+"""Query heads, KV heads and head size on one device."""
+
+_BENCHMARKS: dict[str, tuple[tuple[int, int], ...]] = {
+    "decode_1x8k": ((1, 8191),),
+    "decode_64x1k": ((1, 1023),) * 64,
+    "decode_64x4k": ((1, 4095),) * 64,
+    "prefill_2k": ((2048, 0),),
+    "prefill_chunk": ((2048, 6144),),
+    "mixed": (*((1, 2047),) * 32, (1000, 0), (1016, 3000)),
+}
+
+BENCHMARK_CASES: tuple[Case, ...] = tuple(
+    Case(
+        f"{model}-{name}",
+        rows,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        page_size=64,
+        dtype="bfloat16",
+        layers=2,
     )
-
-    def normal(heads: int) -> jnp.ndarray:
-        return jnp.asarray(rng.normal(size=(tokens, heads, case.head_size)), case.dtype)
-
-    return Inputs(
-        normal(case.num_heads),
-        normal(case.num_kv_heads),
-        normal(case.num_kv_heads),
-        jnp.asarray(cache, case.dtype),
-        batch,
-    )
+    for model, (num_heads, num_kv_heads, head_size) in MODEL_HEADS.items()
+    for name, rows in _BENCHMARKS.items()
+)
+"""Shapes of real models, for compiling (`abstract_inputs`), tuning and benchmarks. A cache takes 64 MB to 2 GB."""

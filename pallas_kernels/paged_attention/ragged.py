@@ -37,7 +37,7 @@ class RaggedBatch:
 
 
 def quantise(values: jax.Array, scale: float | jax.Array | None, dtype: jnp.dtype) -> jax.Array:
-    """`values` as a cache of `dtype` stores them: divided by `scale`, clipped to the type's range, never NaN or infinite.
+    """`values` as a cache of `dtype` stores them: divided by `scale`, clipped to what it holds, never NaN or infinite.
 
     Pages pass from request to request, and a weight of zero on a NaN left behind by another would still be NaN.
     """

@@ -57,21 +57,44 @@ class _Running(NamedTuple):
 
 @dataclass(frozen=True)
 class _Heads:
-    """Head counts and what is done to a score."""
+    """Head counts, and what is done to scores and values."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
-    scale: float
+    scale: float | jax.Array
+    """Of queries times stored keys."""
     soft_cap: float | None
+    sinks: jax.Array | None
+    alibi_slopes: jax.Array | None
+    v_scale: jax.Array | None
 
     @property
     def group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
-    def scores(self, products: jax.Array) -> jax.Array:
+    def scores(self, products: jax.Array, slopes: jax.Array | None, distances: jax.Array) -> jax.Array:
+        """Scores from `products`; `slopes` and `distances` (key position minus query position) broadcast to them."""
         scores = products.astype(jnp.float32) * self.scale
-        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        if self.soft_cap is not None:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        return scores if slopes is None else scores + slopes * distances.astype(jnp.float32)
+
+    def by_query(self, per_head: jax.Array, queries: int) -> jax.Array:
+        """A value per head [N] as [K, G * queries]."""
+        return jnp.repeat(per_head.reshape(self.num_kv_heads, self.group), queries, axis=1)
+
+    def start(self, sinks: jax.Array | None, shape: tuple[int, ...], size: int) -> _Running:
+        """A softmax over `shape`, with values of `size`, that has seen only the sinks, which broadcast to `shape`."""
+        weighted = jnp.zeros((*shape, size), jnp.float32)
+        if sinks is None:
+            return _Running(jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), weighted)
+        return _Running(jnp.broadcast_to(sinks, shape), jnp.ones(shape, jnp.float32), weighted)
+
+    def finish(self, weighted: jax.Array, total: jax.Array) -> jax.Array:
+        """Weighted sums of stored values as results."""
+        attended = weighted / jnp.maximum(total, 1e-30)[..., None]
+        return attended if self.v_scale is None else attended * self.v_scale
 
 
 def xla_paged_attention(
@@ -96,9 +119,14 @@ def xla_paged_attention(
     With `flat_pages` a page is gathered as one vector. CPUs do that twice as fast; on TPUs, which tile the last two
     dimensions, it would copy the cache.
     """
-    kv_cache = write_kv(kv_cache, k, v, layer, batch)
+    kv_cache = write_kv(kv_cache, k, v, layer, batch, k_scale, v_scale)
     layers, pages, page_size, twice_kv_heads, head_size = kv_cache.shape
-    heads = _Heads(q.shape[1], twice_kv_heads // 2, head_size, scale, soft_cap)
+    sinks, alibi_slopes, k_scale, v_scale = (
+        None if value is None else jnp.asarray(value, jnp.float32) for value in (sinks, alibi_slopes, k_scale, v_scale)
+    )
+    # The key scale goes into the scores and the value scale into the result: both once, not for every key.
+    scale_of_stored = scale if k_scale is None else scale * k_scale
+    heads = _Heads(q.shape[1], twice_kv_heads // 2, head_size, scale_of_stored, soft_cap, sinks, alibi_slopes, v_scale)
     page_shape = (page_size * twice_kv_heads * head_size,) if flat_pages else kv_cache.shape[2:]
     flat = kv_cache.reshape(layers * pages, *page_shape)
     starts = window_start(batch.positions, window)
@@ -183,8 +211,9 @@ def _decode_block(
     def visit(index: jax.Array, run: _Running) -> _Running:
         kv = context.gather(_slice(table, index * block_pages, block_pages, axis=1))
         kv = kv.astype(queries.dtype)
-        scores = heads.scores(jnp.einsum("bsx,bnx->bsn", kv, spread))
         positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
+        distances = positions[:, None] - (kv_lens - 1)[:, None, None]
+        scores = heads.scores(jnp.einsum("bsx,bnx->bsn", kv, spread), heads.alibi_slopes, distances)
         visible = (positions < kv_lens[:, None]) & (positions >= starts[:, None])
         scores = jnp.where(visible[..., None], scores, MASKED)
         maximum = jnp.maximum(run.maximum, scores.max(axis=1))
@@ -197,16 +226,12 @@ def _decode_block(
             run.weighted * decay[..., None] + weighted.astype(jnp.float32),
         )
 
-    run = _Running(
-        jnp.full((size, heads.num_heads), MASKED, jnp.float32),
-        jnp.zeros((size, heads.num_heads), jnp.float32),
-        jnp.zeros((size, heads.num_heads, 2 * heads.num_kv_heads * heads.head_size), jnp.float32),
-    )
+    run = heads.start(heads.sinks, (size, heads.num_heads), 2 * heads.num_kv_heads * heads.head_size)
     first = jnp.min(jnp.where(kv_lens > 0, starts, jnp.iinfo(jnp.int32).max))
     run = lax.fori_loop(lax.div(first, jnp.int32(keys)), _blocks(kv_lens.max(), keys), visit, run)
     by_head = run.weighted.reshape(size, heads.num_heads, heads.num_kv_heads, 2, heads.head_size)
     values = jnp.stack([by_head[:, n, n // heads.group, 1] for n in range(heads.num_heads)], axis=1)
-    return values / jnp.maximum(run.total, 1e-30)[..., None]
+    return heads.finish(values, run.total)
 
 
 def _prefill(
@@ -263,12 +288,15 @@ def _prefill_block(
     size, keys = queries.shape[0], block_pages * context.page_size
     grouped = queries.reshape(size, heads.num_kv_heads, heads.group, heads.head_size)
     grouped = grouped.transpose(1, 2, 0, 3).reshape(heads.num_kv_heads, heads.group * size, heads.head_size)
+    sinks = None if heads.sinks is None else heads.by_query(heads.sinks, size)
+    slopes = None if heads.alibi_slopes is None else heads.by_query(heads.alibi_slopes, size)[..., None]
 
     def visit(index: jax.Array, run: _Running) -> _Running:
         kv = context.gather(_slice(table, index * block_pages, block_pages, axis=1))
         kv = kv.reshape(keys, heads.num_kv_heads, 2, heads.head_size).astype(queries.dtype)
-        scores = heads.scores(jnp.einsum("kqh,skh->kqs", grouped, kv[:, :, 0]))
         key_positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
+        distances = jnp.tile(key_positions - positions[:, None], (heads.group, 1))
+        scores = heads.scores(jnp.einsum("kqh,skh->kqs", grouped, kv[:, :, 0]), slopes, distances)
         visible = (key_positions <= positions[:, None]) & (key_positions >= starts[:, None])
         visible = jnp.tile(visible, (heads.group, 1))
         scores = jnp.where(visible, scores, MASKED)
@@ -282,13 +310,8 @@ def _prefill_block(
             run.weighted * decay[..., None] + weighted.astype(jnp.float32),
         )
 
-    shape = (heads.num_kv_heads, heads.group * size)
-    run = _Running(
-        jnp.full(shape, MASKED, jnp.float32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros((*shape, heads.head_size), jnp.float32),
-    )
+    run = heads.start(sinks, (heads.num_kv_heads, heads.group * size), heads.head_size)
     run = lax.fori_loop(lax.div(first_key, jnp.int32(keys)), _blocks(end_key, keys), visit, run)
-    attended = run.weighted / jnp.maximum(run.total, 1e-30)[..., None]
+    attended = heads.finish(run.weighted, run.total)
     attended = attended.reshape(heads.num_kv_heads, heads.group, size, heads.head_size)
     return attended.transpose(2, 0, 1, 3).reshape(queries.shape)
