@@ -146,6 +146,21 @@ class SchedulerOptions(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelOptions(Section):
+    """How the model lies on several devices."""
+
+    tensor_parallel_size: int | None = option(
+        None,
+        "Devices of this host that share every matrix, each with its part of heads, layers and logits. Default: 1.",
+        minimum=1,
+        aliases=("tp",),
+    )
+    mesh: str | None = option(
+        None, "The same as a mesh of named axes: 'data=1,model=4' is tensor_parallel_size=4; 'data' must be 1."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompileOptions(Section):
     """What is compiled, when, and where the result is kept."""
 
@@ -183,6 +198,7 @@ class EngineConfig:
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     compile: CompileOptions = field(default_factory=CompileOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
 

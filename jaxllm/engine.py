@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import jax
 import numpy as np
 from msgspec.structs import replace
 
@@ -14,8 +13,9 @@ from jaxllm.kv.manager import KVManager
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request
-from jaxllm.runner.build import Plan, build_runner, make_plan
+from jaxllm.runner.build import build_runner
 from jaxllm.runner.logprobs import Logprobs
+from jaxllm.runner.plan import Plan, make_plan
 from jaxllm.runner.runner import PromptChunk, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
@@ -202,8 +202,8 @@ def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
         block_size=config.cache.block_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         dtype=plan.dtype,
-        device_kind=jax.local_devices()[0].device_kind,
-        num_devices=1,
+        device_kind=plan.device_kind,
+        num_devices=plan.num_devices,
         num_shapes=num_shapes,
     )
 

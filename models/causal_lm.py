@@ -1,6 +1,7 @@
 """A decoder-only language model: embedding, layers, norm, output layer."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,11 +13,12 @@ from jaxllm.models import registry, weights
 from jaxllm.models.batch import Batch
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
-from jaxllm.models.layers.embedding import Embedding
+from jaxllm.models.layers.embedding import Embedding, vocab_rows
 from jaxllm.models.layers.linear import Linear, matmul
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import rotation
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import constrain
 from jaxllm.models.stack import make_stack
 
 
@@ -28,14 +30,13 @@ class CausalLM(nnx.Module):
         make_layer = registry.lookup(config.architecture).make_layer
         # A window that no request can outgrow hides nothing, and full attention is the cheaper code.
         windows = tuple(window if window < options.max_model_len else 0 for window in config.windows)
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.embedding = Embedding(config, options, dtype=dtype)
         self.layers = make_stack(options.stack, lambda layer: make_layer(config, options, layer, dtype), windows)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.head = (
-            None
-            if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype, platform=options.platform)
-        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
+        rows = vocab_rows(config, options)
+        size, axes = config.vocab_size + rows.padding, ("vocab", "hidden")
+        head = partial(Linear, config.hidden_size, size, bias=False, dtype=dtype, axes=axes, options=options, rows=rows)
+        self.head = None if config.tie_word_embeddings else head()
 
     def __call__(self, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Hidden states [T, D] after the final norm, and the cache [L, P, C, 2K, H] with this step's tokens."""
@@ -45,9 +46,13 @@ class CausalLM(nnx.Module):
         return self.norm(hidden), kv_cache
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores float32 [R, V] of hidden states [R, D]."""
+        """Scores float32 [R, V] of hidden states [R, D], split over the devices along V, which may end in -inf."""
         weight = self.embedding.weight if self.head is None else self.head.weight
-        return matmul(hidden, weight[...], self.options.platform)
+        logits = matmul(hidden, weight[...], self.options.platform)
+        if logits.shape[1] > self.config.vocab_size:
+            is_token = jnp.arange(logits.shape[1], dtype=jnp.int32) < self.config.vocab_size
+            logits = jnp.where(is_token, logits, -jnp.inf)
+        return constrain(logits, self.options.mesh, None, "vocab")
 
 
 def abstract_model(config: ModelConfig, options: ForwardOptions, dtype: DTypeLike) -> CausalLM:
@@ -67,7 +72,7 @@ def load_model(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> CausalLM:
-    """Read the safetensors checkpoint in `folder` to the default device, in `dtype`, one tensor at a time.
+    """Read the safetensors checkpoint in `folder` to the devices, in `dtype`, one tensor at a time.
 
     `load_format` 'dummy' makes random weights from `seed` instead and ignores the folder. `progress` is called with
     the bytes done and the bytes in total. Raises `ModelError` naming the tensor or file that is missing, unexpected,
@@ -76,7 +81,8 @@ def load_model(
     family = registry.lookup(config.architecture)
     graph, state = nnx.split(abstract_model(config, options, dtype))
     shapes = {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(state)}
-    slots = weights.checkpoint_slots(shapes, family.weight_names, len(config.windows))
+    rows = {path: variable.get_metadata()["rows"] for path, variable in nnx.to_flat_state(state)}
+    slots = weights.checkpoint_slots(shapes, family.weight_names, len(config.windows), rows)
     if load_format == "dummy":
         arrays = weights.random_arrays(shapes, slots, seed, progress)
     elif load_format in ("auto", "safetensors"):

@@ -3,16 +3,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jax.sharding import Mesh
+
 
 @dataclass(frozen=True)
 class ForwardOptions:
     """How a model is built and run.
 
     `platform` is JAX's name of the backend, `attention` an implementation of paged attention, `stack` how the layers
-    run, and `max_model_len` the longest request in tokens (dynamic rope scaling depends on it).
+    run, and `max_model_len` the longest request in tokens (dynamic rope scaling depends on it). `mesh` holds the
+    devices (see `jaxllm.models.sharding`); None is JAX's default device.
     """
 
     platform: str = "cpu"
     attention: str = "xla"
     stack: Literal["scan", "loop"] = "loop"
     max_model_len: int = 2048
+    mesh: Mesh | None = None

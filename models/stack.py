@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import placeholder
@@ -54,7 +55,7 @@ class ScanStack(nnx.Module):
                 raise ModelError(
                     f"layer {index} is built unlike layer 0, so the layers cannot be scanned; use the loop"
                 )
-        stacked = jax.tree.map(lambda leaf: placeholder((len(windows), *leaf.shape), leaf.dtype), parameters)
+        stacked = jax.tree.map(lambda leaf: _stacked(leaf, len(windows)), parameters)
         self.all = nnx.merge(graph, stacked)
         self.windows = windows
 
@@ -75,6 +76,13 @@ class ScanStack(nnx.Module):
         windows = jnp.asarray(np.array(self.windows, np.int32))
         carry, _ = lax.scan(body, (x, kv_cache), (parameters, layers, windows))
         return carry
+
+
+def _stacked(leaf: jax.Array, layers: int) -> jax.Array:
+    """The placeholder of all layers' parameters from that of one: a leading axis, which is not split."""
+    one = leaf.sharding
+    whole = NamedSharding(one.mesh, PartitionSpec(None, *one.spec)) if isinstance(one, NamedSharding) else None
+    return placeholder((layers, *leaf.shape), leaf.dtype, whole)
 
 
 Stack = LoopStack | ScanStack

@@ -4,6 +4,7 @@ Nothing here knows the model's modules: parameters are a flat mapping from nnx p
 mapping from the same paths to arrays.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.parameter import Rows
 from jaxllm.models.safetensors_file import DTYPES, Tensor, read_header
 
 ParameterPath = tuple[Any, ...]
@@ -32,14 +35,20 @@ LOOP, SCAN = "each", "all"
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a checkpoint tensor goes: a parameter, or slice `layer` of a parameter that stacks all layers."""
+    """Where a checkpoint tensor goes: a parameter, or slice `layer` of a parameter that stacks all layers.
+
+    `shape` is the tensor's; `rows` says what the parameter adds to it.
+    """
 
     path: ParameterPath
     layer: int | None
     shape: tuple[int, ...]
+    rows: Rows
 
 
-def checkpoint_slots(shapes: Shapes, names: Mapping[str, str], num_layers: int) -> dict[str, Slot]:
+def checkpoint_slots(
+    shapes: Shapes, names: Mapping[str, str], num_layers: int, rows: Mapping[ParameterPath, Rows]
+) -> dict[str, Slot]:
     """Slots by checkpoint tensor name. `names` maps module names to the checkpoint's, `*` is the layer's number.
 
     Raises `ModelError` for a module that `names` lacks.
@@ -52,11 +61,13 @@ def checkpoint_slots(shapes: Shapes, names: Mapping[str, str], num_layers: int) 
         if plain not in names:
             raise ModelError(f"the family's weight names lack module {plain!r}")
         template = f"{names[plain]}.{parameter}"
+        first, *others = shape.shape[1:] if SCAN in modules else shape.shape
+        tensor = (rows[path].of_tensor(first), *others)
         if SCAN in modules:
             for layer in range(num_layers):
-                slots[template.replace("*", str(layer))] = Slot(path, layer, shape.shape[1:])
+                slots[template.replace("*", str(layer))] = Slot(path, layer, tensor, rows[path])
         else:
-            slots[template.replace("*", str(number))] = Slot(path, None, shape.shape)
+            slots[template.replace("*", str(number))] = Slot(path, None, tensor, rows[path])
     return slots
 
 
@@ -67,9 +78,10 @@ def load_arrays(
     ignored: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[ParameterPath, jax.Array]:
-    """Read the checkpoint in `folder`, one tensor at a time, each to its parameter's type and straight to the device.
+    """Read the checkpoint in `folder`, one tensor at a time, each to its parameter's type and straight to the devices.
 
-    Host memory beyond the result is one tensor. Everything is checked before the first byte of data is read. Tensors
+    Of a parameter that is split over devices each gets its part and never more. Host memory beyond the result is one
+    tensor. Everything is checked before the first byte of data is read. Tensors
     whose name ends with one of `ignored` may be there. Raises `ModelError`.
     """
     tensors = _matching_tensors(folder, slots, ignored)
@@ -78,12 +90,14 @@ def load_arrays(
     done = 0
     for tensor in tensors:
         slot, shape = slots[tensor.name], shapes[slots[tensor.name].path]
-        part = jax.device_put(tensor.read(np.dtype(shape.dtype)))
+        values = slot.rows.expand(tensor.read(np.dtype(shape.dtype)))
         if slot.layer is None:
-            arrays[slot.path] = part
+            arrays[slot.path] = jax.device_put(values, shape.sharding)
         else:
-            whole = arrays[slot.path] if slot.path in arrays else jnp.zeros(shape.shape, shape.dtype)
-            arrays[slot.path] = _write_slice(whole, part, slot.layer)
+            if slot.path not in arrays:
+                arrays[slot.path] = jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
+            part = jax.device_put(values, _without_layers(shape.sharding))
+            arrays[slot.path] = _write_slice(arrays.pop(slot.path), part, slot.layer)
         # Without waiting, host copies of the tensors would queue up behind a slow device.
         arrays[slot.path].block_until_ready()
         done += tensor.end - tensor.start
@@ -101,17 +115,26 @@ def random_arrays(
     activations and logits around one at any depth.
     """
     keys: dict[ParameterPath, list[int]] = {}
+    rows: dict[ParameterPath, Rows] = {}
     for name, slot in slots.items():
         keys.setdefault(slot.path, []).append(zlib.crc32(f"{seed}/{name}".encode()))
+        rows[slot.path] = slot.rows
     total = sum(shape.size * shape.dtype.itemsize for shape in shapes.values())
     arrays: dict[ParameterPath, jax.Array] = {}
     done = 0
     for path, shape in shapes.items():
-        part = shape.shape[1:] if SCAN in path else shape.shape
         # uint64 is off by default; the hash below works on 32 bits.
         numbers = jnp.asarray(np.array(keys[path], np.uint32))
-        values = _random_parts(numbers, part, shape.dtype, is_bias=path[-1] == "bias")
-        arrays[path] = values if SCAN in path else values.reshape(shape.shape)
+        make = partial(
+            _random_values,
+            shape=shape.shape,
+            stacked=SCAN in path,
+            dtype=shape.dtype,
+            rows=rows[path],
+            is_bias=path[-1] == "bias",
+        )
+        # Compiled for its place, so that no device makes more than its part.
+        arrays[path] = jax.jit(make, out_shardings=shape.sharding)(numbers)
         done += shape.size * shape.dtype.itemsize
         if progress:
             progress(done, total)
@@ -164,28 +187,42 @@ def _matching_tensors(folder: Path, slots: Mapping[str, Slot], ignored: Sequence
     return [tensor for name, tensor in tensors.items() if name in slots]
 
 
+def _without_layers(sharding: Any) -> NamedSharding | None:
+    """Where one layer's part of a stacked parameter goes."""
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:])) if sharding is not None else None
+
+
 @partial(jax.jit, donate_argnums=0)
 def _write_slice(whole: jax.Array, part: jax.Array, layer: jax.Array) -> jax.Array:
     updated: jax.Array = lax.dynamic_update_index_in_dim(whole, part, layer, 0)
     return updated
 
 
-@partial(jax.jit, static_argnames=("shape", "dtype", "is_bias"))
-def _random_parts(keys: jax.Array, shape: tuple[int, ...], dtype: Any, *, is_bias: bool) -> jax.Array:
-    """One random part of `shape` per key, [keys, *shape], from a hash of each element's index (murmur3's finaliser)."""
-    if len(shape) < 2 and not is_bias:
-        return jnp.ones((keys.size, *shape), dtype)
-    index = jnp.zeros(shape, jnp.uint32)
+def _random_values(
+    keys: jax.Array, *, shape: tuple[int, ...], stacked: bool, dtype: Any, rows: Rows, is_bias: bool
+) -> jax.Array:
+    """A parameter of `shape`, its layers along the first axis if `stacked`, with a key for each layer.
+
+    Made from a hash of each element's index in the checkpoint's tensor (murmur3's finaliser): rows that are there
+    several times are the same, and no value depends on how the parameter is split.
+    """
+    part = shape[1:] if stacked else shape
+    if len(part) < 2 and not is_bias:
+        return jnp.ones(shape, dtype)
+    row = lax.broadcasted_iota(jnp.uint32, part, 0)
+    group, repeated = np.uint32(rows.group), np.uint32(rows.group * rows.times)
+    index = (row // repeated * group + row % group) * np.uint32(math.prod(part[1:]) % 2**32)
     stride = 1
-    for axis in reversed(range(len(shape))):
-        index += lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride % 2**32)
-        stride *= shape[axis]
-    bits = index[None] * np.uint32(0x9E3779B9) ^ keys.reshape(-1, *(1,) * len(shape))
+    for axis in reversed(range(1, len(part))):
+        index += lax.broadcasted_iota(jnp.uint32, part, axis) * np.uint32(stride % 2**32)
+        stride *= part[axis]
+    bits = index[None] * np.uint32(0x9E3779B9) ^ keys.reshape(-1, *(1,) * len(part))
     bits = (bits ^ bits >> 16) * np.uint32(0x85EBCA6B)
     bits = (bits ^ bits >> 13) * np.uint32(0xC2B2AE35)
     uniform = ((bits ^ bits >> 16) >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
-    deviation = 0.02 if is_bias else shape[-1] ** -0.5
-    return (uniform * (12**0.5 * deviation)).astype(dtype)
+    deviation = 0.02 if is_bias else part[-1] ** -0.5
+    values = jnp.where(row < part[0] - rows.padding, uniform * (12**0.5 * deviation), 0.0)
+    return values.astype(dtype).reshape(shape)
 
 
 def _count(names: Collection[str], noun: str) -> str:

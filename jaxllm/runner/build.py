@@ -1,8 +1,7 @@
-"""From options to a runner that is ready: platform, types, memory, weights, executables."""
+"""From a plan to a runner that is ready: weights, memory, executables."""
 
 import logging
-from dataclasses import dataclass
-from pathlib import Path
+import math
 from typing import Any
 
 import jax
@@ -10,103 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.models.causal_lm import abstract_model, load_model
-from jaxllm.models.checkpoint import read_config, resolve
-from jaxllm.models.config import ModelConfig
+from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
-from jaxllm.models.options import ForwardOptions
 from jaxllm.progress import Progress, silent
-from jaxllm.runner.buckets import Buckets
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
-from jaxllm.runner.memory import CacheShape, cpu_free_bytes, device_free_bytes, plan_pages
-from jaxllm.runner.recipes import StepSpec
+from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes, plan_pages
+from jaxllm.runner.plan import Plan
 from jaxllm.runner.runner import Runner
-from jaxllm.runner.sampling_rows import empty_state
 from jaxllm.runner.sampling_table import SamplingTable
-from jaxllm.runner.step import DeviceState, StepShape
+from jaxllm.runner.spec import make_spec
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_ROWS = {"cpu": 16}
-"""Rows whose logits are computed at a time. On CPU the time of a matrix product grows with the rows from 16 on."""
-OTHER_SAMPLE_ROWS = 128
-MAX_NUM_BATCHED_TOKENS = {"cpu": 512}
-OTHER_MAX_NUM_BATCHED_TOKENS = 2048
 PROVISIONAL_PAGES = 64
 """Pages of the executable that is compiled only to learn how much memory a step needs beside the cache."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything decided before anything is loaded."""
-
-    config: EngineConfig
-    folder: Path
-    model: ModelConfig
-    platform: str
-    dtype: str
-    max_model_len: int
-    max_num_batched_tokens: int
-
-    @property
-    def forward(self) -> ForwardOptions:
-        """Options of the forward pass."""
-        stack, attention = self.config.compile.layer_stack, self.config.compile.attention_backend
-        return ForwardOptions(
-            platform=self.platform,
-            attention=("cpu" if self.platform == "cpu" else "xla") if attention == "auto" else attention,
-            stack=("scan" if self.platform == "tpu" else "loop") if stack == "auto" else stack,
-            max_model_len=self.max_model_len,
-        )
-
-    @property
-    def cache(self) -> CacheShape:
-        """Shape of the KV cache but for its number of pages."""
-        return CacheShape.of(self.model, self.config.cache.block_size, self.dtype)
-
-
-def make_plan(config: EngineConfig) -> Plan:
-    """Find the model and settle what the options leave open.
-
-    Raises:
-        ConfigError: the model cannot be found or read, or an option does not suit it.
-    """
-    try:
-        folder = resolve(config.model.model, config.model.revision, config.model.download_dir)
-        model = read_config(folder)
-    except ModelError as error:
-        raise ConfigError(str(error)) from error
-    platform = jax.default_backend()
-    return Plan(
-        config=config,
-        folder=folder,
-        model=model,
-        platform=platform,
-        dtype=_choose_dtype(config.model.dtype, model.dtype, platform),
-        max_model_len=_choose_length(config.model.max_model_len, model),
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens
-        or MAX_NUM_BATCHED_TOKENS.get(platform, OTHER_MAX_NUM_BATCHED_TOKENS),
-    )
-
-
-def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:
-    if asked != "auto":
-        return asked
-    if platform == "cpu" and checkpoint != "float32":
-        logger.info("dtype auto: float32, because CPUs are slow in the checkpoint's %s", checkpoint)
-        return "float32"
-    return checkpoint
-
-
-def _choose_length(asked: int | None, model: ModelConfig) -> int:
-    longest = model.context_length
-    # Dynamic rope scaling follows the length one asks for.
-    if asked is not None and asked > longest and model.rope.kind != "dynamic":
-        raise ConfigError(f"max_model_len={asked}: the model has positions for {longest} tokens only")
-    return asked or longest
 
 
 def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
@@ -156,35 +74,11 @@ def _build(plan: Plan, pages: int, parameters: tuple[jax.Array, ...] | None, pro
         executables=executables,
         buckets=buckets,
         shape=spec.shape,
-        sampling=SamplingTable(plan.config.scheduler.max_num_seqs, plan.model.vocab_size, plan.config.model.seed),
+        sampling=SamplingTable(plan.config.scheduler.max_num_seqs, plan.vocab_size, plan.config.model.seed),
         watch=CompilationWatch(strict=plan.config.compile.strict_compilation),
     )
     runner.warm_up()
     return runner
-
-
-def make_spec(plan: Plan, pages: int) -> tuple[StepSpec, Buckets]:
-    """What the executables are compiled from, and their shapes."""
-    scheduler = plan.config.scheduler
-    graph, parameters = nnx.split(abstract_model(plan.model, plan.forward, jnp.dtype(plan.dtype)))
-    buckets = Buckets(plan.max_num_batched_tokens, scheduler.max_num_seqs)
-    shape = StepShape(
-        table_width=-(-plan.max_model_len // plan.config.cache.block_size),
-        max_logprobs=min(plan.config.output.max_logprobs, plan.model.vocab_size),
-        sample_rows=SAMPLE_ROWS.get(plan.platform, OTHER_SAMPLE_ROWS),
-    )
-    state = jax.eval_shape(lambda: _empty_state(plan, pages, buckets))
-    return StepSpec(graph, parameters, state, shape), buckets
-
-
-def _empty_state(plan: Plan, pages: int, buckets: Buckets) -> DeviceState:
-    slots = plan.config.scheduler.max_num_seqs
-    return DeviceState(
-        kv_cache=jnp.zeros(plan.cache.array(pages), plan.dtype),
-        sampling=empty_state(slots, plan.model.vocab_size),
-        last_tokens=jnp.zeros(slots, jnp.int32),
-        hidden=jnp.zeros((buckets.largest.tokens, plan.model.hidden_size), plan.dtype),
-    )
 
 
 def _count_pages(plan: Plan, free_bytes: int) -> int:
@@ -194,6 +88,7 @@ def _count_pages(plan: Plan, free_bytes: int) -> int:
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.config.scheduler.max_num_seqs,
         free_bytes=free_bytes,
+        memories=1 if plan.platform == "cpu" else plan.num_devices,
     )
 
 
@@ -203,7 +98,13 @@ def _left_on_device(plan: Plan) -> int:
     memory = Executables(spec, plan.config.compile).lower(buckets.largest).compile().memory_analysis()
     if memory is None:
         raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
-    state = sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(spec.state))
-    state -= spec.state.kv_cache.size * np.dtype(spec.state.kv_cache.dtype).itemsize
+    state = sum(map(_bytes_on_device, jax.tree.leaves(spec.state))) - _bytes_on_device(spec.state.kv_cache)
     beside: Any = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + state
-    return device_free_bytes(jax.local_devices()[0], plan.config.cache.gpu_memory_utilization, int(beside))
+    devices = jax.local_devices()[:1] if plan.mesh is None else list(plan.mesh.devices.flat)
+    return device_free_bytes(devices, plan.config.cache.gpu_memory_utilization, int(beside))
+
+
+def _bytes_on_device(array: Any) -> int:
+    """Bytes that each device holds of an array given as a shape."""
+    shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
+    return math.prod(shape) * np.dtype(array.dtype).itemsize

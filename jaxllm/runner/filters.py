@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxllm.runner.sampling_rows import SamplingRows
+from jaxllm.runner.vocabulary import WHOLE, Vocabulary
 
 _VALUE_TRIPS = 24
 """Trips of the top-k search that halve the interval of values; later ones halve the count of floats inside it."""
@@ -32,36 +33,36 @@ def softmax_weights(logits: Array, maximum: Array, temperature: Array) -> Array:
     return jnp.exp((jnp.minimum(logits, largest) - maximum) / divisor)
 
 
-def filter_weights(weights: Array, logits: Array, rows: SamplingRows) -> Array:
+def filter_weights(weights: Array, logits: Array, rows: SamplingRows, vocabulary: Vocabulary = WHOLE) -> Array:
     """`weights` float32 [R, V] with zeros for all tokens that min-p, top-k or top-p cut off, in this order.
 
     Top-p refers to the probabilities renormalised over what the other two leave. At least one token is kept.
     """
     active = rows.valid & (rows.temperature > 0)
-    lowest = top_k_threshold(logits, jnp.where(active, rows.top_k, 0))
+    lowest = top_k_threshold(logits, jnp.where(active, rows.top_k, 0), vocabulary)
     kept = (logits >= lowest[:, None]) & (weights >= jnp.minimum(rows.min_p, 1.0)[:, None])
     weights = jnp.where(kept, weights, 0.0)
-    least = top_p_threshold(weights, jnp.where(active, rows.top_p, 1.0))
+    least = top_p_threshold(weights, jnp.where(active, rows.top_p, 1.0), vocabulary)
     return jnp.where(weights >= least[:, None], weights, 0.0)
 
 
-def top_k_threshold(logits: Array, top_k: Array) -> Array:
+def top_k_threshold(logits: Array, top_k: Array, vocabulary: Vocabulary = WHOLE) -> Array:
     """The `top_k`-th largest value of each row, or a lower one that as many reach: float32 [R].
 
     `logits` float32 [R, V]; `top_k` int32 [R], 0 for no limit (the threshold then is the lowest finite value).
     """
     finite = logits > -jnp.inf
-    low = jnp.min(jnp.where(finite, logits, jnp.inf), axis=1)
+    low = vocabulary.smallest(jnp.min(jnp.where(finite, logits, jnp.inf), axis=1))
     # One float above the maximum: nothing reaches it.
-    high = _float_of(_order_of(jnp.max(logits, axis=1)) + 1)
-    count = jnp.sum(finite, axis=1, dtype=jnp.int32)
+    high = _float_of(_order_of(vocabulary.largest(jnp.max(logits, axis=1))) + 1)
+    count = vocabulary.total(jnp.sum(finite, axis=1, dtype=jnp.int32))
 
     def search(state: tuple[Array, ...]) -> tuple[Array, ...]:
         trip, low, high, above_low, above_high, searching = state
         # Counts fall roughly exponentially towards the maximum.
         first, wanted, last = (jnp.log(jnp.maximum(n.astype(jnp.float32), 0.5)) for n in (above_low, top_k, above_high))
         middle = _value_between(low, high, (first - wanted) / (first - last), trip)
-        count = jnp.sum(logits >= middle[:, None], axis=1, dtype=jnp.int32)
+        count = vocabulary.total(jnp.sum(logits >= middle[:, None], axis=1, dtype=jnp.int32))
         rise, fall = searching & (count >= top_k), searching & (count < top_k)
         low, above_low = jnp.where(rise, middle, low), jnp.where(rise, count, above_low)
         high, above_high = jnp.where(fall, middle, high), jnp.where(fall, count, above_high)
@@ -73,23 +74,25 @@ def top_k_threshold(logits: Array, top_k: Array) -> Array:
     return threshold
 
 
-def top_p_threshold(weights: Array, top_p: Array) -> Array:
+def top_p_threshold(weights: Array, top_p: Array, vocabulary: Vocabulary = WHOLE) -> Array:
     """The largest threshold above which the weights of each row still make up `top_p` of their sum: float32 [R].
 
     `weights` float32 [R, V] between 0 and 1, with 1 in every row; `top_p` float32 [R], 1 for no limit (threshold 0).
     Positive floats are ordered like their bits, so the search works on integers, which are like logarithms besides.
     """
-    total = jnp.sum(weights, axis=1)
+    total = vocabulary.total(jnp.sum(weights, axis=1))
     target = top_p * total
     # Were all weights below this together, they would still not make up 1 - top_p.
-    start = (1.0 - top_p) * total / (2 * weights.shape[1])
+    size = vocabulary.total(jnp.float32(weights.shape[1]))
+    start = (1.0 - top_p) * total / (2 * size)
     low = lax.bitcast_convert_type(jnp.where(top_p < 1, start, 0.0), jnp.int32)
     high = jnp.full_like(low, _ONE_BITS + 1)
 
     def search(state: tuple[Array, ...]) -> tuple[Array, ...]:
         trip, low, high, mass_low, mass_high, searching = state
         middle = _order_between(low, high, (mass_low - target) / (mass_low - mass_high), trip)
-        mass = jnp.sum(jnp.where(weights >= _bits_to_float(middle)[:, None], weights, 0.0), axis=1)
+        kept = jnp.where(weights >= _bits_to_float(middle)[:, None], weights, 0.0)
+        mass = vocabulary.total(jnp.sum(kept, axis=1))
         rise, fall = searching & (mass >= target), searching & (mass < target)
         low, mass_low = jnp.where(rise, middle, low), jnp.where(rise, mass, mass_low)
         high, mass_high = jnp.where(fall, middle, high), jnp.where(fall, mass, mass_high)

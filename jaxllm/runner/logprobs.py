@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
+
+from jaxllm.runner.vocabulary import WHOLE, Vocabulary
 
 
 @register_dataclass
@@ -22,15 +23,22 @@ class Logprobs:
     top_logprobs: Array  # float32 [R, K]
 
 
-def gather_logprobs(logits: Array, token_ids: Array, num_top: int) -> Logprobs:
+def gather_logprobs(logits: Array, token_ids: Array, num_top: int, vocabulary: Vocabulary = WHOLE) -> Logprobs:
     """Natural log-probabilities under the softmax of `logits` float32 [R, V], for `token_ids` int32 [R].
 
     `num_top` is K, and at most V.
     """
-    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=1)
-    total = jax.nn.logsumexp(logits, axis=1, keepdims=True)
-    rank = 1 + jnp.sum(logits > chosen, axis=1, dtype=jnp.int32)
-    top, top_ids = lax.top_k(logits, num_top)
+    chosen = vocabulary.take(logits, token_ids)[:, None]
+    maximum = vocabulary.largest(jnp.max(logits, axis=1, keepdims=True))
+    maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
+    total = maximum + jnp.log(vocabulary.total(jnp.sum(jnp.exp(logits - maximum), axis=1, keepdims=True)))
+    rank = 1 + vocabulary.total(jnp.sum(logits > chosen, axis=1, dtype=jnp.int32))
+    # Each part's best are candidates; the best of those are the best of all.
+    top, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
+    top, top_ids = vocabulary.joined(top), vocabulary.joined(top_ids + vocabulary.start(logits.shape[1]))
+    if top.shape[1] > num_top:
+        top, places = lax.top_k(top, num_top)
+        top_ids = jnp.take_along_axis(top_ids, places, axis=1)
     return Logprobs((chosen - total)[:, 0], rank, top_ids, top - total)
 
 

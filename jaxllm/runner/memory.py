@@ -1,5 +1,7 @@
 """How many KV pages there are: planned from what memory allows, never guessed."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import psutil
 from jaxllm.config import CacheOptions
 from jaxllm.errors import CapacityError
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.sharding import split_kv_heads
+from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CPU_SHARE = 0.25
@@ -18,53 +22,73 @@ CPU_SHARE = 0.25
 
 @dataclass(frozen=True)
 class CacheShape:
-    """Everything about the KV cache but its number of pages."""
+    """Everything about the KV cache but its number of pages.
+
+    `num_kv_heads` are those of all devices together, repeated ones included; `implementation` is the attention that
+    decides on the layout. Each of `num_devices` holds an equal part of every page.
+    """
 
     num_layers: int
     page_size: int
     num_kv_heads: int
     head_size: int
     dtype: str
+    implementation: str = "xla"
+    num_devices: int = 1
 
     @classmethod
-    def of(cls, model: ModelConfig, page_size: int, dtype: str) -> "CacheShape":
-        """The shape that `model` needs."""
-        return cls(model.num_layers, page_size, model.num_kv_heads, model.head_size, dtype)
+    def of(
+        cls, model: ModelConfig, *, page_size: int, dtype: str, implementation: str, num_devices: int
+    ) -> "CacheShape":
+        """The shape that `model` needs on `num_devices`."""
+        kv_heads = split_kv_heads(model, num_devices)
+        return cls(model.num_layers, page_size, kv_heads, model.head_size, dtype, implementation, num_devices)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers, keys and values."""
-        item = np.dtype(jax.numpy.dtype(self.dtype)).itemsize
-        return self.num_layers * self.page_size * 2 * self.num_kv_heads * self.head_size * item
+        """Bytes of one page over all layers and devices, keys and values."""
+        return math.prod(self.array(1)) * np.dtype(jax.numpy.dtype(self.dtype)).itemsize
 
-    def array(self, num_pages: int) -> tuple[int, int, int, int, int]:
-        """[L, P, C, 2K, H], see `jaxllm.pallas_kernels.paged_attention`."""
-        return (self.num_layers, num_pages, self.page_size, 2 * self.num_kv_heads, self.head_size)
+    def array(self, num_pages: int) -> tuple[int, ...]:
+        """The array of all devices together: [L, P, C, 2K, H], or as the implementation has it."""
+        heads = self.num_kv_heads // self.num_devices
+        part = CacheGeometry(self.num_layers, num_pages, self.page_size, heads, self.head_size, self.dtype)
+        shape = list(cache_shape(self.implementation, part))
+        shape[3] *= self.num_devices
+        return tuple(shape)
 
 
 def plan_pages(
-    shape: CacheShape, options: CacheOptions, *, max_model_len: int, max_num_seqs: int, free_bytes: int
+    shape: CacheShape,
+    options: CacheOptions,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    free_bytes: int,
+    memories: int = 1,
 ) -> int:
     """Number of pages, the null page included.
 
-    `free_bytes` is what memory leaves for the cache when no option says otherwise. Never more pages than
-    `max_num_seqs` requests of `max_model_len` tokens could use.
+    `free_bytes` is what memory leaves for the cache when no option says otherwise. A page is split over `memories` of
+    that size: one for each device, but virtual devices share theirs. Never more pages than `max_num_seqs` requests of
+    `max_model_len` tokens could use.
 
     Raises:
         CapacityError: not even one request of `max_model_len` tokens fits.
     """
     per_request = -(-max_model_len // shape.page_size)
+    page_bytes = shape.page_bytes // memories
     if options.num_gpu_blocks_override is not None:
         pages, source = options.num_gpu_blocks_override, f"num_gpu_blocks_override={options.num_gpu_blocks_override}"
     else:
         explicit = options.kv_cache_memory_bytes
         budget = free_bytes if explicit is None else explicit
-        pages = min(budget // shape.page_bytes, 1 + max_num_seqs * per_request)
-        source = f"{budget / 2**20:,.1f} MiB for the KV cache"
+        pages = min(budget // page_bytes, 1 + max_num_seqs * per_request)
+        source = f"{budget / 2**20:,.1f} MiB for the KV cache{' on each device' if memories > 1 else ''}"
     usable = max(pages - 1, 0)
     if usable < per_request:
         fits = usable * shape.page_size
-        needed = (per_request + 1) * shape.page_bytes
+        needed = (per_request + 1) * page_bytes
         lower = f"lower max_model_len to {fits} or less, or " if fits >= 2 else ""
         raise CapacityError(
             f"max_model_len={max_model_len} does not fit: {source} hold {fits} tokens; {lower}raise "
@@ -86,12 +110,16 @@ def cpu_free_bytes(utilization: float) -> int:
     return int(available * CPU_SHARE * utilization)
 
 
-def device_free_bytes(device: jax.Device, utilization: float, temporary_bytes: int) -> int:
-    """Bytes left on an accelerator once weights are loaded and the largest executable has its temporaries.
+def device_free_bytes(devices: Sequence[jax.Device], utilization: float, temporary_bytes: int) -> int:
+    """Bytes left on each accelerator once weights are loaded and the largest executable has its temporaries.
 
     Raises:
-        CapacityError: nothing is left.
+        CapacityError: nothing is left on one of them.
     """
+    return min(_free_bytes(device, utilization, temporary_bytes) for device in devices)
+
+
+def _free_bytes(device: jax.Device, utilization: float, temporary_bytes: int) -> int:
     stats = device.memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
     free = int(limit * utilization) - used - temporary_bytes

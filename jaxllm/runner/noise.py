@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxllm.runner.blocks import BLOCK, take_block, to_blocks
+from jaxllm.runner.blocks import BLOCK, to_blocks
+from jaxllm.runner.vocabulary import WHOLE, Vocabulary
 
 
 def uniforms(seed: Array, step: Array) -> Array:
@@ -20,7 +21,7 @@ def uniforms(seed: Array, step: Array) -> Array:
     return numbers
 
 
-def draw(weights: Array, seed: Array, step: Array) -> Array:
+def draw(weights: Array, seed: Array, step: Array, vocabulary: Vocabulary = WHOLE) -> Array:
     """An index for each row of `weights` float32 [R, V], with probability proportional to its weight: int32 [R].
 
     First the block is drawn, then the place in it, each by the inverse of the cumulated weights with a number of its
@@ -29,9 +30,9 @@ def draw(weights: Array, seed: Array, step: Array) -> Array:
     """
     chance = uniforms(seed, step)
     blocks = to_blocks(weights, 0.0)
-    block = _invert(jnp.sum(blocks, axis=2), chance[:, 0])
-    index = block * BLOCK + _invert(take_block(blocks, block), chance[:, 1])
-    return jnp.minimum(index, weights.shape[1] - 1).astype(jnp.int32)
+    block = _invert(vocabulary.joined(jnp.sum(blocks, axis=2)), chance[:, 0])
+    index = block * BLOCK + _invert(vocabulary.take(blocks, block), chance[:, 1])
+    return jnp.minimum(index, vocabulary.total(jnp.int32(weights.shape[1])) - 1).astype(jnp.int32)
 
 
 def _invert(weights: Array, chance: Array) -> Array:

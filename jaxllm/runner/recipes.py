@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.models.causal_lm import CausalLM
+from jaxllm.models.sharding import sharding
 from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.sampler import SampledRows
 from jaxllm.runner.sampling_rows import set_bias, set_row
 from jaxllm.runner.sampling_table import UPDATE_SIZE
 from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape, make_prompt_logprobs, make_step
+from jaxllm.runner.vocabulary import SAME, SPLIT, over_vocabulary
 
 Shapes = Any
 """A pytree of `jax.ShapeDtypeStruct`."""
@@ -36,6 +39,17 @@ class StepSpec:
     state: DeviceState
     """Shapes of the device state."""
     shape: StepShape
+    mesh: Mesh | None = None
+    """The devices, see `jaxllm.models.sharding`; None is JAX's default device."""
+
+    def host(self, shape: tuple[int, ...] = (), dtype: Any = np.int32, *axes: str | None) -> jax.ShapeDtypeStruct:
+        """An array that comes from the host, whole on every device unless `axes` say otherwise."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(self.mesh, *axes))
+
+    @property
+    def whole(self) -> NamedSharding | None:
+        """Where results go that the host reads."""
+        return sharding(self.mesh)
 
 
 @dataclass(frozen=True)
@@ -50,11 +64,16 @@ class Recipe:
     result: Any
     donated: tuple[int, ...] = ()
     out_shardings: Any = None
+    mesh: Mesh | None = None
 
     def lower(self) -> jax.stages.Lowered:
         """Trace the function and lower it."""
         made = jax.jit(self.function, donate_argnums=self.donated, out_shardings=self.out_shardings)
-        return made.lower(*self.arguments)
+        if self.mesh is None:
+            return made.lower(*self.arguments)
+        # Kernels for TPUs learn from it which chip they are for.
+        with jax.set_mesh(self.mesh):
+            return made.lower(*self.arguments)
 
 
 def all_keys(buckets: Iterable[Bucket]) -> list[Key]:
@@ -87,16 +106,22 @@ def _step(spec: StepSpec, bucket: Bucket) -> Recipe:
         return function(jax.tree.unflatten(tree, leaves), state, packed)
 
     step.__name__ = f"step_{bucket.tokens}_tokens"
-    arguments = (tuple(leaves), spec.state, _int32(spec.shape.layout(bucket).size))
-    return Recipe(step, arguments, (SampledRows(_LEAF, _LOGPROBS), spec.state), donated=(1,))
+    arguments = (tuple(leaves), spec.state, spec.host((spec.shape.layout(bucket).size,)))
+    return Recipe(
+        step,
+        arguments,
+        (SampledRows(_LEAF, _LOGPROBS), spec.state),
+        donated=(1,),
+        out_shardings=(spec.whole, _shardings(spec.state)),
+        mesh=spec.mesh,
+    )
 
 
 def _empty_state(spec: StepSpec) -> Recipe:
     def empty_state() -> DeviceState:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec.state)
 
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, spec.state)
-    return Recipe(empty_state, (), spec.state, out_shardings=shardings)
+    return Recipe(empty_state, (), spec.state, out_shardings=_shardings(spec.state), mesh=spec.mesh)
 
 
 def _prompt_logprobs(spec: StepSpec) -> Recipe:
@@ -106,24 +131,29 @@ def _prompt_logprobs(spec: StepSpec) -> Recipe:
     def prompt_logprobs(leaves: tuple[Any, ...], *arguments: jax.Array) -> Any:
         return function(jax.tree.unflatten(tree, leaves), *arguments)
 
-    arguments = (tuple(leaves), spec.state.hidden, _int32(), _int32(PROMPT_LOGPROB_ROWS))
-    return Recipe(prompt_logprobs, arguments, _LOGPROBS)
+    arguments = (tuple(leaves), spec.state.hidden, spec.host(), spec.host((PROMPT_LOGPROB_ROWS,)))
+    return Recipe(prompt_logprobs, arguments, _LOGPROBS, out_shardings=spec.whole, mesh=spec.mesh)
 
 
 def _set_row(spec: StepSpec) -> Recipe:
     state = spec.state.sampling
-    rows = [jax.ShapeDtypeStruct(state.bias.shape[1:], dtype) for dtype in (np.int32, np.bool_, np.float32)]
-    return Recipe(set_row, (state, _int32(), *rows), state, donated=(0,))
+    rows = [spec.host(state.bias.shape[1:], dtype, "vocab") for dtype in (np.int32, np.bool_, np.float32)]
+    return Recipe(
+        set_row, (state, spec.host(), *rows), state, donated=(0,), out_shardings=_shardings(state), mesh=spec.mesh
+    )
 
 
 def _set_bias(spec: StepSpec) -> Recipe:
     state = spec.state.sampling
-    values = jax.ShapeDtypeStruct((UPDATE_SIZE,), np.float32)
-    return Recipe(set_bias, (state, _int32(UPDATE_SIZE), _int32(UPDATE_SIZE), values), state, donated=(0,))
+    entries = [spec.host((UPDATE_SIZE,), dtype) for dtype in (np.int32, np.int32, np.float32)]
+    # Each device changes its part: left to itself, the compiler would gather the whole array for it.
+    function = over_vocabulary(set_bias, spec.mesh, (SPLIT, SAME, SAME, SAME), SPLIT)
+    return Recipe(function, (state, *entries), state, donated=(0,), out_shardings=_shardings(state), mesh=spec.mesh)
 
 
-def _int32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.int32)
+def _shardings(state: Any) -> Any:
+    """Where the leaves of a device state stay."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
 _LEAF: Any = 0

@@ -18,6 +18,7 @@ from jaxllm.runner.logprobs import Logprobs, gather_logprobs, no_logprobs
 from jaxllm.runner.noise import draw
 from jaxllm.runner.penalties import process
 from jaxllm.runner.sampling_rows import SamplingRows, SamplingState
+from jaxllm.runner.vocabulary import WHOLE, Vocabulary
 
 
 @register_dataclass
@@ -30,32 +31,34 @@ class SampledRows:
 
 
 def sample(
-    logits: Array, rows: SamplingRows, state: SamplingState, max_logprobs: int
+    logits: Array, rows: SamplingRows, state: SamplingState, max_logprobs: int, vocabulary: Vocabulary = WHOLE
 ) -> tuple[SampledRows, SamplingState]:
     """Choose one token per row of `logits` float32 [R, V], and count it in `state` where the row is valid.
 
     A row's token depends on its own logits, parameters and state only. `max_logprobs` is static: the number of most
-    likely tokens whose log-probabilities are returned, at most V.
+    likely tokens whose log-probabilities are returned, at most V. With a `vocabulary` that is split, `logits` and
+    `state` are one part, and the result is the same on all devices.
     """
     processed = process(logits, rows, state)
-    greedy, maximum = argmax(processed)
+    greedy, maximum = argmax(processed, vocabulary)
     token_ids = lax.cond(
         rows.any_random,
-        lambda: jnp.where(rows.temperature > 0, _draw(processed, maximum, rows), greedy),
+        lambda: jnp.where(rows.temperature > 0, _draw(processed, maximum, rows, vocabulary), greedy),
         lambda: greedy,
     )
     logprobs = lax.cond(
         rows.any_logprobs,
-        lambda: gather_logprobs(logits, token_ids, max_logprobs),
+        lambda: gather_logprobs(logits, token_ids, max_logprobs, vocabulary),
         lambda: no_logprobs(logits.shape[0], max_logprobs),
     )
     # Outside any conditional, so that the donated array is changed in place.
-    seen = state.seen.at[rows.slot, token_ids].add(rows.valid.astype(jnp.int32))
+    place = vocabulary.place(token_ids, state.seen.shape[1])
+    seen = state.seen.at[rows.slot, place].add(rows.valid.astype(jnp.int32), mode="drop")
     return SampledRows(token_ids, logprobs), replace(state, seen=seen)
 
 
-def _draw(logits: Array, maximum: Array, rows: SamplingRows) -> Array:
+def _draw(logits: Array, maximum: Array, rows: SamplingRows, vocabulary: Vocabulary) -> Array:
     """Random tokens, int32 [R]; meaningless for greedy rows."""
     weights = softmax_weights(logits, maximum, rows.temperature)
-    weights = lax.cond(rows.any_filter, lambda: filter_weights(weights, logits, rows), lambda: weights)
-    return draw(weights, rows.seed, rows.step)
+    weights = lax.cond(rows.any_filter, lambda: filter_weights(weights, logits, rows, vocabulary), lambda: weights)
+    return draw(weights, rows.seed, rows.step, vocabulary)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
+from jaxllm.runner.vocabulary import WHOLE, Vocabulary
+
 INT_FIELDS = ("top_k", "seed", "step", "slot", "bits")
 """Rows of the packed int32 array. `bits` holds the booleans."""
 
@@ -108,10 +110,13 @@ def set_row(state: SamplingState, slot: Array, output_counts: Array, prompt_seen
     return SamplingState(put(state.seen, seen), put(state.bias, bias))
 
 
-def set_bias(state: SamplingState, slots: Array, token_ids: Array, values: Array) -> SamplingState:
+def set_bias(
+    state: SamplingState, slots: Array, token_ids: Array, values: Array, vocabulary: Vocabulary = WHOLE
+) -> SamplingState:
     """Set single entries of the bias: `bias[slots[i], token_ids[i]] = values[i]`, all [U]; a slot of -1 is padding."""
     outside = jnp.where(slots < 0, state.bias.shape[0], slots)
-    return replace(state, bias=state.bias.at[outside, token_ids].set(values, mode="drop"))
+    place = vocabulary.place(token_ids, state.bias.shape[1])
+    return replace(state, bias=state.bias.at[outside, place].set(values, mode="drop"))
 
 
 def rows_of(array: Array, slots: Array) -> Array:

@@ -5,6 +5,7 @@ Axis letters: T tokens, R rows, S slots, W page-table width, D hidden size, V vo
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxllm.runner.inputs import PackedLayout
 from jaxllm.runner.logprobs import Logprobs, gather_logprobs, no_logprobs
 from jaxllm.runner.sampler import SampledRows, sample
 from jaxllm.runner.sampling_rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
+from jaxllm.runner.vocabulary import SAME, SPLIT, over_vocabulary
 
 FROM_DEVICE = -1
 """Input token id that stands for the token sampled last in the same slot, which the host may not know yet."""
@@ -112,8 +114,12 @@ def _sample_in_blocks(
     A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits.
     """
     total, size = hidden.shape[0], shape.sample_rows
+
+    part_of = partial(sample, max_logprobs=shape.max_logprobs)
+    choose = over_vocabulary(part_of, model.options.mesh, (SPLIT, SAME, SPLIT), (SAME, SPLIT))
     if total <= size:
-        return sample(model.logits(hidden), rows, state, shape.max_logprobs)
+        chosen: tuple[SampledRows, SamplingState] = choose(model.logits(hidden), rows, state)
+        return chosen
     padding = -total % size
     hidden, rows = jax.tree.map(
         lambda leaf: jnp.pad(leaf, ((0, padding), *((0, 0),) * (leaf.ndim - 1))) if leaf.ndim else leaf, (hidden, rows)
@@ -127,7 +133,7 @@ def _sample_in_blocks(
             return lax.dynamic_slice_in_dim(leaf, first, size) if leaf.ndim else leaf
 
         logits = model.logits(part(hidden))
-        new, state = sample(logits, jax.tree.map(part, rows), state, shape.max_logprobs)
+        new, state = choose(logits, jax.tree.map(part, rows), state)
         return jax.tree.map(lambda old, leaf: lax.dynamic_update_slice_in_dim(old, leaf, first, 0), sampled, new), state
 
     no_tokens = jnp.zeros(total + padding, jnp.int32)
@@ -146,6 +152,10 @@ def make_prompt_logprobs(graph: nnx.GraphDef[CausalLM], max_logprobs: int) -> Ca
         model = nnx.merge(graph, parameters)
         padded = jnp.pad(hidden, ((0, PROMPT_LOGPROB_ROWS), (0, 0)))
         logits = model.logits(lax.dynamic_slice_in_dim(padded, first, PROMPT_LOGPROB_ROWS))
-        return gather_logprobs(logits, targets, max_logprobs)
+        gather = over_vocabulary(
+            partial(gather_logprobs, num_top=max_logprobs), model.options.mesh, (SPLIT, SAME), SAME
+        )
+        found: Logprobs = gather(logits, targets)
+        return found
 
     return prompt_logprobs

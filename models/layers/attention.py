@@ -1,14 +1,20 @@
 """Grouped-query attention over the paged KV cache."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import RMSNorm
+from jaxllm.models.layers.parameter import Rows
 from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import model_parallel, partition, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention.api import paged_attention
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
@@ -17,18 +23,23 @@ class Attention(nnx.Module):
     """Projections, optional norms on query and key heads, rotary embedding, paged attention."""
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
-        self.head_size, self.implementation = config.head_size, options.attention
-        queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        self.head_size, self.implementation, self.mesh = config.head_size, options.attention, options.mesh
+        devices = model_parallel(options.mesh)
+        kv_heads = split_kv_heads(config, devices)
+        queries, keys = config.num_heads * config.head_size, kv_heads * config.head_size
+        repeated = Rows(group=config.head_size, times=kv_heads // config.num_kv_heads)
+        linear = partial(Linear, dtype=dtype, options=options)
 
-        def linear(in_size: int, out_size: int, bias: bool) -> Linear:
-            return Linear(in_size, out_size, bias=bias, dtype=dtype, platform=options.platform)
+        self.query = linear(config.hidden_size, queries, bias=config.qkv_bias, axes=("heads", "hidden"))
+        key_value = partial(linear, config.hidden_size, keys, bias=config.qkv_bias, axes=("kv_heads", "hidden"))
+        self.key, self.value = key_value(rows=repeated), key_value(rows=repeated)
+        self.output = linear(queries, config.hidden_size, bias=config.output_bias, axes=("hidden", "heads"))
+        self.query_norm = self._norm(config, options, dtype) if config.qk_norm else None
+        self.key_norm = self._norm(config, options, dtype) if config.qk_norm else None
 
-        self.query = linear(config.hidden_size, queries, config.qkv_bias)
-        self.key = linear(config.hidden_size, keys, config.qkv_bias)
-        self.value = linear(config.hidden_size, keys, config.qkv_bias)
-        self.output = linear(queries, config.hidden_size, config.output_bias)
-        self.query_norm = RMSNorm(config.head_size, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
-        self.key_norm = RMSNorm(config.head_size, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+    @staticmethod
+    def _norm(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> RMSNorm:
+        return RMSNorm(config.head_size, config.rms_norm_eps, dtype=dtype, options=options)
 
     def __call__(
         self,
@@ -45,15 +56,49 @@ class Attention(nnx.Module):
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        out, kv_cache = paged_attention(
+        out, kv_cache = self._attend(
             rotate(query, rotation),
             rotate(key, rotation),
             value,
             kv_cache,
-            layer,
+            jnp.asarray(layer, jnp.int32),
+            window,
             ragged,
-            scale=self.head_size**-0.5,
-            window=window,
-            implementation=self.implementation,
         )
         return self.output(out.reshape(x.shape[0], -1)), kv_cache
+
+    def _attend(
+        self,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        kv_cache: jax.Array,
+        layer: jax.Array,
+        window: int | jax.Array | None,
+        ragged: RaggedBatch,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Paged attention, by each device for its own heads."""
+
+        def attend(
+            query: jax.Array, key: jax.Array, value: jax.Array, kv_cache: jax.Array, layer: jax.Array, *rest: Any
+        ) -> tuple[jax.Array, jax.Array]:
+            ragged, *traced_window = rest
+            return paged_attention(
+                query,
+                key,
+                value,
+                kv_cache,
+                layer,
+                ragged,
+                scale=self.head_size**-0.5,
+                window=traced_window[0] if traced_window else window,
+                implementation=self.implementation,
+            )
+
+        arguments = (query, key, value, kv_cache, layer, ragged, *((window,) if isinstance(window, jax.Array) else ()))
+        if self.mesh is None:
+            return attend(*arguments)
+        heads, cache, whole = partition(None, "heads"), partition(None, None, None, "kv_heads"), PartitionSpec()
+        in_specs = (heads, *(partition(None, "kv_heads"),) * 2, cache, *(whole,) * (len(arguments) - 4))
+        sharded = jax.shard_map(attend, mesh=self.mesh, in_specs=in_specs, out_specs=(heads, cache), check_vma=False)
+        return sharded(*arguments)

@@ -17,10 +17,10 @@ class DecoderLayer(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> None:
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
         self.attention = Attention(config, options, dtype=dtype)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.mlp = GatedMLP(config, dtype=dtype, platform=options.platform)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
+        self.mlp = GatedMLP(config, dtype=dtype, options=options)
 
     def __call__(
         self,

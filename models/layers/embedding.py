@@ -3,16 +3,47 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
+from jax.sharding import PartitionSpec
 
-from jaxllm.models.layers.parameter import parameter
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers.parameter import Rows, parameter
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import MODEL, model_parallel, padded_vocab, partition, sharding
+
+
+def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
+    """What a matrix with a row per token adds, so that the vocabulary can be split."""
+    return Rows(padding=padded_vocab(config, model_parallel(options.mesh)) - config.vocab_size)
 
 
 class Embedding(nnx.Module):
     """`weight` [V, D], one row per token."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: jnp.dtype) -> None:
-        self.weight = parameter((vocab_size, hidden_size), dtype)
+    def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
+        rows = vocab_rows(config, options)
+        shape = (config.vocab_size + rows.padding, config.hidden_size)
+        self.weight = parameter(shape, dtype, sharding(options.mesh, "vocab", "hidden"), rows)
+        self.mesh = options.mesh
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         """Rows [T, D] of `token_ids` int32 [T]."""
-        return jnp.take(self.weight[...], token_ids, axis=0, mode="clip")
+        if model_parallel(self.mesh) == 1:
+            return jnp.take(self.weight[...], token_ids, axis=0, mode="clip")
+        assert self.mesh is not None
+        look_up = jax.shard_map(
+            _look_up_shard,
+            mesh=self.mesh,
+            in_specs=(partition("vocab", "hidden"), PartitionSpec()),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+        return look_up(self.weight[...], token_ids)
+
+
+def _look_up_shard(weight: jax.Array, token_ids: jax.Array) -> jax.Array:
+    """Each device gives the rows it has; the others' are zero, and the sum is the whole."""
+    place = token_ids - lax.axis_index(MODEL) * weight.shape[0]
+    is_here = (place >= 0) & (place < weight.shape[0])
+    rows = jnp.take(weight, place, axis=0, mode="clip")
+    return lax.psum(jnp.where(is_here[:, None], rows, 0), MODEL)

@@ -5,30 +5,51 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxllm.models.layers.parameter import parameter
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, parameter
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import constrain, model_parallel, sharding
 
 WEIGHT_LEFT_ROWS = 64
 """Up to this many rows XLA's CPU matmul is 2 to 4 times faster with the weight as its left operand (measured)."""
 
 
-def matmul(x: jax.Array, weight: jax.Array, platform: str) -> jax.Array:
-    """`x [T, in]` times `weight [out, in]` transposed: float32 [T, out]."""
+def matmul(x: jax.Array, weight: jax.Array, platform: str, out_dtype: jnp.dtype | None = None) -> jax.Array:
+    """`x [T, in]` times `weight [out, in]` transposed: [T, out] in `out_dtype`, float32 by default."""
+    kind = jnp.float32 if out_dtype is None else out_dtype
     if platform == "cpu" and x.shape[0] <= WEIGHT_LEFT_ROWS:
-        return lax.dot_general(weight, x, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32).T
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return lax.dot_general(weight, x, (((1,), (1,)), ((), ())), preferred_element_type=kind).T
+    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=kind)
 
 
 class Linear(nnx.Module):
-    """`weight` [out, in] and, if asked for, `bias` [out]. Accumulates in float32, returns the type of its input."""
+    """`weight` [out, in] and, if asked for, `bias` [out]. Accumulates in float32, returns the type of its input.
 
-    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: jnp.dtype, platform: str) -> None:
-        self.weight = parameter((out_size, in_size), dtype)
-        self.bias = parameter((out_size,), dtype) if bias else None
-        self.platform = platform
+    `axes` are the logical names of (out, in), see `jaxllm.models.sharding`. Where `in` is split over devices their
+    partial sums are added up in the type of the input, half the traffic of float32 for bfloat16.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        *,
+        bias: bool,
+        dtype: jnp.dtype,
+        axes: tuple[str | None, str | None],
+        options: ForwardOptions,
+        rows: Rows = AS_THEY_ARE,
+    ) -> None:
+        out_axis, _ = axes
+        self.weight = parameter((out_size, in_size), dtype, sharding(options.mesh, *axes), rows)
+        self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
+        self.axes, self.platform, self.mesh = axes, options.platform, options.mesh
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map `x` [T, in] to [T, out]."""
-        out = matmul(x, self.weight[...], self.platform)
+        out_axis, in_axis = self.axes
+        partial = model_parallel(self.mesh) > 1 and sharding(self.mesh, in_axis) != sharding(self.mesh, None)
+        out = matmul(x, self.weight[...], self.platform, x.dtype if partial else None)
+        out = constrain(out, self.mesh, None, out_axis)
         if self.bias is not None:
-            out = out + self.bias[...].astype(jnp.float32)
+            out = out + self.bias[...].astype(out.dtype)
         return out.astype(x.dtype)

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.layers.linear import Linear
+from jaxllm.models.options import ForwardOptions
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -24,15 +25,16 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 class GatedMLP(nnx.Module):
     """`down(activation(gate(x)) * up(x))`."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, platform: str) -> None:
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
         if config.activation not in ACTIVATIONS:
             hint = nearest(config.activation, ACTIVATIONS)
             raise ModelError(f"unknown activation {config.activation!r}{hint} (known: {', '.join(ACTIVATIONS)})")
         self.activation = config.activation
         wide, narrow = config.intermediate_size, config.hidden_size
-        self.gate = Linear(narrow, wide, bias=config.mlp_bias, dtype=dtype, platform=platform)
-        self.up = Linear(narrow, wide, bias=config.mlp_bias, dtype=dtype, platform=platform)
-        self.down = Linear(wide, narrow, bias=config.mlp_bias, dtype=dtype, platform=platform)
+        linear = partial(Linear, bias=config.mlp_bias, dtype=dtype, options=options)
+        self.gate = linear(narrow, wide, axes=("mlp", "hidden"))
+        self.up = linear(narrow, wide, axes=("mlp", "hidden"))
+        self.down = linear(wide, narrow, axes=("hidden", "mlp"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map `x` [T, D] to [T, D]."""

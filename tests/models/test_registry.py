@@ -57,9 +57,9 @@ class ParallelLayer(nnx.Module):
     """Attention and feed-forward side by side, as in docs/add-a-model.md."""
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> None:
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
         self.attention = Attention(config, options, dtype=dtype)
-        self.mlp = GatedMLP(config, dtype=dtype, platform=options.platform)
+        self.mlp = GatedMLP(config, dtype=dtype, options=options)
 
     def __call__(
         self,

@@ -5,8 +5,9 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.build import make_plan, make_spec
 from jaxllm.runner.executables import Executables
+from jaxllm.runner.plan import make_plan
+from jaxllm.runner.spec import make_spec
 
 PAGES = 4096
 

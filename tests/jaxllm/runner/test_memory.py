@@ -58,6 +58,6 @@ def device(limit: int, used: int) -> jax.Device:
 
 
 def test_accelerators_keep_room_for_temporaries() -> None:
-    assert device_free_bytes(device(1000, 300), 0.9, 100) == 500
+    assert device_free_bytes([device(1000, 200), device(1000, 300)], 0.9, 100) == 500
     with pytest.raises(CapacityError, match=r"test chip.*max_num_batched_tokens"):
-        device_free_bytes(device(1000, 800), 0.9, 100)
+        device_free_bytes([device(1000, 800)], 0.9, 100)

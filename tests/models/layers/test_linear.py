@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.models.layers.linear import WEIGHT_LEFT_ROWS, Linear
+from jaxllm.models.options import ForwardOptions
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
@@ -14,7 +15,8 @@ from jaxllm.models.layers.linear import WEIGHT_LEFT_ROWS, Linear
 def test_linear(rows: int, platform: str, dtype: str) -> None:
     random = np.random.default_rng(0)
     x, weight, bias = (jnp.asarray(random.normal(size=s), dtype) for s in ((rows, 48), (24, 48), (24,)))
-    layer = Linear(48, 24, bias=True, dtype=jnp.dtype(dtype), platform=platform)
+    options = ForwardOptions(platform=platform)
+    layer = Linear(48, 24, bias=True, dtype=jnp.dtype(dtype), axes=("mlp", "hidden"), options=options)
     nnx.update(layer, nnx.State({"weight": nnx.Param(weight), "bias": nnx.Param(bias)}))
     out = layer(x)
     assert out.shape == (rows, 24)

@@ -1,0 +1,90 @@
+"""Which devices the engine runs on, and as what mesh."""
+
+import logging
+import os
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from jaxllm.config import ParallelOptions
+from jaxllm.errors import ConfigError
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.sharding import DATA, MODEL, make_mesh, splits, working_sizes
+
+logger = logging.getLogger(__name__)
+
+
+def tensor_parallel_size(options: ParallelOptions) -> int:
+    """Devices that share each matrix, from `tensor_parallel_size` or `mesh`.
+
+    Raises `ConfigError` when the two contradict each other, or for a mesh of other axes.
+    """
+    asked, mesh = options.tensor_parallel_size, _axes(options.mesh)
+    unknown = sorted(set(mesh) - {DATA, MODEL})
+    if unknown:
+        raise ConfigError(f"mesh: unknown axis {unknown[0]!r} (known: {DATA}, {MODEL})")
+    if mesh.get(DATA, 1) != 1:
+        raise ConfigError(
+            f"mesh: {DATA}={mesh[DATA]}: one engine has one copy of the weights; start several engines for more"
+        )
+    size = mesh.get(MODEL, asked or 1)
+    if asked not in (None, size):
+        raise ConfigError(f"tensor_parallel_size={asked} contradicts mesh, which has {MODEL}={size}; give one of them")
+    return size
+
+
+def _axes(mesh: str | None) -> dict[str, int]:
+    """Sizes by name from 'data=1,model=4'."""
+    sizes: dict[str, int] = {}
+    for part in mesh.split(",") if mesh else ():
+        axis, _, size = part.partition("=")
+        if not size.strip().isdecimal() or int(size) < 1:
+            raise ConfigError(f"mesh={mesh!r}: expected names and numbers of devices, such as 'data=1,model=4'")
+        sizes[axis.strip()] = int(size)
+    return sizes
+
+
+def local_devices(count: int) -> list[jax.Device]:
+    """The devices of this process. Where there are only CPUs, as many virtual ones as asked for, if JAX has not begun.
+
+    Raises `ConfigError` when there are fewer than `count`.
+    """
+    if (
+        count > 1
+        and jax.config.values["jax_num_cpu_devices"] == -1
+        and "device_count" not in os.environ.get("XLA_FLAGS", "")
+    ):
+        try:
+            jax.config.update("jax_num_cpu_devices", count)
+        except RuntimeError:
+            # JAX has counted its devices already; what there is has to do.
+            logger.debug("too late for virtual CPU devices")
+    devices = jax.local_devices()
+    if len(devices) < count:
+        kind, found = devices[0].device_kind, len(devices)
+        virtual = (
+            f"; for virtual ones set XLA_FLAGS=--xla_force_host_platform_device_count={count} before JAX starts"
+            if devices[0].platform == "cpu"
+            else ""
+        )
+        raise ConfigError(f"tensor_parallel_size={count}: there {_are(found)} of kind {kind!r} here{virtual}")
+    return devices
+
+
+def _are(count: int) -> str:
+    return "is 1 device" if count == 1 else f"are {count} devices"
+
+
+def split_over(model: ModelConfig, devices: Sequence[jax.Device], count: int, *, absent: bool) -> Mesh | None:
+    """The mesh of the first `count` devices; None for one device that is there, which needs none.
+
+    Raises `ConfigError` for a model that cannot be split over so many, naming the sizes that work.
+    """
+    if not splits(model, count):
+        sizes = ", ".join(map(str, working_sizes(model)))
+        raise ConfigError(
+            f"tensor_parallel_size={count} does not divide the model: {model.num_heads} query heads, "
+            f"{model.num_kv_heads} KV heads, {model.intermediate_size} feed-forward columns; sizes that work: {sizes}"
+        )
+    return make_mesh(devices, count) if count > 1 or absent else None

@@ -1,0 +1,121 @@
+"""What is decided before anything is loaded: model, devices, types, limits."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.models.checkpoint import read_config, resolve
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.errors import ModelError
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import model_parallel, padded_vocab
+from jaxllm.runner.devices import local_devices, split_over, tensor_parallel_size
+from jaxllm.runner.memory import CacheShape
+
+logger = logging.getLogger(__name__)
+
+MAX_NUM_BATCHED_TOKENS = {"cpu": 512}
+OTHER_MAX_NUM_BATCHED_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided before anything is loaded."""
+
+    config: EngineConfig
+    folder: Path
+    model: ModelConfig
+    platform: str
+    device_kind: str
+    mesh: Mesh | None
+    """The devices; None is JAX's default device."""
+    dtype: str
+    max_model_len: int
+    max_num_batched_tokens: int
+
+    @property
+    def forward(self) -> ForwardOptions:
+        """Options of the forward pass."""
+        stack, attention = self.config.compile.layer_stack, self.config.compile.attention_backend
+        return ForwardOptions(
+            platform=self.platform,
+            attention=("cpu" if self.platform == "cpu" else "xla") if attention == "auto" else attention,
+            stack=("scan" if self.platform == "tpu" else "loop") if stack == "auto" else stack,
+            max_model_len=self.max_model_len,
+            mesh=self.mesh,
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that share each matrix."""
+        return model_parallel(self.mesh)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the arrays on the devices, which may be a few more than the model has."""
+        return padded_vocab(self.model, self.num_devices)
+
+    @property
+    def cache(self) -> CacheShape:
+        """Shape of the KV cache but for its number of pages."""
+        return CacheShape.of(
+            self.model,
+            page_size=self.config.cache.block_size,
+            dtype=self.dtype,
+            implementation=self.forward.attention,
+            num_devices=self.num_devices,
+        )
+
+
+def make_plan(config: EngineConfig, absent_devices: Sequence[jax.Device] | None = None) -> Plan:
+    """Find the model and settle what the options leave open.
+
+    `absent_devices` are those of a topology that is not there (`jax.experimental.topologies`): the plan then serves to
+    compile for them.
+
+    Raises:
+        ConfigError: the model cannot be found or read, or an option does not suit it or the devices.
+    """
+    count = tensor_parallel_size(config.parallel)
+    try:
+        folder = resolve(config.model.model, config.model.revision, config.model.download_dir)
+        model = read_config(folder)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    devices = local_devices(count) if absent_devices is None else absent_devices
+    platform = devices[0].platform
+    return Plan(
+        config=config,
+        folder=folder,
+        model=model,
+        platform=platform,
+        device_kind=devices[0].device_kind,
+        mesh=split_over(model, devices, count, absent=absent_devices is not None),
+        dtype=_choose_dtype(config.model.dtype, model.dtype, platform),
+        max_model_len=_choose_length(config.model.max_model_len, model),
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens
+        or MAX_NUM_BATCHED_TOKENS.get(platform, OTHER_MAX_NUM_BATCHED_TOKENS),
+    )
+
+
+def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:
+    if asked != "auto":
+        return asked
+    if platform == "cpu" and checkpoint != "float32":
+        logger.info("dtype auto: float32, because CPUs are slow in the checkpoint's %s", checkpoint)
+        return "float32"
+    return checkpoint
+
+
+def _choose_length(asked: int | None, model: ModelConfig) -> int:
+    longest = model.context_length
+    # Dynamic rope scaling follows the length one asks for.
+    if asked is not None and asked > longest and model.rope.kind != "dynamic":
+        raise ConfigError(f"max_model_len={asked}: the model has positions for {longest} tokens only")
+    return asked or longest

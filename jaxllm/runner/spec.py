@@ -1,0 +1,49 @@
+"""The shapes and places of all arrays of an engine: what its executables are compiled from."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.models.causal_lm import abstract_model
+from jaxllm.models.sharding import sharding
+from jaxllm.runner.buckets import Buckets
+from jaxllm.runner.plan import Plan
+from jaxllm.runner.recipes import StepSpec
+from jaxllm.runner.sampling_rows import SamplingState
+from jaxllm.runner.step import DeviceState, StepShape
+
+SAMPLE_ROWS = {"cpu": 16}
+"""Rows whose logits are computed at a time. On CPU the time of a matrix product grows with the rows from 16 on."""
+OTHER_SAMPLE_ROWS = 128
+
+
+def make_spec(plan: Plan, pages: int) -> tuple[StepSpec, Buckets]:
+    """What the executables are compiled from, and their shapes."""
+    graph, parameters = nnx.split(abstract_model(plan.model, plan.forward, jnp.dtype(plan.dtype)))
+    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs)
+    shape = StepShape(
+        table_width=-(-plan.max_model_len // plan.config.cache.block_size),
+        max_logprobs=min(plan.config.output.max_logprobs, plan.model.vocab_size),
+        sample_rows=SAMPLE_ROWS.get(plan.platform, OTHER_SAMPLE_ROWS),
+    )
+    return StepSpec(graph, parameters, _state(plan, pages, buckets), shape, plan.mesh), buckets
+
+
+def _state(plan: Plan, pages: int, buckets: Buckets) -> DeviceState:
+    """Shapes of the device state. The cache is split along its heads, what is kept per token along the vocabulary."""
+
+    def array(shape: tuple[int, ...], dtype: Any, *axes: str | None) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(plan.mesh, *axes))
+
+    slots, dtype = plan.config.scheduler.max_num_seqs, jnp.dtype(plan.dtype)
+    per_token = (slots, plan.vocab_size)
+    return DeviceState(
+        kv_cache=array(plan.cache.array(pages), dtype, None, None, None, "kv_heads"),
+        sampling=SamplingState(
+            array(per_token, jnp.int32, None, "vocab"), array(per_token, jnp.float32, None, "vocab")
+        ),
+        last_tokens=array((slots,), jnp.int32),
+        hidden=array((buckets.largest.tokens, plan.model.hidden_size), dtype),
+    )
