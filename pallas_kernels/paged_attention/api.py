@@ -1,7 +1,7 @@
 """Ragged paged attention: one operation for any mix of prefill chunks and decodes."""
 
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -34,12 +34,21 @@ class PagedAttention(Protocol):
         ...
 
 
+def _tpu_paged_attention(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    # Imported when it is wanted: other machines need not load the compiler of TPU kernels.
+    from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
+
+    return tpu_paged_attention(*args, **kwargs)
+
+
 IMPLEMENTATIONS: dict[str, PagedAttention] = {
     "reference": reference_paged_attention,
     "xla": xla_paged_attention,
     "cpu": partial(xla_paged_attention, flat_pages=True),
+    "tpu": _tpu_paged_attention,
 }
-"""`reference` is slow and obvious, `xla` runs everywhere, `cpu` is `xla` with pages as CPUs like them."""
+"""`reference` is slow and obvious, `xla` runs everywhere, `cpu` is `xla` with pages as CPUs like them, `tpu` a
+Mosaic kernel with a cache layout of its own."""
 
 
 def paged_attention(

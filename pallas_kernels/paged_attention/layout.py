@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import tpu_cache_shape
+
 
 @dataclass(frozen=True)
 class CacheGeometry:
@@ -21,7 +23,7 @@ def canonical_shape(geometry: CacheGeometry) -> tuple[int, ...]:
     return (geometry.layers, geometry.pages, geometry.page_size, 2 * geometry.num_kv_heads, geometry.head_size)
 
 
-SHAPES: dict[str, Callable[[CacheGeometry], tuple[int, ...]]] = {}
+SHAPES: dict[str, Callable[[CacheGeometry], tuple[int, ...]]] = {"tpu": tpu_cache_shape}
 """By implementation, where it is not the canonical one."""
 
 

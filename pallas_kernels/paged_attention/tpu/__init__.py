@@ -1,0 +1,1 @@
+"""Ragged paged attention as Pallas kernels for TPUs (Mosaic)."""

@@ -1,0 +1,89 @@
+"""Ragged paged attention on TPUs: packs the arguments for the two kernels, and calls them."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
+from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars
+from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims, pack_kv, pack_q, unpack_q
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
+
+
+def tpu_paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | jax.Array | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    k_scale: float | jax.Array | None = None,
+    v_scale: float | jax.Array | None = None,
+    decode_blocks: Blocks | None = None,
+    prefill_blocks: Blocks | None = None,
+    interpret: pltpu.InterpretParams | bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """See `paged_attention`; the cache is in the shape of `tpu_cache_shape`."""
+    dims = Dims(k.shape[1], q.shape[1] // k.shape[1], q.shape[2], kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
+    new = pack_kv(quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype), dims)
+    factor = scale * (1.0 if k_scale is None else jnp.asarray(k_scale, jnp.float32))
+    factor = factor * LOG2_E if soft_cap is None else factor / soft_cap
+    factors = [jnp.asarray(x, jnp.float32).reshape(()) for x in (factor, 1.0 if v_scale is None else v_scale)]
+    order, others = _others(batch)
+    info = (layer, 0 if window is None else window, batch.num_decodes, others)
+    scalars = Scalars(
+        jnp.stack([jnp.asarray(x, jnp.int32) for x in info]),
+        jnp.stack(factors),
+        batch.kv_lens,
+        batch.query_start,
+        order,
+    )
+    heads = _per_head(dims, alibi_slopes, sinks)
+    table = batch.page_table[:, None]
+    rows = pack_q(q, dims)
+    layers, pages, _, *rest = kv_cache.shape
+    cache = kv_cache.reshape(layers, pages, *rest)
+    has_window = window is not None and not (isinstance(window, int) and window == 0)
+    common = (soft_cap, has_window, sinks is not None, alibi_slopes is not None, interpret is not False)
+    chip = target()
+    blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
+    options = Options(dims, blocks, *common)
+    rows, cache = decode(scalars, table, new, heads, rows, cache, options, interpret)
+    if q.shape[0] > 1:
+        blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
+        options = Options(dims, blocks, *common)
+        rows, cache = prefill(scalars, table, new, heads, rows, cache, options, interpret)
+    return unpack_q(rows, dims), cache.reshape(kv_cache.shape)
+
+
+def _others(batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
+    """The rows with tokens that are not decodes, first in an array [R], and their number."""
+    rows = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
+    lengths = batch.query_start[1:] - batch.query_start[:-1]
+    chosen = (rows >= batch.num_decodes) & (rows < batch.num_requests) & (lengths > 0)
+    (order,) = jnp.nonzero(chosen, size=rows.shape[0], fill_value=0)
+    return order.astype(jnp.int32), chosen.sum(dtype=jnp.int32)
+
+
+def _per_head(dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array:
+    """Slopes and sinks as float32 [2, K, rows, 128]: a whole number of groups that fills whole tiles."""
+    if slopes is None and sinks is None:
+        return jnp.zeros((2, 1, 8, LANES), jnp.float32)
+    rows = math.lcm(dims.group_rows, 8)
+    zero = np.zeros(dims.num_kv_heads * dims.group, np.float32)
+    both = jnp.stack([jnp.asarray(zero if x is None else x, jnp.float32) for x in (slopes, sinks)])
+    both = both.reshape(2, dims.num_kv_heads, dims.group)
+    both = jnp.pad(both, ((0, 0), (0, 0), (0, dims.group_rows - dims.group)))
+    both = jnp.tile(both, (1, 1, rows // dims.group_rows))
+    return jnp.broadcast_to(both[..., None], (*both.shape, LANES))

@@ -1,0 +1,79 @@
+"""Which block sizes the kernels use: tuned ones, or a heuristic."""
+
+import math
+from dataclasses import dataclass
+
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims
+from jaxllm.pallas_kernels.tuning import find_blocks
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """The chip that is compiled for."""
+
+    chip: str
+    """Name in `chips.CHIPS`."""
+    vmem_bytes: int
+
+
+def target() -> Target:
+    """The chip of the present mesh or of the default device; a v6e where that is no TPU (the interpreter)."""
+    if not pltpu.is_tpu_device():
+        return Target("v6e", 128 * _MIB)
+    info = pltpu.get_tpu_info()
+    version = str(info.chip_version)
+    return Target({"7x": "tpu7x"}.get(version, version), info.vmem_capacity_bytes)
+
+
+def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
+    """Block sizes of `kernel` ("decode" or "prefill") for a step of `tokens` tokens."""
+    key: dict[str, int | str] = {
+        "kernel": kernel,
+        "head_size": dims.head_size,
+        "num_kv_heads": dims.num_kv_heads,
+        "group": dims.group,
+        "page_size": dims.page_size,
+        "q_dtype": dims.q_dtype,
+        "kv_dtype": dims.kv_dtype,
+    }
+    found = find_blocks("paged_attention", chip.chip, key)
+    blocks = Blocks(**found) if found is not None else _heuristic(kernel, dims, chip)
+    return _fit(blocks, dims, tokens)
+
+
+def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
+    """Decode: blocks large enough to hide a DMA's latency. Prefill: as many queries as a quarter of VMEM holds."""
+    if kernel == "decode":
+        block_bytes = min(2 * _MIB, chip.vmem_bytes // 12)
+        return Blocks(keys=_power_of_two(block_bytes // dims.token_bytes, 128, 4096), chunk=512, slots=3)
+    keys = _power_of_two(min(4 * _MIB, chip.vmem_bytes // 10) // dims.token_bytes, 128, 1024)
+    # Queries twice and results, a maximum, a sum and the weighted values, in all heads.
+    per_query = dims.num_kv_heads * dims.group_rows * LANES * (2 * dims.folds * 4 + 8 + 4 * dims.folds)
+    return Blocks(keys, chunk=512, slots=2, queries=_power_of_two(chip.vmem_bytes // 4 // per_query, 8, 512))
+
+
+def _power_of_two(value: int, least: int, most: int) -> int:
+    """The largest power of two not above `value`, within bounds."""
+    return max(least, min(most, 1 << max(value, 1).bit_length() - 1))
+
+
+def _fit(blocks: Blocks, dims: Dims, tokens: int) -> Blocks:
+    """Block sizes that agree with the page size, and no more queries than the step has tokens."""
+    chunk = -(-min(blocks.chunk, blocks.keys) // LANES) * LANES
+    unit = math.lcm(dims.page_size, chunk)
+    queries = min(blocks.queries, -(-tokens // 8) * 8)
+    return Blocks(-(-blocks.keys // unit) * unit, chunk, blocks.slots, queries)
+
+
+def vmem_bytes(blocks: Blocks, dims: Dims) -> int:
+    """What a kernel may use of VMEM: its buffers, and room for the values in flight."""
+    rows = blocks.queries * dims.group_rows
+    kv = blocks.slots * blocks.keys * dims.token_bytes
+    q = max(2, (blocks.slots + 2) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4
+    state = dims.num_kv_heads * max(rows, 8) * LANES * 4 * (2 + dims.folds)
+    return kv + q + state + 6 * max(rows, 8) * max(blocks.chunk, LANES * dims.folds) * 4 + 8 * _MIB

@@ -1,0 +1,254 @@
+"""What the decode and the prefill kernel share: block sizes, views of memory, and the softmax of a block of keys."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims
+
+MASKED = -1e30
+"""Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
+
+LOG2_E = 1.4426950408889634
+"""Softmax is computed with powers of two, which is what the hardware has."""
+
+Ref = Any
+"""A reference to memory inside a kernel; Pallas has no public type for it."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block sizes of one kernel."""
+
+    keys: int
+    """Keys that are fetched together: a multiple of the page size, and of `chunk`."""
+    chunk: int
+    """Keys that are computed together: a multiple of 128 (or all of `keys`)."""
+    slots: int
+    """Blocks of keys in VMEM: one is computed, the others are on their way."""
+    queries: int = 1
+    """Query tokens that are computed together (prefill)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Static choices of one call."""
+
+    dims: Dims
+    blocks: Blocks
+    soft_cap: float | None = None
+    has_window: bool = False
+    has_sinks: bool = False
+    has_slopes: bool = False
+    interpret: bool = False
+
+    @property
+    def dot_precision(self) -> lax.Precision | None:
+        """Float32 operands are multiplied as such, not rounded to bfloat16."""
+        return lax.Precision.HIGHEST if self.dims.compute_dtype == "float32" else None
+
+
+class Scalars(NamedTuple):
+    """Scalar prefetch, in SMEM."""
+
+    info: Ref
+    """int32 [4]: layer, window (0: none), decodes, and other rows with tokens."""
+    factors: Ref
+    """float32 [2]: what scores and what values are multiplied with."""
+    kv_lens: Ref
+    query_start: Ref
+    order: Ref
+    """int32 [R]: the rows with tokens that are not decodes, first."""
+
+
+def cdiv(value: Any, size: int) -> Any:
+    """Ceiling of a quotient of numbers that are not negative."""
+    return lax.div(value + (size - 1), jnp.int32(size))
+
+
+def div(value: Any, size: int) -> Any:
+    """Quotient of numbers that are not negative."""
+    return lax.div(value, jnp.int32(size))
+
+
+def window_begin(scalars: Scalars, position: Any, options: Options) -> Any:
+    """First key that the query at `position` sees."""
+    if not options.has_window:
+        return jnp.int32(0)
+    window = scalars.info[1]
+    return jnp.where(window > 0, jnp.maximum(position - window + 1, 0), 0)
+
+
+def _element(words: jax.Array, index: Any, dtype: jnp.dtype) -> jax.Array:
+    """Element `index` of every word [n, 128], of a type with `packing` elements per word."""
+    if dtype.itemsize == 4:
+        return words
+    bits = 8 * dtype.itemsize
+    narrow = (words >> jnp.asarray(index * bits, jnp.uint32)).astype(jnp.dtype(f"uint{bits}"))
+    return pltpu.bitcast(narrow, dtype)
+
+
+def _convert(x: jax.Array, dtype: str) -> jax.Array:
+    """To the type of the matrix units; 8-bit types go through float32."""
+    if x.dtype == dtype:
+        return x
+    return x.astype(jnp.float32).astype(dtype)
+
+
+def load_head(
+    kv: Ref, slot: Any, head: Any, start: Any, valid: Callable[[Any], Any] | None, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [chunk, F * 128] of KV head `head`, from key `start` of a slot on.
+
+    Values of keys that `valid` (of an array of indices from `start` on) denies are 0: memory that no DMA has filled may
+    hold anything.
+    """
+    dims, chunk = options.dims, options.blocks.chunk
+    dtype = jnp.dtype(dims.kv_dtype)
+    keep = None if valid is None else valid(lax.broadcasted_iota(jnp.int32, (chunk, LANES), 0))
+
+    def load(which: int, keep: Any) -> jax.Array:
+        pack, index = _place(head, which, dims.kv_packing)
+        parts = []
+        for fold in range(dims.folds):
+            row = pack * dims.folds + fold
+            if options.interpret:
+                x = kv[slot, row, pl.ds(start, chunk)]
+                x = jnp.stack([x[:, i] for i in range(dims.kv_packing)])[index]
+                parts.append(x if keep is None else jnp.where(keep, x.astype(jnp.float32), 0.0).astype(dtype))
+                continue
+            words = _rows(kv, (slot, row))[pl.ds(start, chunk)]
+            if keep is not None:
+                words = jnp.where(keep, words, jnp.zeros_like(words))
+            parts.append(_element(words, index, dtype))
+        return _convert(_join(parts), dims.compute_dtype)
+
+    return load(0, None), load(1, keep)
+
+
+def _place(head: Any, which: int, per_word: int) -> tuple[Any, Any]:
+    """Row (without folds) and element of the word that hold the key (0) or value (1) of a KV head."""
+    if per_word == 1:
+        return 2 * head + which, 0
+    if per_word == 2:
+        return head, which
+    return head // 2, (head % 2) * 2 + which
+
+
+def _join(parts: list[jax.Array]) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def load_queries(q: Ref, slot: Any, head: Any, options: Options) -> jax.Array:
+    """Queries [tokens * group rows, F * 128] of KV head `head`; `q`: [slots, K * F, (tokens,) words, packing, 128]."""
+    dims = options.dims
+    parts = []
+    for fold in range(dims.folds):
+        index = (slot, head * dims.folds + fold)
+        if options.interpret:
+            parts.append(q[index].reshape(-1, LANES))
+            continue
+        words = _rows(q, index)[...]
+        parts.append(words if dims.q_packing == 1 else pltpu.bitcast(words, jnp.dtype(dims.q_dtype)))
+    return _join(parts)
+
+
+def store_queries(q: Ref, slot: Any, head: Any, values: jax.Array, options: Options) -> None:
+    """Put [tokens * group rows, F * 128] where `load_queries` reads."""
+    dims = options.dims
+    values = values.astype(dims.q_dtype)
+    for fold in range(dims.folds):
+        index = (slot, head * dims.folds + fold)
+        part = values[:, fold * LANES : (fold + 1) * LANES]
+        if options.interpret:
+            q[index] = part.reshape(q.shape[2:])
+        elif dims.q_packing == 1:
+            _rows(q, index)[...] = part
+        else:
+            _rows(q, index)[...] = pltpu.bitcast(part, jnp.uint32)
+
+
+def _rows(q: Ref, index: tuple[Any, ...]) -> Ref:
+    """All rows of words of one head, whatever lies between: [n, 128]."""
+    view = q.bitcast(jnp.uint32) if q.dtype.itemsize < 4 else q
+    view = view.at[index]
+    size = 1
+    for extent in view.shape[:-1]:
+        size *= extent
+    return view.reshape(size, LANES)
+
+
+def wide(x: jax.Array, lanes: int) -> jax.Array:
+    """A column repeated over 128 lanes, repeated over `lanes`."""
+    return x if lanes == LANES else jnp.concatenate([x] * (lanes // LANES), axis=1)
+
+
+def scores_of(queries: jax.Array, keys: jax.Array, factor: Any, options: Options) -> jax.Array:
+    """Scores times log2(e) before ALiBi and masks: [rows, chunk] float32."""
+    products = lax.dot_general(
+        queries,
+        keys,
+        (((1,), (1,)), ((), ())),
+        precision=options.dot_precision,
+        preferred_element_type=jnp.float32,
+    )
+    if factor is not None:
+        products = products * factor
+    if options.soft_cap is None:
+        return products
+    return (options.soft_cap * LOG2_E) * jnp.tanh(products)
+
+
+class Running(NamedTuple):
+    """State of an online softmax (arXiv 2205.14135) in VMEM, per KV head."""
+
+    maximum: Ref
+    """[K, rows, 128], the same in all lanes."""
+    total: Ref
+    """[K, rows, 128], to be summed over lanes."""
+    weighted: Ref
+    """[K, rows, F * 128]."""
+
+
+def reset(run: Running) -> None:
+    """Begin anew, for all heads."""
+    run.maximum[...] = jnp.full(run.maximum.shape, MASKED, jnp.float32)
+    run.total[...] = jnp.zeros(run.total.shape, jnp.float32)
+    run.weighted[...] = jnp.zeros(run.weighted.shape, jnp.float32)
+
+
+def absorb(run: Running, head: Any, scores: jax.Array, values: jax.Array, options: Options) -> None:
+    """Take one chunk of keys into the softmax of one head."""
+    chunk = scores.shape[1]
+    before = run.maximum[head]
+    maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+    decay = jnp.exp2(before - maximum)
+    weights = jnp.exp2(scores - wide(maximum, chunk))
+    total = weights[:, :LANES]
+    for lane in range(LANES, chunk, LANES):
+        total = total + weights[:, lane : lane + LANES]
+    weighted = lax.dot_general(
+        weights.astype(options.dims.compute_dtype),
+        values,
+        (((1,), (0,)), ((), ())),
+        precision=options.dot_precision,
+        preferred_element_type=jnp.float32,
+    )
+    run.maximum[head] = maximum
+    run.total[head] = run.total[head] * decay + total
+    run.weighted[head] = run.weighted[head] * wide(decay, weighted.shape[1]) + weighted
+
+
+def attended(run: Running, head: Any, value_factor: Any, sink: jax.Array | None) -> jax.Array:
+    """The result [rows, F * 128] of one head; `sink` [rows, 128] takes part in the denominator."""
+    total = jnp.sum(run.total[head], axis=1, keepdims=True)
+    if sink is not None:
+        # A sink far above all scores must not overflow: what it is measured against is the larger of both.
+        total = total + jnp.exp2(jnp.minimum(sink * LOG2_E - run.maximum[head], 126.0))[:, :1]
+    return run.weighted[head] * (value_factor / total)

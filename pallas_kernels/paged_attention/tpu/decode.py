@@ -1,0 +1,329 @@
+"""The decode kernel: every row brings one token. Bound by the bandwidth of memory, so no DMA engine may idle.
+
+Rows are cut into blocks of keys. A producer runs ahead of the computation by all slots but one, from block to block and
+from row to row, so that the first pages of the next rows arrive while the present one is computed. A row's own new key
+and value come from the step's arrays, the others from its pages, so nothing is read that was not there before.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
+from jaxllm.pallas_kernels.paged_attention.tpu.common import (
+    LOG2_E,
+    MASKED,
+    Options,
+    Ref,
+    Running,
+    Scalars,
+    absorb,
+    attended,
+    cdiv,
+    div,
+    load_head,
+    load_queries,
+    reset,
+    scores_of,
+    store_queries,
+    window_begin,
+)
+
+ROW, BLOCK, STEP = 0, 1, 2
+"""Where the producer is: entries of its state in SMEM."""
+
+
+class Memory(NamedTuple):
+    """References of the decode kernel."""
+
+    table: Ref
+    """HBM [R, 1, W]."""
+    new: Ref
+    """HBM [T, J, packing, 128]."""
+    heads: Ref
+    """VMEM [2, K, rows, 128]: slopes and sinks of the heads."""
+    out: Ref
+    """HBM [T, K * F, words, packing, 128]: queries, which results replace."""
+    cache: Ref
+    """HBM [L, P, J, C, packing, 128]."""
+    table_rows: Ref
+    """SMEM [row slots, 1, W]."""
+    state: Ref
+    """SMEM [3]."""
+    pending: Ref
+    """SMEM [slots]: whether a token is on its way from the slot to its page."""
+    kv: Ref
+    """VMEM [slots, J, S, packing, 128]."""
+    q: Ref
+    """VMEM [row slots, K * F, words, packing, 128]."""
+    run: Running
+    kv_sems: Ref
+    write_sems: Ref
+    table_sems: Ref
+    q_sems: Ref
+    out_sems: Ref
+
+
+def _when(condition: Any, do: Callable[[], None]) -> None:
+    pl.when(condition)(do)
+
+
+class _Decode:
+    """One run of the kernel, as its methods trace it."""
+
+    def __init__(self, scalars: Scalars, memory: Memory, options: Options) -> None:
+        self.scalars, self.memory, self.options = scalars, memory, options
+        self.rows = scalars.info[2]
+        self.layer = scalars.info[0]
+        self.row_slots = memory.q.shape[0]
+
+    def run(self) -> None:
+        """Attend for all decode rows."""
+        memory, slots = self.memory, self.options.blocks.slots
+        memory.state[ROW] = 0
+        memory.state[BLOCK] = self.first_block(0)
+        memory.state[STEP] = 0
+        for slot in range(slots):
+            memory.pending[slot] = 0
+        for row in range(2):
+            _when(row < self.rows, lambda row=row: self.table_copy(row).start())
+        for _ in range(slots - 1):
+            self.produce()
+        lax.fori_loop(0, self.rows, self.row, jnp.int32(0))
+        for slot in range(slots):
+            _when(memory.pending[slot] != 0, lambda slot=slot: self.wait_write(slot))
+        tail = jnp.maximum(self.rows - self.row_slots, 0)
+        lax.fori_loop(tail, self.rows, lambda row, _: self.out_copy(row).wait(), None)
+
+    # Positions
+
+    def first_key(self, row: Any) -> Any:
+        """First key that a row sees."""
+        return window_begin(self.scalars, self.scalars.kv_lens[row] - 1, self.options)
+
+    def first_block(self, row: Any) -> Any:
+        """First block that a row needs."""
+        return div(self.first_key(row), self.options.blocks.keys)
+
+    def fetched(self, row: Any, block: Any) -> tuple[Any, Any]:
+        """Range of keys of a block that are in VMEM: from the first page that is seen to the row's end."""
+        keys, page_size = self.options.blocks.keys, self.options.dims.page_size
+        begin = jnp.maximum(block * keys, div(self.first_key(row), page_size) * page_size)
+        return begin, jnp.minimum((block + 1) * keys, self.scalars.kv_lens[row])
+
+    # Copies
+
+    def table_copy(self, row: Any) -> Any:
+        memory, slot = self.memory, lax.rem(row, self.row_slots)
+        return pltpu.make_async_copy(memory.table.at[row], memory.table_rows.at[slot], memory.table_sems.at[slot])
+
+    def q_copy(self, row: Any) -> Any:
+        memory, slot = self.memory, lax.rem(row, self.row_slots)
+        return pltpu.make_async_copy(memory.out.at[row], memory.q.at[slot], memory.q_sems.at[slot])
+
+    def out_copy(self, row: Any) -> Any:
+        memory, slot = self.memory, lax.rem(row, self.row_slots)
+        return pltpu.make_async_copy(memory.q.at[slot], memory.out.at[row], memory.out_sems.at[slot])
+
+    def new_copy(self, row: Any, slot: Any, place: Any) -> Any:
+        memory = self.memory
+        return pltpu.make_async_copy(memory.new.at[row], memory.kv.at[slot, :, place], memory.kv_sems.at[slot])
+
+    def page_copy(self, page: Any, slot: Any, place: Any, size: Any) -> Any:
+        memory = self.memory
+        return pltpu.make_async_copy(
+            memory.cache.at[self.layer, page, :, pl.ds(0, size)],
+            memory.kv.at[slot, :, pl.ds(place, size)],
+            memory.kv_sems.at[slot],
+        )
+
+    def write_copy(self, row: Any, slot: Any, place: Any) -> Any:
+        memory, page_size = self.memory, self.options.dims.page_size
+        position = self.scalars.kv_lens[row] - 1
+        page = memory.table_rows[lax.rem(row, self.row_slots), 0, div(position, page_size)]
+        return pltpu.make_async_copy(
+            memory.kv.at[slot, :, place],
+            memory.cache.at[self.layer, page, :, lax.rem(position, page_size)],
+            memory.write_sems.at[slot],
+        )
+
+    def wait_write(self, slot: Any) -> None:
+        """Wait until a token has left a slot; a wait only counts bytes."""
+        token = self.memory.kv.at[slot, :, 0]
+        pltpu.make_async_copy(token, token, self.memory.write_sems.at[slot]).wait()
+
+    # Producer
+
+    def produce(self) -> None:
+        """Start the copies of the next block, if there is one."""
+        state = self.memory.state
+        row, block, step = state[ROW], state[BLOCK], state[STEP]
+        _when(row < self.rows, lambda: self.start_block(row, block, lax.rem(step, self.options.blocks.slots)))
+
+    def start_block(self, row: Any, block: Any, slot: Any) -> None:
+        memory, keys = self.memory, self.options.blocks.keys
+        _when(block == self.first_block(row), lambda: self.start_row(row))
+
+        @pl.when(memory.pending[slot] != 0)
+        def _() -> None:
+            self.wait_write(slot)
+            memory.pending[slot] = 0
+
+        begin, _ = self.fetched(row, block)
+        position = self.scalars.kv_lens[row] - 1
+        self.start_pages(row, block, slot, begin, jnp.minimum((block + 1) * keys, position))
+        last = block == div(position, keys)
+        _when(last, lambda: self.new_copy(row, slot, position - block * keys).start())
+        following = row + 1
+        memory.state[ROW] = jnp.where(last, following, row)
+        safe = jnp.minimum(following, self.scalars.kv_lens.shape[0] - 1)
+        memory.state[BLOCK] = jnp.where(last, self.first_block(safe), block + 1)
+        memory.state[STEP] = memory.state[STEP] + 1
+
+    def start_row(self, row: Any) -> None:
+        """The copies of a row that are not keys: its queries, and the page table of a row to come."""
+        self.table_copy(row).wait()
+        # Results leave from where the queries came to: the row before in this place must be gone.
+        _when(row >= self.row_slots, lambda: self.out_copy(row - self.row_slots).wait())
+        self.q_copy(row).start()
+        _when(row + 2 < self.rows, lambda: self.table_copy(row + 2).start())
+
+    def start_pages(self, row: Any, block: Any, slot: Any, begin: Any, end: Any) -> None:
+        """Start copying the keys from `begin` (a page's first) to `end`; only the last page is cut."""
+        page_size, keys = self.options.dims.page_size, self.options.blocks.keys
+        table_slot = lax.rem(row, self.row_slots)
+
+        def start(column: Any, size: Any) -> None:
+            page = self.memory.table_rows[table_slot, 0, column]
+            self.page_copy(page, slot, column * page_size - block * keys, size).start()
+
+        whole = div(end, page_size)
+        lax.fori_loop(div(begin, page_size), whole, lambda column, _: start(column, page_size), None)
+        rest = lax.rem(end, page_size)
+        _when((rest > 0) & (end > begin), lambda: start(whole, rest))
+
+    # Consumer
+
+    def row(self, row: Any, step: Any) -> Any:
+        reset(self.memory.run)
+        end = cdiv(self.scalars.kv_lens[row], self.options.blocks.keys)
+        first = self.first_block(row)
+        step = lax.fori_loop(first, end, lambda block, step: self.block(row, block, step), step)
+        self.finish(row)
+        return step
+
+    def block(self, row: Any, block: Any, step: Any) -> Any:
+        memory, blocks = self.memory, self.options.blocks
+        slot = lax.rem(step, blocks.slots)
+        self.produce()
+        begin, end = self.fetched(row, block)
+        _when(block == self.first_block(row), lambda: self.q_copy(row).wait())
+        arrived = memory.kv.at[slot, :, pl.ds(0, end - begin)]
+        pltpu.make_async_copy(arrived, arrived, memory.kv_sems.at[slot]).wait()
+        base = block * blocks.keys
+
+        @pl.when(end == self.scalars.kv_lens[row])
+        def _() -> None:
+            self.write_copy(row, slot, end - 1 - base).start()
+            memory.pending[slot] = 1
+
+        first = div(begin - base, blocks.chunk)
+        last = cdiv(end - base, blocks.chunk)
+        lax.fori_loop(first, last, lambda chunk, _: self.chunk(row, slot, base, chunk), None)
+        return step + 1
+
+    def chunk(self, row: Any, slot: Any, base: Any, chunk: Any) -> None:
+        """All heads against one chunk of keys."""
+        options, size = self.options, self.options.blocks.chunk
+        start = pl.multiple_of(chunk * size, size)
+        position = self.scalars.kv_lens[row] - 1
+        low, high = self.first_key(row) - base - start, position - base - start
+        q_slot = lax.rem(row, self.row_slots)
+
+        def seen(index: Any) -> Any:
+            return (index <= high) & (index >= low) if options.has_window else index <= high
+
+        rows = options.dims.group_rows
+        index = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
+        visible = seen(index)
+        distance = (index - high).astype(jnp.float32) if options.has_slopes else None
+        together = []
+        for head in range(options.dims.num_kv_heads):
+            queries = load_queries(self.memory.q, q_slot, head, options).astype(options.dims.compute_dtype)
+            keys, values = load_head(self.memory.kv, slot, head, start, seen, options)
+            scores = scores_of(queries, keys, self.scalars.factors[0], options)
+            if distance is not None:
+                slope = self.memory.heads[0, head][:rows, :1] * LOG2_E
+                scores = scores + slope * distance
+            together.append((jnp.where(visible, scores, MASKED), values))
+        for head, (scores, values) in enumerate(together):
+            absorb(self.memory.run, head, scores, values, options)
+
+    def finish(self, row: Any) -> None:
+        """Send the result of a row on its way."""
+        options, slot = self.options, lax.rem(row, self.row_slots)
+        for head in range(options.dims.num_kv_heads):
+            sink = self.memory.heads[1, head][: options.dims.group_rows] if options.has_sinks else None
+            result = attended(self.memory.run, head, self.scalars.factors[1], sink)
+            store_queries(self.memory.q, slot, head, result, options)
+        self.out_copy(row).start()
+
+
+def decode_kernel(*refs: Ref, options: Options) -> None:
+    """The kernel's body; `decode` gives it its references."""
+    table, new, heads, _, _, out, cache = refs[5:12]
+    table_rows, state, pending, kv, q, maximum, total, weighted, *sems = refs[12:]
+    run = Running(maximum, total, weighted)
+    memory = Memory(table, new, heads, out, cache, table_rows, state, pending, kv, q, run, *sems)
+    _Decode(Scalars(*refs[:5]), memory, options).run()
+
+
+def decode(
+    scalars: Scalars,
+    table: jax.Array,
+    new: jax.Array,
+    heads: jax.Array,
+    q: jax.Array,
+    cache: jax.Array,
+    options: Options,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """Results in place of the queries of all decodes, and the cache with their tokens; shapes as in `Memory`."""
+    dims, blocks = options.dims, options.blocks
+    row_slots = blocks.slots + 2
+    rows = dims.group_rows
+    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        lambda *refs: decode_kernel(*refs, options=options),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=5,
+            grid=(1,),
+            in_specs=[hbm, hbm, pl.BlockSpec(memory_space=pltpu.VMEM), hbm, hbm],
+            out_specs=[hbm, hbm],
+            scratch_shapes=[
+                pltpu.SMEM((row_slots, *table.shape[1:]), jnp.int32),
+                pltpu.SMEM((3,), jnp.int32),
+                pltpu.SMEM((blocks.slots,), jnp.int32),
+                pltpu.VMEM((blocks.slots, dims.packs, blocks.keys, *cache.shape[4:]), cache.dtype),
+                pltpu.VMEM((row_slots, *q.shape[1:]), q.dtype),
+                pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
+                pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
+                pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32),
+                pltpu.SemaphoreType.DMA((blocks.slots,)),
+                pltpu.SemaphoreType.DMA((blocks.slots,)),
+                *[pltpu.SemaphoreType.DMA((row_slots,))] * 3,
+            ],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
+        input_output_aliases={8: 0, 9: 1},
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",), has_side_effects=True, vmem_limit_bytes=vmem_bytes(blocks, dims)
+        ),
+        interpret=interpret,
+        name="paged_attention_decode",
+    )(*scalars, table, new, heads, q, cache)

@@ -1,0 +1,52 @@
+"""The TPU kernels in Pallas's interpreter: DMAs, semaphores, uninitialised memory as NaN, and a detector of races."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxllm.pallas_kernels.paged_attention import api
+from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
+from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
+from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
+from jaxllm.pallas_kernels.paged_attention.tpu.cache import from_canonical, to_canonical
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+
+DECODE, PREFILL = Blocks(keys=128, chunk=128, slots=3), Blocks(keys=256, chunk=128, slots=2, queries=32)
+"""Small, so that small cases have several blocks."""
+
+
+def dims_of(case: Case) -> Dims:
+    """Static sizes of a case."""
+    group = case.num_heads // case.num_kv_heads
+    return Dims(case.num_kv_heads, group, case.head_size, case.page_size, case.dtype, case.cache_dtype.name)
+
+
+def interpret(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch, decode: Blocks = DECODE, prefill: Blocks = PREFILL
+) -> tuple[jax.Array, jax.Array]:
+    """Result and canonical cache of a case; fails where a race was found."""
+    function = partial(
+        tpu_paged_attention,
+        decode_blocks=replace(decode, keys=max(decode.keys, inputs.case.page_size)),
+        prefill_blocks=replace(prefill, keys=max(prefill.keys, inputs.case.page_size)),
+        interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+    )
+    monkeypatch.setitem(api.IMPLEMENTATIONS, "tpu", function)
+    dims = dims_of(inputs.case)
+
+    def run(inputs: Inputs, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
+        packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, dims))
+        out, cache = packed.call("tpu", layer)
+        return out, to_canonical(cache, dims)
+
+    out, cache = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})(inputs, jnp.int32(LAYER))
+    jax.block_until_ready(out)
+    assert interpret_pallas_call.races is not None
+    assert not interpret_pallas_call.races.races_found
+    return out, cache
