@@ -41,14 +41,21 @@ def _tpu_paged_attention(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Arra
     return tpu_paged_attention(*args, **kwargs)
 
 
+def _gpu_paged_attention(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    from jaxllm.pallas_kernels.paged_attention.gpu.attention import gpu_paged_attention
+
+    return gpu_paged_attention(*args, **kwargs)
+
+
 IMPLEMENTATIONS: dict[str, PagedAttention] = {
     "reference": reference_paged_attention,
     "xla": xla_paged_attention,
     "cpu": partial(xla_paged_attention, flat_pages=True),
     "tpu": _tpu_paged_attention,
+    "gpu": _gpu_paged_attention,
 }
 """`reference` is slow and obvious, `xla` runs everywhere, `cpu` is `xla` with pages as CPUs like them, `tpu` a
-Mosaic kernel with a cache layout of its own."""
+Mosaic kernel with a cache layout of its own, `gpu` a Mosaic kernel for Hopper and newer."""
 
 
 def paged_attention(

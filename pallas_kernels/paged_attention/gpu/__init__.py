@@ -1,0 +1,1 @@
+"""Paged attention for NVIDIA GPUs from Hopper on, in Pallas Mosaic GPU."""

@@ -1,0 +1,139 @@
+"""Paged attention for NVIDIA GPUs from Hopper on: plan, two launches of the kernel, and the pieces put together."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm.pallas_kernels.paged_attention.gpu import plan as planning
+from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E
+from jaxllm.pallas_kernels.paged_attention.gpu.kernel import launch
+from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
+from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200 (SXM). A block too many or too few costs speed, never the result."""
+
+DECODE_ITEMS = 8
+"""Items of decode work per block to aim at, so that blocks end at about the same time."""
+
+DECODE_SPLITS = 4
+"""Most parts of a context where rows alone fill the machine; with fewer rows there may be more."""
+
+SHARED_MEMORY = 227 * 1024
+"""Bytes a block may use on Hopper and Blackwell."""
+
+SUPPORTED = ("bfloat16", "float16")
+"""Types of cache: what wgmma multiplies with both operands' orders free."""
+
+
+def gpu_paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | jax.Array | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+    k_scale: float | jax.Array | None = None,
+    v_scale: float | jax.Array | None = None,
+    interpret: bool = False,
+    blocks: int = MULTIPROCESSORS,
+) -> tuple[jax.Array, jax.Array]:
+    """See `paged_attention`.
+
+    Queries are multiplied in the type of the cache. `interpret` runs the kernel in JAX's interpreter of Mosaic GPU, on
+    CPU; `blocks` is the number of persistent blocks.
+
+    Raises:
+        NotImplementedError: a cache of another type than bfloat16 or float16, or shapes that the kernel does not take.
+    """
+    _check(q, kv_cache)
+    kv_cache = write_kv(kv_cache, k, v, layer, batch, k_scale, v_scale)
+    layers, pages, page_size, heads, head_size = kv_cache.shape
+    tokens, num_heads, _ = q.shape
+    group = num_heads // (heads // 2)
+    grouped = q.astype(kv_cache.dtype).reshape(tokens, heads // 2, group, head_size).transpose(1, 0, 2, 3)
+    queries = jnp.pad(grouped.reshape(-1, head_size), ((0, WARPGROUPS * ROWS), (0, 0)))
+    page_rows = ((layer * pages + batch.page_table) * page_size).reshape(-1)
+    flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
+    factor = jnp.float32(scale if k_scale is None else scale * k_scale)
+    factor = factor * LOG2E if soft_cap is None else factor / soft_cap
+    slopes = _row_slopes(alibi_slopes, heads // 2, group)
+
+    def run(plan: planning.Plan, *, decode: bool, tile: int) -> tuple[jax.Array, jax.Array]:
+        options = KernelOptions(
+            decode=decode,
+            num_kv_heads=heads // 2,
+            group=group,
+            head_size=head_size,
+            page_size=page_size,
+            tile=tile,
+            stages=choose_stages(tile, head_size),
+            blocks=blocks,
+            windowed=window is not None,
+            soft_cap=soft_cap,
+            alibi=alibi_slopes is not None,
+            dtype=str(kv_cache.dtype),
+            interpret=interpret,
+        )
+        out, sums = launch(options, plan.units, plan.total[None], page_rows, factor[None], queries, slopes, flat)
+        places = (plan.units.shape[0], heads // 2, WARPGROUPS)
+        return out.reshape(*places, options.out_rows, head_size), sums.reshape(*places, ROWS)
+
+    tile = choose_tile(head_size, decode=True)
+    most = max(-(-2 * blocks // max(min(tokens, batch.kv_lens.shape[0]) * heads // 2, 1)), DECODE_SPLITS)
+    plan = planning.plan_decode(
+        batch, window, tile=tile, splits=most, items=DECODE_ITEMS * blocks, num_kv_heads=heads // 2
+    )
+    attended = combine_decode(plan, *run(plan, decode=True, tile=tile), sinks, tokens, group, most)
+    if tokens > 1:
+        tile = choose_tile(head_size, decode=False)
+        plan = planning.plan_prefill(batch, window, tile=tile, tokens=WARPGROUPS * (ROWS // group))
+        prefilled = combine_prefill(plan, batch, *run(plan, decode=False, tile=tile), sinks, group)
+        is_decode = jnp.arange(tokens, dtype=jnp.int32) < batch.num_decodes
+        attended = jnp.where(is_decode[:, None, None], attended, prefilled)
+    if v_scale is not None:
+        attended = attended * v_scale
+    return attended.astype(q.dtype), kv_cache
+
+
+def _check(q: jax.Array, kv_cache: jax.Array) -> None:
+    """Refuse what the kernel cannot do."""
+    _, _, page_size, heads, head_size = kv_cache.shape
+    group = q.shape[1] // (heads // 2)
+    problem = None
+    if str(kv_cache.dtype) not in SUPPORTED:
+        problem = f"a KV cache of {kv_cache.dtype}; it takes {' and '.join(SUPPORTED)}"
+    elif page_size % 8:
+        problem = f"pages of {page_size} tokens; it takes multiples of 8"
+    elif head_size % 16 or head_size > 256:
+        problem = f"heads of size {head_size}; it takes multiples of 16 up to 256"
+    elif group > ROWS:
+        problem = f"{group} query heads per KV head; it takes up to {ROWS}"
+    if problem is not None:
+        raise NotImplementedError(f"paged attention 'gpu' does not take {problem}. Choose implementation 'xla'.")
+
+
+def _row_slopes(alibi_slopes: jax.Array | None, num_kv_heads: int, group: int) -> jax.Array:
+    """The slope of each row of a warpgroup, for each KV head: float32 [K * ROWS], in base 2."""
+    if alibi_slopes is None:
+        return jnp.zeros((ROWS,), jnp.float32)
+    slopes = alibi_slopes.astype(jnp.float32).reshape(num_kv_heads, group) * LOG2E
+    return jnp.tile(slopes, (1, -(-ROWS // group)))[:, :ROWS].reshape(-1)
+
+
+def choose_tile(head_size: int, *, decode: bool) -> int:
+    """Keys of a tile: as many as the registers hold in prefill, fewer in decode, where it is bytes that count."""
+    return 64 if decode or head_size > 128 else 128
+
+
+def choose_stages(tile: int, head_size: int) -> int:
+    """Tiles of the ring: as many as fit beside the queries; even, see `KernelOptions.stages`."""
+    queries = WARPGROUPS * ROWS * head_size * 2
+    stages = (SHARED_MEMORY - queries - 8 * 1024) // (2 * tile * head_size * 2)
+    return min(stages // 2 * 2, 8)

@@ -1,0 +1,50 @@
+"""What is static about a launch of the kernel."""
+
+import math
+from dataclasses import dataclass
+
+ROWS = 64
+"""Query rows of a warpgroup: the M of a wgmma instruction."""
+
+WARPGROUPS = 2
+"""Warpgroups that compute; one more copies."""
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """Everything static about a launch."""
+
+    decode: bool
+    num_kv_heads: int
+    group: int
+    """Query heads of a KV head."""
+    head_size: int
+    page_size: int
+    tile: int
+    """Keys in a tile."""
+    stages: int
+    """Tiles in the ring; even, so that in decode a slot always belongs to the same warpgroup."""
+    blocks: int
+    """Persistent blocks: one per multiprocessor."""
+    windowed: bool
+    soft_cap: float | None
+    alibi: bool
+    dtype: str
+    """Of queries, cache and output."""
+    interpret: bool
+    """Run in JAX's interpreter, on CPU."""
+
+    @property
+    def piece(self) -> int:
+        """Keys of one copy: the most of which a page and a tile both hold whole numbers."""
+        return math.gcd(self.tile, self.page_size)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the rows of a warpgroup."""
+        return 1 if self.decode else ROWS // self.group
+
+    @property
+    def out_rows(self) -> int:
+        """Rows that a warpgroup writes; shared memory is tiled by 8 rows."""
+        return -(-self.group // 8) * 8 if self.decode else ROWS
