@@ -168,6 +168,11 @@ class CompileOptions(Section):
     compilation_cache_dir: str | None = option(
         None, "Folder of the persistent compilation cache. Default: ~/.cache/jaxllm/xla; '' turns it off."
     )
+    executables: str | None = option(
+        None,
+        "Folder that `jaxllm compile` has made: its executables are used, and nothing is compiled. It is trusted like a "
+        "program.",
+    )
     strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
     optimization_level: int = option(
         3,

@@ -1,21 +1,21 @@
 """From a plan to a runner that is ready: weights, memory, executables."""
 
 import logging
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
+from jaxllm.bundle.read import Bundle
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
+from jaxllm.runner.capacity import bytes_on_device, count_pages, devices_of
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
-from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes, plan_pages
+from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes
 from jaxllm.runner.plan import Plan
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.sampling_table import SamplingTable
@@ -38,12 +38,16 @@ def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
     """
     use_compilation_cache(plan.config.compile.compilation_cache_dir)
     try:
+        if plan.config.compile.executables is not None:
+            bundle = Bundle.open(plan.config.compile.executables)
+            pages = bundle.manifest.num_pages
+            return _build(plan, pages, None, progress, bundle), pages
         if plan.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
-            pages = _count_pages(plan, cpu_free_bytes(plan.config.cache.gpu_memory_utilization))
+            pages = count_pages(plan, cpu_free_bytes(plan.config.cache.gpu_memory_utilization))
             return _build(plan, pages, None, progress), pages
         model = _load(plan, progress)
-        pages = _count_pages(plan, _left_on_device(plan))
+        pages = count_pages(plan, _left_on_device(plan))
         return _build(plan, pages, model, progress), pages
     except ModelError as error:
         raise ConfigError(str(error)) from error
@@ -62,9 +66,16 @@ def _load(plan: Plan, progress: Progress) -> tuple[jax.Array, ...]:
     return tuple(jax.tree.leaves(nnx.split(model)[1]))
 
 
-def _build(plan: Plan, pages: int, parameters: tuple[jax.Array, ...] | None, progress: Progress) -> Runner:
+def _build(
+    plan: Plan,
+    pages: int,
+    parameters: tuple[jax.Array, ...] | None,
+    progress: Progress,
+    bundle: Bundle | None = None,
+) -> Runner:
+    """Load what is not loaded yet, and make the executables, or take them from `bundle`."""
     spec, buckets = make_spec(plan, pages)
-    executables = Executables(spec, plan.config.compile)
+    executables = Executables(spec, plan.config.compile) if bundle is None else bundle.executables(plan, spec, buckets)
     at_start = () if plan.config.compile.enforce_eager else buckets.all
     with executables.compiling(at_start, progress):
         loaded = _load(plan, progress) if parameters is None else parameters
@@ -81,30 +92,12 @@ def _build(plan: Plan, pages: int, parameters: tuple[jax.Array, ...] | None, pro
     return runner
 
 
-def _count_pages(plan: Plan, free_bytes: int) -> int:
-    return plan_pages(
-        plan.cache,
-        plan.config.cache,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=plan.config.scheduler.max_num_seqs,
-        free_bytes=free_bytes,
-        memories=1 if plan.platform == "cpu" else plan.num_devices,
-    )
-
-
 def _left_on_device(plan: Plan) -> int:
     """Bytes for the KV cache once the weights are on the device: the compiler says what a step needs beside them."""
     spec, buckets = make_spec(plan, PROVISIONAL_PAGES)
     memory = Executables(spec, plan.config.compile).lower(buckets.largest).compile().memory_analysis()
     if memory is None:
         raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
-    state = sum(map(_bytes_on_device, jax.tree.leaves(spec.state))) - _bytes_on_device(spec.state.kv_cache)
+    state = bytes_on_device(spec.state) - bytes_on_device(spec.state.kv_cache)
     beside: Any = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + state
-    devices = jax.local_devices()[:1] if plan.mesh is None else list(plan.mesh.devices.flat)
-    return device_free_bytes(devices, plan.config.cache.gpu_memory_utilization, int(beside))
-
-
-def _bytes_on_device(array: Any) -> int:
-    """Bytes that each device holds of an array given as a shape."""
-    shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
-    return math.prod(shape) * np.dtype(array.dtype).itemsize
+    return device_free_bytes(devices_of(plan), plan.config.cache.gpu_memory_utilization, int(beside))

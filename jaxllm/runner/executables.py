@@ -125,8 +125,9 @@ class Executables:
     @property
     def compiler_options(self) -> dict[str, Any]:
         """What differs from XLA's defaults, which are its highest level."""
-        level = self._options.optimization_level
-        if level == 3 or jax.default_backend() != "cpu":
+        level, mesh = self._options.optimization_level, self._spec.mesh
+        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+        if level == 3 or platform != "cpu":
             return {}
         return {"xla_backend_optimization_level": level}
 

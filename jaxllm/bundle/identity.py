@@ -1,0 +1,142 @@
+"""What an engine's executables depend on, as plain data: two engines with the same may use the same executables."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxllm.runner.capacity import devices_of
+from jaxllm.runner.plan import Plan
+from jaxllm.runner.recipes import StepSpec
+
+SOURCES = ("models", "pallas_kernels", "runner")
+"""Packages whose code ends up in executables."""
+
+CPU_FEATURES = "cpu_features"
+_INSTRUCTIONS = re.compile(
+    r"(adx|aes|amx|avx|bmi|cldemote|clflushopt|clwb|clzero|cx16|f16c|fma|fsgsbase|gfni|lzcnt|abm|mmx|movbe|movdir|pclmul"
+    r"|popcnt|prefetchi|rdpid|rdrnd|rdseed|serialize|sha|sm3|sm4|sse|ssse|tbm|vaes|vpclmul|waitpkg|xop|xsave)"
+)
+"""How the names of x86 instruction sets begin in /proc/cpuinfo, as far as compilers use them."""
+
+
+def engine_identity(plan: Plan, spec: StepSpec, num_pages: int, compiler_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything the executables of an engine depend on, but for what an operator may change freely.
+
+    Values are what JSON has. The keys are names of options where there is one.
+    """
+    config = plan.config
+    return {
+        **_software(plan.platform),
+        **_hardware(plan),
+        "model": plan.model.architecture,
+        "model_config": _digest(dataclasses.asdict(plan.model)),
+        "dtype": plan.dtype,
+        "max_model_len": plan.max_model_len,
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": plan.max_num_batched_tokens,
+        "block_size": config.cache.block_size,
+        "num_gpu_blocks": num_pages,
+        "max_logprobs": spec.shape.max_logprobs,
+        "attention_backend": plan.forward.attention,
+        "layer_stack": plan.forward.stack,
+        "compiler_options": dict(compiler_options),
+        # Last: for what has no name above.
+        "arrays": _digest([_array(*item) for item in jax.tree.leaves_with_path((spec.parameters, spec.state))]),
+        "shapes": _digest(dataclasses.asdict(spec.shape)),
+    }
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Why executables made for `theirs` are not for `ours`: one text per difference, none if they are."""
+    found = []
+    for name, value in ours.items():
+        if name not in theirs:
+            found.append(f"{name}: the bundle does not say")
+        elif name == CPU_FEATURES:
+            lacking = sorted(_texts(theirs[name]) - set(value))
+            if lacking:
+                found.append(f"{name}: the bundle uses instructions that this CPU lacks ({' '.join(lacking)})")
+        elif theirs[name] != value:
+            found.append(f"{name}: {_shown(theirs[name])} in the bundle, {_shown(value)} here")
+    found += [f"{name}: {_shown(theirs[name])} in the bundle, unknown here" for name in theirs if name not in ours]
+    return found
+
+
+def _software(backend: str) -> dict[str, Any]:
+    packages = ("jaxllm", "jax", "jaxlib", *(("libtpu",) if backend == "tpu" else ()))
+    found = {**{name: metadata.version(name) for name in packages}, "code": _code()}
+    if backend not in ("cpu", "tpu"):
+        found["runtime"] = jax.devices()[0].client.platform_version
+    return found
+
+
+def _hardware(plan: Plan) -> dict[str, Any]:
+    devices = devices_of(plan)
+    found: dict[str, Any] = {
+        "platform": plan.platform,
+        "device_kind": devices[0].device_kind,
+        # Also the order: an executable has its devices built in.
+        "devices": [[device.id, *getattr(device, "coords", ())] for device in devices],
+    }
+    if len(devices) > 1 and plan.mesh is not None:
+        # A mesh of one device is as good as none.
+        found["mesh"] = dict(plan.mesh.shape)
+    if plan.platform == "cpu":
+        found["machine"] = platform.machine()
+        found[CPU_FEATURES] = cpu_features()
+    return found
+
+
+@cache
+def _code() -> str:
+    """A digest of the sources that executables are made from: other code under the same version is another engine."""
+    folder = Path(__file__).parent.parent
+    files = sorted(path for name in SOURCES for path in (folder / name).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cpu_features(path: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """The instruction sets of this machine's CPU that compiled code may use; empty where the system does not tell."""
+    if not path.is_file():
+        return []
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        # x86 lists much besides instructions; Arm does not.
+        if name.strip() == "flags":
+            return sorted({flag for flag in value.split() if _INSTRUCTIONS.match(flag)})
+        if name.strip() == "Features":
+            return sorted(set(value.split()))
+    return []
+
+
+def _array(path: Any, leaf: jax.ShapeDtypeStruct) -> list[str]:
+    split = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) and leaf.sharding.num_devices > 1 else None
+    return [jax.tree_util.keystr(path), str(np.dtype(leaf.dtype)), str(leaf.shape), str(split)]
+
+
+def _digest(value: Any) -> str:
+    """A short digest of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _texts(value: Any) -> set[str]:
+    return set(map(str, value)) if isinstance(value, list) else {str(value)}
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,113 @@
+"""What a bundle says of itself: `manifest.json`, read as data of fixed types and never as code."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from jaxllm.bundle.portable import SavedCall
+from jaxllm.errors import ConfigError
+
+FILE = "manifest.json"
+FORMAT = "jaxllm executables"
+VERSION = 1
+LARGEST_MANIFEST = 64 * 2**20
+"""Bytes. The manifest of a large model has a few MB."""
+
+_FILE_NAME = re.compile(r"[a-z0-9_]{1,64}\.bin")
+
+
+class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One executable: its file, and how to call it."""
+
+    file: str
+    size: int
+    sha256: str
+    call: SavedCall
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A bundle's contents.
+
+    `engine` says what it was made for, see `jaxllm.bundle.identity`; `num_pages` is the number of KV pages, the null
+    page included; `temporary_bytes` the most that an executable needs on a device beside its arguments, code included.
+    """
+
+    format: str
+    version: int
+    engine: dict[str, Any]
+    num_pages: Annotated[int, msgspec.Meta(ge=2, lt=2**31)]
+    temporary_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    executables: dict[str, SavedFile]
+
+
+class _Header(msgspec.Struct):
+    """What every version of the manifest has."""
+
+    format: str
+    version: int
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a bundle.
+
+    Raises:
+        ConfigError: there is none, or it is broken, or of another version; the message names the folder.
+    """
+    path = folder / FILE
+    if not folder.is_dir():
+        raise ConfigError(f"executables={folder}: no such folder; `jaxllm compile` makes one")
+    if not path.is_file():
+        raise ConfigError(f"executables={folder}: not a bundle of executables, it has no {FILE}")
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_MANIFEST + 1)
+        if len(text) > LARGEST_MANIFEST:
+            raise ConfigError(f"{path}: larger than {LARGEST_MANIFEST >> 20} MiB: not a manifest")
+        header = msgspec.json.decode(text, type=_Header)
+        if header.format != FORMAT:
+            raise ConfigError(f"{path}: not a bundle of executables, its format is {header.format!r}")
+        if header.version != VERSION:
+            raise ConfigError(
+                f"{path}: version {header.version} of the format, and this jaxllm reads version {VERSION}; compile the "
+                f"bundle anew with `jaxllm compile`"
+            )
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: broken: {error}") from error
+    for name, saved in manifest.executables.items():
+        # Whatever the manifest says, nothing outside the folder is read.
+        if not _FILE_NAME.fullmatch(saved.file):
+            raise ConfigError(f"{path}: broken: executable {name!r} has the impossible file name {saved.file!r}")
+    return manifest
+
+
+def read_format(folder: Path) -> str | None:
+    """The format that a folder's manifest names, of whatever version; None when there is none to read."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=_Header).format
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def read_file(folder: Path, saved: SavedFile) -> bytes:
+    """The bytes of an executable, which are those that were written.
+
+    Raises:
+        ConfigError: the file is missing or has changed.
+    """
+    path = folder / saved.file
+    if path.is_symlink() or not path.is_file():
+        raise ConfigError(f"{path}: missing, or not a plain file; compile the bundle anew")
+    size = path.stat().st_size
+    if size != saved.size:
+        raise ConfigError(f"{path}: corrupt: {size} bytes instead of {saved.size}; compile the bundle anew")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if hashlib.sha256(data).hexdigest() != saved.sha256:
+        raise ConfigError(f"{path}: corrupt: its checksum is wrong; compile the bundle anew")
+    return data

@@ -1,0 +1,126 @@
+"""What a plan takes of a device's memory: weights, state, temporaries and code as the compiler lays them out."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.errors import JaxRuntimeError
+
+from jaxllm.errors import CapacityError
+from jaxllm.planning.target import Target
+from jaxllm.runner.buckets import Bucket
+from jaxllm.runner.build import PROVISIONAL_PAGES
+from jaxllm.runner.capacity import bytes_on_device, count_pages
+from jaxllm.runner.executables import Executables
+from jaxllm.runner.memory import CPU_SHARE, cpu_free_bytes
+from jaxllm.runner.plan import Plan
+from jaxllm.runner.recipes import StepSpec
+from jaxllm.runner.spec import make_spec
+
+
+@dataclass(frozen=True)
+class CompiledStep:
+    """What the compiler says of one bucket: bytes on each device beside the arguments, and how long it took here."""
+
+    bucket: Bucket
+    seconds: float
+    temporary_bytes: int
+    code_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device. `usable` is the part of `limit` that options allow."""
+
+    limit: int
+    usable: int
+    weights: int
+    state: int
+    page: int
+    """One page of the KV cache."""
+
+    def for_cache(self, largest: CompiledStep | None) -> int:
+        """What is left for the KV cache beside the largest step, negative where nothing is."""
+        beside = 0 if largest is None else largest.temporary_bytes + largest.code_bytes
+        return self.usable - self.weights - self.state - beside
+
+
+def measure(plan: Plan, target: Target) -> Memory:
+    """Everything but what a step needs for itself."""
+    spec, _ = make_spec(plan, PROVISIONAL_PAGES)
+    cache = spec.state.kv_cache
+    others = [leaf for leaf in jax.tree.leaves(spec.state) if leaf is not cache]
+    weights, state = laid_out(spec, spec.parameters), laid_out(spec, others)
+    page = laid_out(spec, cache) // PROVISIONAL_PAGES
+    utilization = plan.config.cache.gpu_memory_utilization
+    if plan.platform == "cpu":
+        # Here the KV cache has a share of its own, from which nothing else is taken.
+        usable = weights + state + cpu_free_bytes(utilization)
+        return Memory(int(cpu_free_bytes(1.0) / CPU_SHARE), usable, weights, state, page)
+    limit = _limit(target)
+    return Memory(limit, int(limit * utilization), weights, state, page)
+
+
+def laid_out(spec: StepSpec, arrays: Any) -> int:
+    """Bytes that a device holds of arrays, with the padding of its layouts."""
+    if spec.mesh is None:
+        return bytes_on_device(arrays)
+    # The compiler knows: these are the arguments of a program that does nothing.
+    nothing = jax.jit(lambda *_: jnp.int32(0), keep_unused=True)
+    stats = nothing.lower(*jax.tree.leaves(arrays)).compile().memory_analysis()
+    return bytes_on_device(arrays) if stats is None else int(stats.argument_size_in_bytes)
+
+
+def compile_step(plan: Plan, bucket: Bucket) -> CompiledStep:
+    """Compile the step of a bucket with a small KV cache, whose size changes nothing but the arguments.
+
+    Raises:
+        CapacityError: the compiler says that the step does not fit the device.
+    """
+    spec, _ = make_spec(plan, PROVISIONAL_PAGES)
+    executables = Executables(spec, plan.config.compile)
+    start = time.perf_counter()
+    try:
+        compiled = executables.lower(bucket).compile(compiler_options=executables.compiler_options)
+    except JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise CapacityError(f"a step of {bucket} does not fit the device: {_first_line(error)}") from error
+    seconds = time.perf_counter() - start
+    stats = compiled.memory_analysis()
+    if stats is None:
+        raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
+    # On CPU code counts as nothing: it lies in memory that is not the cache's.
+    return CompiledStep(bucket, seconds, int(stats.temp_size_in_bytes), int(stats.generated_code_size_in_bytes))
+
+
+def pages_for(plan: Plan, target: Target) -> int:
+    """KV pages of an engine of this plan, found out as the engine does. Compiles the largest step where that is needed.
+
+    Raises:
+        CapacityError: not even one request of the longest length fits.
+    """
+    cache = plan.config.cache
+    if cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None:
+        return count_pages(plan, 0)
+    if plan.platform == "cpu":
+        return count_pages(plan, cpu_free_bytes(cache.gpu_memory_utilization))
+    _, buckets = make_spec(plan, PROVISIONAL_PAGES)
+    return count_pages(plan, max(measure(plan, target).for_cache(compile_step(plan, buckets.largest)), 0))
+
+
+def _limit(target: Target) -> int:
+    """Bytes of memory of one device."""
+    if not target.absent:
+        stats = target.devices[0].memory_stats() or {}
+        if "bytes_limit" in stats:
+            return int(stats["bytes_limit"])
+    if target.chip is None:
+        raise CapacityError(f"the size of this device's memory is unknown: {target.devices[0].device_kind}")
+    return target.chip.hbm_bytes
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

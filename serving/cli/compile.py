@@ -1,0 +1,48 @@
+"""`jaxllm compile`: all executables of an engine, in a folder from which it starts without compiling."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from jaxllm.flags import FlagParser, add_engine_flags
+from jaxllm.serving.cli.target_flags import add_target_flags, find_plan
+
+HELP = "Compile all executables of an engine into a folder, from which it starts without compiling."
+USAGE = "[MODEL] --output FOLDER [flags]"
+EXAMPLES = """examples:
+  jaxllm compile Qwen/Qwen3-0.6B --output bundle
+  jaxllm serve Qwen/Qwen3-0.6B --executables bundle
+  jaxllm compile path/to/model --device v6e --topology 2x4 --tp 8 --output bundle      (no TPU needed)
+
+Give the same options to both commands: those that shape the executables must agree, and a bundle for another model,
+chip, or version of jaxllm or JAX is refused. Of the model only config.json is needed. The executables are machine
+code: a bundle is to be trusted like a program."""
+
+
+def add_arguments(parser: FlagParser) -> None:
+    """Declare the model, the devices, the folder and every engine option."""
+    add_target_flags(parser, "compile")
+    parser.epilog = EXAMPLES
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="Where the bundle goes.")
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile and write; errors are raised, and then nothing is left behind."""
+    folder = Path(args.output)
+    plan, target = find_plan(args)
+    from jaxllm.bundle.write import check_target, write_bundle
+    from jaxllm.planning.memory import pages_for
+    from jaxllm.serving.progress import LoadProgress
+
+    check_target(folder)
+    start = time.monotonic()
+    with LoadProgress() as progress:
+        manifest = write_bundle(plan, pages_for(plan, target), folder, progress)
+    size = sum(saved.size for saved in manifest.executables.values())
+    sys.stdout.write(
+        f"{folder}: {len(manifest.executables)} executables, {size / 2**20:.1f} MiB, for {target.name}, "
+        f"{manifest.num_pages:,} KV pages; {time.monotonic() - start:.1f} s\n"
+    )
+    return 0

@@ -1,0 +1,47 @@
+"""What `jaxllm plan` and `jaxllm compile` have in common: a model, and devices that need not be there."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.flags import FlagParser, given_options
+from jaxllm.planning.target import find_target, prepare
+
+if TYPE_CHECKING:
+    # It loads JAX, which a wrong flag should not have to wait for.
+    from jaxllm.planning.target import Target
+    from jaxllm.runner.plan import Plan
+
+
+def add_target_flags(parser: FlagParser, purpose: str) -> None:
+    """Declare the model and the devices; `purpose` is a verb."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    # Not `model`: a positional argument that is not given would hide the flag.
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="The model, as with --model.")
+    group = parser.add_argument_group("devices")
+    group.add_argument(
+        "--device",
+        metavar="NAME",
+        help=f"The chip to {purpose} for: a TPU, which need not be here (v4, v5e, v5p, v6e, tpu7x), or cpu. Default: "
+        "this machine.",
+    )
+    group.add_argument(
+        "--topology", metavar="2x4", help="TPU chips along each axis. Default: the smallest with enough devices."
+    )
+
+
+def find_plan(args: argparse.Namespace) -> "tuple[Plan, Target]":
+    """The plan of the engine that the flags describe, and its devices. Imports JAX. Raises `ConfigError`."""
+    given = given_options(args)
+    if args.model_tag is not None:
+        if given.get("model", args.model_tag) != args.model_tag:
+            raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
+        given["model"] = args.model_tag
+    config = EngineConfig.from_options(given)
+    prepare(args.device)
+    from jaxllm.runner.devices import tensor_parallel_size
+    from jaxllm.runner.plan import make_plan
+
+    target = find_target(args.device, args.topology, tensor_parallel_size(config.parallel))
+    return make_plan(config, target.devices if target.absent else None), target

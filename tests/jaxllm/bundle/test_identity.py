@@ -1,0 +1,77 @@
+"""When two engines may use the same executables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.bundle.identity import cpu_features, differences, engine_identity
+from jaxllm.config import EngineConfig
+from jaxllm.runner.plan import make_plan
+from jaxllm.runner.spec import make_spec
+
+
+def identity(**options: Any) -> dict[str, Any]:
+    plan = make_plan(EngineConfig.from_options(options))
+    spec, _ = make_spec(plan, 64)
+    return engine_identity(plan, spec, 64, {})
+
+
+def test_the_same_engine_has_no_differences() -> None:
+    assert differences(identity(), identity(seed=3, strict_compilation=True, enable_prefix_caching=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_seqs": 8}, "max_num_seqs: 64 in the bundle, 8 here"),
+        ({"max_num_batched_tokens": 32}, "max_num_batched_tokens: 512 in the bundle, 32 here"),
+        ({"max_model_len": 100}, "max_model_len: 2048 in the bundle, 100 here"),
+        ({"block_size": 32}, "block_size: 16 in the bundle, 32 here"),
+        ({"dtype": "bfloat16"}, "dtype: float32 in the bundle, bfloat16 here"),
+        ({"layer_stack": "scan"}, "layer_stack: loop in the bundle, scan here"),
+        ({"attention_backend": "xla"}, "attention_backend: cpu in the bundle, xla here"),
+        ({"max_logprobs": 3}, "max_logprobs: 20 in the bundle, 3 here"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else next(iter(value)),
+)
+def test_options_that_shape_executables_are_named(options: dict[str, Any], message: str) -> None:
+    assert message in differences(identity(), identity(**options))
+
+
+@pytest.mark.parametrize(
+    "name", ["code", "jax", "jaxlib", "jaxllm", "platform", "device_kind", "machine", "model_config"]
+)
+def test_another_machine_or_version_is_named(name: str) -> None:
+    ours = identity()
+    assert differences({**ours, name: "other"}, ours) == [f"{name}: other in the bundle, {ours[name]} here"]
+
+
+def test_a_manifest_that_says_too_little_or_too_much() -> None:
+    ours = identity()
+    assert differences({}, {"jax": "1"}) == ["jax: the bundle does not say"]
+    assert differences({**ours, "moon": 1}, ours) == ["moon: 1 in the bundle, unknown here"]
+
+
+def test_a_cpu_may_have_more_instructions_but_not_fewer() -> None:
+    few, many = {"cpu_features": ["avx2"]}, {"cpu_features": ["avx2", "avx512f"]}
+    assert differences(few, many) == []
+    assert differences(many, few) == ["cpu_features: the bundle uses instructions that this CPU lacks (avx512f)"]
+    assert differences({"cpu_features": 7}, few) == [
+        "cpu_features: the bundle uses instructions that this CPU lacks (7)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu avx2 sse4_1 hypervisor tsc\n", ["avx2", "sse4_1"]),
+        ("processor\t: 0\nFeatures\t: fp asimd sve\n", ["asimd", "fp", "sve"]),
+        ("processor: 0\n", []),
+    ],
+    ids=["x86", "arm", "unknown"],
+)
+def test_features_of_a_cpu(tmp_path: Path, text: str, features: list[str]) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_features(tmp_path / "cpuinfo") == features
+    assert cpu_features(tmp_path / "missing") == []

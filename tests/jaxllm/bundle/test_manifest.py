@@ -1,0 +1,98 @@
+"""What is read of a folder that anybody may have written."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.bundle.manifest import FILE, read_file, read_manifest
+from jaxllm.errors import ConfigError
+
+DATA = b"machine code"
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    array = {"dtype": "int32", "shape": [8], "split": None}
+    call = {"name": "jit(f)", "kept": [0], "inputs": [array], "outputs": [array], "committed": False}
+    saved = {"file": "step_8.bin", "size": len(DATA), "sha256": "0" * 64, "call": call}
+    plain = {"format": "jaxllm executables", "version": 1, "engine": {}, "num_pages": 9, "temporary_bytes": 0}
+    return {**plain, "executables": {"step_8": saved}, **changes}
+
+
+def write(folder: Path, content: Any) -> Path:
+    (folder / FILE).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def with_file(name: str) -> dict[str, Any]:
+    found = manifest()
+    found["executables"]["step_8"]["file"] = name
+    return found
+
+
+def test_a_manifest_is_read(tmp_path: Path) -> None:
+    found = read_manifest(write(tmp_path, manifest()))
+    assert found.num_pages == 9
+    assert found.executables["step_8"].call.kept == [0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "broken: Input data was truncated"),
+        ("{", "broken: "),
+        ("[]", "broken: Expected `object`, got `array`"),
+        ("[" * 100_000, "broken: "),
+        ("\x00\x01", "broken: "),
+        ({}, "broken: Object missing required field `format`"),
+        ({"format": "zip", "version": 1}, "not a bundle of executables, its format is 'zip'"),
+        ({"format": "jaxllm executables", "version": 2}, "version 2 of the format, and this jaxllm reads version 1"),
+        (manifest(num_pages=-1), "broken: Expected `int` >= 2"),
+        (manifest(num_pages="9"), "broken: Expected `int`, got `str`"),
+        (manifest(surprise=1), "broken: Object contains unknown field `surprise`"),
+        (with_file("/etc/passwd"), "impossible file name '/etc/passwd'"),
+        (with_file("../step_8.bin"), "impossible file name '../step_8.bin'"),
+        (with_file("a/step_8.bin"), "impossible file name"),
+        (with_file("step_8.bin\n"), "impossible file name"),
+        (with_file(".."), "impossible file name"),
+        (with_file("manifest.json"), "impossible file name"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) or len(value) > 40 else value or "empty",
+)
+def test_a_bad_manifest_is_refused(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_manifest(write(tmp_path, content))
+    assert message in str(error.value)
+    assert str(tmp_path / FILE) in str(error.value)
+
+
+def test_a_folder_without_a_bundle(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        read_manifest(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"not a bundle of executables, it has no manifest\.json"):
+        read_manifest(tmp_path)
+
+
+def test_a_file_is_what_was_written(tmp_path: Path) -> None:
+    content = manifest()
+    content["executables"]["step_8"]["sha256"] = hashlib.sha256(DATA).hexdigest()
+    saved = read_manifest(write(tmp_path, content)).executables["step_8"]
+    file = tmp_path / "step_8.bin"
+    with pytest.raises(ConfigError, match=r"step_8\.bin: missing"):
+        read_file(tmp_path, saved)
+    file.write_bytes(DATA)
+    assert read_file(tmp_path, saved) == DATA
+    file.write_bytes(DATA[:-1])
+    with pytest.raises(ConfigError, match="corrupt: 11 bytes instead of 12"):
+        read_file(tmp_path, saved)
+    file.write_bytes(bytes([DATA[0] ^ 1]) + DATA[1:])
+    with pytest.raises(ConfigError, match="its checksum is wrong"):
+        read_file(tmp_path, saved)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(DATA)
+    file.unlink()
+    file.symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match="not a plain file"):
+        read_file(tmp_path, saved)

@@ -1,0 +1,237 @@
+"""`jaxllm compile`, and engines that start from what it makes, for real."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.runner.executables import Executables
+from jaxllm.serving.cli import main as cli
+
+OPTIONS: dict[str, Any] = {
+    "optimization_level": 0,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 8,
+    "max_model_len": 256,
+}
+FLAGS = [part for name, value in OPTIONS.items() for part in (f"--{name}", str(value))]
+PROMPTS = ["Once upon a time", "What is 2 + 3?"]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=1, logprobs=2),
+    SamplingParams(temperature=1, seed=5, max_tokens=12, presence_penalty=0.5, logit_bias={7: -3}, min_tokens=3),
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "bundle"
+    assert cli.main(["compile", "demo", "--output", str(folder), *FLAGS]) == 0
+    return folder
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "copy"))
+
+
+@contextmanager
+def compilations() -> Iterator[list[Any]]:
+    """The names of all functions that are compiled, or taken from a cache, on any thread."""
+    seen: list[Any] = []
+
+    def listen(event: str, duration_secs: float, **details: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(details.get("fun_name"))
+
+    # What earlier tests have compiled in this process must not help.
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@contextmanager
+def unpickled() -> Iterator[list[Any]]:
+    """What is looked up by name while something is unpickled: the way in which a pickle runs code."""
+    found: list[Any] = []
+    listening = True
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if listening and event == "pickle.find_class":
+            found.append(arguments)
+
+    # Such a hook stays for good.
+    sys.addaudithook(hear)
+    pickle.loads(pickle.dumps(Path()))
+    assert found, "it hears"
+    found.clear()
+    yield found
+    listening = False
+
+
+def answers(llm: LLM) -> list[Any]:
+    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    return [(output.outputs[0].token_ids, output.prompt_logprobs, output.outputs[0].logprobs) for output in outputs]
+
+
+def test_an_engine_starts_and_runs_without_compiling(bundle: Path) -> None:
+    options = {**OPTIONS, "executables": str(bundle), "strict_compilation": True}
+    with compilations() as seen, unpickled() as names, LLM("demo", **options) as llm:
+        from_bundle = answers(llm)
+    assert seen == []
+    assert names == []
+    with compilations() as seen, LLM("demo", **OPTIONS, num_gpu_blocks_override=pages(bundle)) as llm:
+        compiled = answers(llm)
+    assert len(seen) >= 6, "the count counts"
+    assert from_bundle == compiled
+
+
+def pages(bundle: Path) -> int:
+    return int(json.loads((bundle / "manifest.json").read_text())["num_pages"])
+
+
+def test_what_is_in_a_bundle(bundle: Path) -> None:
+    programs = ["empty_state", "prompt_logprobs", "set_bias", "set_row", "step_1", "step_8"]
+    assert {path.name for path in bundle.iterdir()} == {"manifest.json", *(f"{name}.bin" for name in programs)}
+    assert bundle.stat().st_mode & 0o777 == 0o777 & ~umask()
+
+
+def umask() -> int:
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change a manifest, as somebody might who can write it."""
+
+    def apply(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        change(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return apply
+
+
+def replace_program(folder: Path) -> None:
+    """A file that is not an executable, under a checksum that fits."""
+    data = pickle.dumps(print)
+    (folder / "step_8.bin").write_bytes(data)
+    saved = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    edit(lambda manifest: manifest["executables"]["step_8"].update(saved))(folder)
+
+
+def call_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = manifest["executables"]["step_8"]["call"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, "no such folder; `jaxllm compile` makes one"),
+        (lambda folder: (folder / "manifest.json").unlink(), "not a bundle of executables"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "broken: Input data was truncated"),
+        (lambda folder: (folder / "step_8.bin").unlink(), "step_8.bin: missing"),
+        (lambda folder: (folder / "step_8.bin").write_bytes(b""), "corrupt: 0 bytes instead of"),
+        (lambda folder: flip(folder / "step_8.bin"), "its checksum is wrong"),
+        (edit(lambda manifest: manifest["executables"].pop("step_8")), "incomplete, it lacks step_8"),
+        (edit(lambda manifest: manifest["engine"].update(jax="0.1")), "jax: 0.1 in the bundle"),
+        (edit(lambda manifest: manifest["engine"].update(platform="tpu")), "platform: tpu in the bundle, cpu here"),
+        (edit(lambda manifest: manifest["engine"].update(model_config="x")), "model_config: x in the bundle"),
+        (edit(lambda manifest: manifest["engine"]["cpu_features"].append("avx9")), "this CPU lacks (avx9)"),
+        (edit(lambda manifest: call_of(manifest)["kept"].pop()), "other arguments or results than this engine's"),
+        (edit(lambda manifest: call_of(manifest)["outputs"].pop()), "other arguments or results than this engine's"),
+        (edit(lambda manifest: call_of(manifest)["outputs"][0].update(dtype="int99")), "unknown type of array 'int99'"),
+        (edit(lambda manifest: call_of(manifest)["outputs"][0].update(split=["x"])), "an engine without one"),
+        (replace_program, "the runtime refuses executable jit(step_8_tokens)"),
+    ],
+    ids=[
+        "no folder", "no manifest", "broken manifest", "no file", "empty file", "flipped bit", "incomplete",
+        "other jax", "other platform", "other model", "other cpu", "fewer arguments", "fewer results", "unknown type",
+        "a mesh", "a pickle",
+    ],
+)  # fmt: skip
+def test_a_bundle_that_does_not_fit_is_refused(copy: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(copy)
+    with pytest.raises(ConfigError) as error:
+        LLM("demo", **OPTIONS, executables=str(copy))
+    assert message in str(error.value)
+    assert str(copy) in str(error.value)
+
+
+def test_every_difference_is_named_with_the_remedy(bundle: Path) -> None:
+    options = {**OPTIONS, "max_num_seqs": 3, "num_gpu_blocks_override": 99}
+    with pytest.raises(ConfigError) as error:
+        LLM("demo", **options, executables=str(bundle))
+    message = str(error.value)
+    assert "max_num_seqs: 2 in the bundle, 3 here" in message
+    assert f"num_gpu_blocks: {pages(bundle)} in the bundle, 99 here" in message
+    assert "Give the options it was made with, compile it anew (`jaxllm compile`), or start without it" in message
+
+
+def test_a_kv_cache_that_does_not_fit_here(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.bundle.read.cpu_free_bytes", lambda _: 2**20)
+    with pytest.raises(CapacityError, match=r"they need 0\.\d+ GiB of memory, .* and 0\.00 GiB are free"):
+        LLM("demo", **OPTIONS, executables=str(bundle))
+
+
+def test_an_older_bundle_is_replaced_and_anything_else_left_alone(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = copy.parent / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("do not delete")
+    assert cli.main(["compile", "--output", str(other), *FLAGS]) == 2
+    assert "holds something that is not a bundle; it is left alone" in capsys.readouterr().err
+    assert cli.main(["compile", "--output", str(other / "thesis.txt"), *FLAGS]) == 2
+    assert "a file is there" in capsys.readouterr().err
+    assert (other / "thesis.txt").read_text() == "do not delete"
+
+    # A failure while writing leaves the old one, and nothing beside it.
+    def full(_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    before = (copy / "manifest.json").read_bytes()
+    monkeypatch.setattr("jaxllm.bundle.write.save", full)
+    monkeypatch.setattr(Executables, "compiling", lambda *_: nullcontext())
+    monkeypatch.setattr(Executables, "get", lambda *_: None)
+    assert cli.main(["compile", "--output", str(copy), *FLAGS]) == 2
+    assert "cannot be written: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert sorted(path.name for path in copy.parent.iterdir()) == ["copy", "other"]
+    assert (copy / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["demo", "--model", "x"], "two models are given: 'demo' and --model 'x'"),
+        (["--device", "v6f"], "--device v6f: unknown; did you mean 'v6e'"),
+        (["--device", "h200"], "only TPUs can be planned for without one (v4, v5e, v5p, v6e, tpu7x)"),
+        (["--topology", "2x2"], "--topology 2x2: only for a --device that is a TPU"),
+        (["missing/folder"], "missing/folder"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert cli.main(["compile", *flags, "--output", str(tmp_path / "bundle")]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
