@@ -11,6 +11,8 @@ from hypothesis import settings
 
 # Before any test module imports jax or transformers, and inherited by every subprocess a test starts.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Virtual devices, for what is split over several.
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # A float32 that an int or a bfloat16 turned into something else is a bug; this makes it an error.
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 # For compiling to TPUs that are not there: ask no metadata server, and let the processes of pytest-xdist do so at once.

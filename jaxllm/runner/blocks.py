@@ -27,5 +27,5 @@ def argmax(values: Array, vocabulary: Vocabulary = WHOLE) -> tuple[Array, Array]
     block = jnp.argmax(largest, axis=1)
     index = block * BLOCK + jnp.argmax(vocabulary.take(blocks, block), axis=1)
     # A row of -inf in a padded block, or of NaN, must still name a token.
-    last = vocabulary.total(jnp.int32(values.shape[1])) - 1
+    last = vocabulary.size(values.shape[1]) - 1
     return jnp.minimum(index, last).astype(jnp.int32), jnp.max(largest, axis=1)

@@ -83,8 +83,7 @@ def top_p_threshold(weights: Array, top_p: Array, vocabulary: Vocabulary = WHOLE
     total = vocabulary.total(jnp.sum(weights, axis=1))
     target = top_p * total
     # Were all weights below this together, they would still not make up 1 - top_p.
-    size = vocabulary.total(jnp.float32(weights.shape[1]))
-    start = (1.0 - top_p) * total / (2 * size)
+    start = (1.0 - top_p) * total / (2 * vocabulary.size(weights.shape[1]))
     low = lax.bitcast_convert_type(jnp.where(top_p < 1, start, 0.0), jnp.int32)
     high = jnp.full_like(low, _ONE_BITS + 1)
 

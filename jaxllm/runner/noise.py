@@ -32,7 +32,7 @@ def draw(weights: Array, seed: Array, step: Array, vocabulary: Vocabulary = WHOL
     blocks = to_blocks(weights, 0.0)
     block = _invert(vocabulary.joined(jnp.sum(blocks, axis=2)), chance[:, 0])
     index = block * BLOCK + _invert(vocabulary.take(blocks, block), chance[:, 1])
-    return jnp.minimum(index, vocabulary.total(jnp.int32(weights.shape[1])) - 1).astype(jnp.int32)
+    return jnp.minimum(index, vocabulary.size(weights.shape[1]) - 1).astype(jnp.int32)
 
 
 def _invert(weights: Array, chance: Array) -> Array:

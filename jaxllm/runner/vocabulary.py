@@ -39,6 +39,10 @@ class Vocabulary:
         """The parts' `values` [R, n] side by side: [R, devices * n]."""
         return values if self.axis is None else lax.all_gather(values, self.axis, axis=1, tiled=True)
 
+    def size(self, part: int) -> int:
+        """Size of the whole, from that of a part."""
+        return part if self.axis is None else part * lax.axis_size(self.axis)
+
     def start(self, size: int) -> Array:
         """The first index that this part holds, of parts of `size`: int32 []."""
         return jnp.int32(0) if self.axis is None else lax.axis_index(self.axis) * size

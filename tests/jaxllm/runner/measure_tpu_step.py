@@ -1,0 +1,110 @@
+"""Compiles whole steps of Llama-3-8B for TPUs that are not there and prints a line of JSON for each: run by a test.
+
+measure_tpu_step.py FOLDER TOPOLOGY DEVICES LAYERS [LAYERS ...]
+"""
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from jax.experimental import topologies
+
+from jaxllm.config import EngineConfig
+from jaxllm.runner.buckets import Bucket
+from jaxllm.runner.plan import make_plan
+from jaxllm.runner.recipes import recipe
+from jaxllm.runner.spec import make_spec
+
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 128009,
+}
+PAGES = 4096
+BUCKETS = (Bucket(64, 64), Bucket(512, 64))
+
+_OPERATION = re.compile(r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+_SHAPE = re.compile(r"(?:bf16|f32|s32|u32|pred|f16|s8|u8)\[([\d,]*)\]")
+
+
+def collectives(text: str) -> dict[str, list[dict[str, Any]]]:
+    """Collective operations of a compiled module, by computation: kind and elements of the result."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    name = ""
+    for line in text.splitlines():
+        if line and not line[0].isspace():
+            name = line.removeprefix("ENTRY ").split(" ")[0]
+        match = _OPERATION.search(line)
+        if match:
+            shapes = _SHAPE.findall(line.split(f" {match[1]}")[0])
+            elements = max((eval_product(shape) for shape in shapes), default=0)
+            found.setdefault(name, []).append({"kind": match[1], "elements": elements})
+    return found
+
+
+def eval_product(shape: str) -> int:
+    """Elements of a shape written as '4,128'."""
+    product = 1
+    for size in filter(None, shape.split(",")):
+        product *= int(size)
+    return product
+
+
+def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket) -> dict[str, Any]:
+    """Processor seconds of compilation, bytes by kind on each device, and the collectives."""
+    (folder / "config.json").write_text(json.dumps({**LLAMA_3_8B, "num_hidden_layers": layers}))
+    options = {
+        "model": str(folder),
+        "max_model_len": 8192,
+        "max_num_batched_tokens": 512,
+        "tensor_parallel_size": count,
+    }
+    plan = make_plan(EngineConfig.from_options(options), devices)
+    spec, _ = make_spec(plan, PAGES)
+    lowered = recipe(spec, bucket).lower()
+    # Processor time of all threads: the machine may have other work.
+    start = time.process_time()
+    compiled = lowered.compile()
+    seconds = time.process_time() - start
+    memory = cast(Any, compiled.memory_analysis())
+    cache = spec.state.kv_cache
+    assert cache.sharding is not None
+    return {
+        "devices": count,
+        "layers": layers,
+        "tokens": bucket.tokens,
+        "attention": plan.forward.attention,
+        "seconds": seconds,
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "aliased": memory.alias_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+        "cache": eval_product(",".join(map(str, cache.sharding.shard_shape(cache.shape)))) * 2,
+        "collectives": collectives(compiled.as_text() or ""),
+    }
+
+
+def main() -> None:
+    """Measure every bucket and depth, after a warm-up that starts the compiler."""
+    folder, topology, count, *depths = sys.argv[1:]
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    measure(Path(folder), devices, int(count), 2, Bucket(8, 8))
+    for layers in depths:
+        for bucket in BUCKETS:
+            print(json.dumps(measure(Path(folder), devices, int(count), int(layers), bucket)), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
