@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
@@ -203,9 +204,8 @@ def _decode_block(
 ) -> jax.Array:
     """One block of rows, [B, N, H], over all their pages."""
     size, keys = queries.shape[0], block_pages * context.page_size
-    pair = jnp.arange(heads.num_heads, dtype=jnp.int32) // heads.group
     # The query of head n, placed where its key head lies among the 2K interleaved heads.
-    place = jax.nn.one_hot(2 * pair, 2 * heads.num_kv_heads, dtype=queries.dtype)
+    place = jnp.asarray(np.eye(2 * heads.num_kv_heads)[::2].repeat(heads.group, axis=0), queries.dtype)
     spread = jnp.einsum("bnh,nj->bnjh", queries, place).reshape(size, heads.num_heads, -1)
 
     def visit(index: jax.Array, run: _Running) -> _Running:
@@ -229,8 +229,8 @@ def _decode_block(
     run = heads.start(heads.sinks, (size, heads.num_heads), 2 * heads.num_kv_heads * heads.head_size)
     first = jnp.min(jnp.where(kv_lens > 0, starts, jnp.iinfo(jnp.int32).max))
     run = lax.fori_loop(lax.div(first, jnp.int32(keys)), _blocks(kv_lens.max(), keys), visit, run)
-    by_head = run.weighted.reshape(size, heads.num_heads, heads.num_kv_heads, 2, heads.head_size)
-    values = jnp.stack([by_head[:, n, n // heads.group, 1] for n in range(heads.num_heads)], axis=1)
+    pairs = run.weighted.reshape(size, heads.num_kv_heads, heads.group, heads.num_kv_heads, 2, heads.head_size)
+    values = jnp.concatenate([pairs[:, k, :, k, 1] for k in range(heads.num_kv_heads)], axis=1)
     return heads.finish(values, run.total)
 
 

@@ -1,0 +1,59 @@
+"""What the XLA implementations read: each page of a context about once, and nothing of the tables beyond it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.pallas_kernels.paged_attention import xla
+from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, abstract_inputs, make_inputs
+from tests.pallas_kernels.paged_attention.oracle import run_function
+
+SHORT = Case("short", ((1, 60), (1, 100), (20, 7)))
+
+
+def _gathers(jaxpr: Any, cache_size: int) -> Iterator[Any]:
+    """Equations that gather from an array as large as the cache, also those in loops."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "gather" and equation.invars[0].aval.size == cache_size:
+            yield equation
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "jaxpr")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _gathers(inner, cache_size)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_a_block_of_pages_is_gathered_once(implementation: str) -> None:
+    case = Case("wide", ((1, 4000),) * 40 + ((100, 3000),))
+    inputs = abstract_inputs(case)
+    jaxpr = jax.make_jaxpr(lambda inputs: inputs.call(implementation))(inputs)
+    token = 2 * case.num_kv_heads * case.head_size
+    sizes = [gather.outvars[0].aval.size // token for gather in _gathers(jaxpr.jaxpr, inputs.kv_cache.size)]
+    # One for a block of decodes, one for a block of a prefill: keys and values come together, for all heads.
+    assert sizes == [xla.DECODE_ROWS * xla.DECODE_KEYS, xla.PREFILL_KEYS]
+
+
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+def test_short_contexts_leave_the_rest_of_the_table_alone(implementation: str) -> None:
+    """Pages beyond the first block of keys hold NaN: whatever weight a read of them had, the result would be NaN."""
+    inputs = make_inputs(SHORT)
+    good, _ = run_function(implementation)(inputs)
+    poisoned = _with_long_tables(inputs)
+    out, _ = run_function(implementation)(poisoned)
+    np.testing.assert_allclose(out, good, rtol=0, atol=1e-6)
+
+
+def _with_long_tables(inputs: Inputs) -> Inputs:
+    width = inputs.batch.page_table.shape[1]
+    first_bad = inputs.kv_cache.shape[1]
+    cache = jnp.pad(inputs.kv_cache, ((0, 0), (0, 1), (0, 0), (0, 0), (0, 0)), constant_values=jnp.nan)
+    table = jnp.pad(inputs.batch.page_table, ((0, 0), (0, 64 - width)), constant_values=first_bad)
+    # Inside a block every page may be read.
+    block = max(xla.DECODE_KEYS, xla.PREFILL_KEYS) // inputs.case.page_size
+    table = table.at[:, width:block].set(0)
+    return replace(inputs, kv_cache=cache, batch=replace(inputs.batch, page_table=table))
