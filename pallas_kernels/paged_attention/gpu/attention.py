@@ -22,8 +22,15 @@ DECODE_SPLITS = 4
 SHARED_MEMORY = 227 * 1024
 """Bytes a block may use on Hopper and Blackwell."""
 
-SUPPORTED = ("bfloat16", "float16")
-"""Types of cache: what wgmma multiplies with both operands' orders free."""
+COMPUTE_TYPES = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "int8": "bfloat16",
+    "float8_e4m3fn": "float16",
+    "float8_e5m2": "float16",
+}
+"""By type of the cache, the type that is multiplied: it holds every number of the cache's type, and Hopper converts to
+it in one instruction."""
 
 
 def gpu_paged_attention(
@@ -46,18 +53,22 @@ def gpu_paged_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`.
 
-    Queries are multiplied in the type of the cache. `interpret` runs the kernel in JAX's interpreter of Mosaic GPU, on
-    CPU; `blocks` is the number of persistent blocks.
+    Queries are multiplied in a 16-bit type, see `COMPUTE_TYPES`. With `interpret` the kernel runs in JAX's interpreter
+    of Mosaic GPU, on CPU. `blocks` is the number of persistent blocks.
 
     Raises:
-        NotImplementedError: a cache of another type than bfloat16 or float16, or shapes that the kernel does not take.
+        NotImplementedError: a type of cache or shapes that the kernel does not take.
     """
     _check(q, kv_cache)
     kv_cache = write_kv(kv_cache, k, v, layer, batch, k_scale, v_scale)
     layers, pages, page_size, heads, head_size = kv_cache.shape
     tokens, num_heads, _ = q.shape
     group = num_heads // (heads // 2)
-    grouped = q.astype(kv_cache.dtype).reshape(tokens, heads // 2, group, head_size).transpose(1, 0, 2, 3)
+    dtype, kv_dtype = COMPUTE_TYPES[str(kv_cache.dtype)], str(kv_cache.dtype)
+    largest = float(jnp.finfo(dtype).max)
+    grouped = (
+        jnp.clip(q, -largest, largest).astype(dtype).reshape(tokens, heads // 2, group, head_size).transpose(1, 0, 2, 3)
+    )
     queries = jnp.pad(grouped.reshape(-1, head_size), ((0, WARPGROUPS * ROWS), (0, 0)))
     page_rows = ((layer * pages + batch.page_table) * page_size).reshape(-1)
     flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
@@ -73,26 +84,27 @@ def gpu_paged_attention(
             head_size=head_size,
             page_size=page_size,
             tile=tile,
-            stages=choose_stages(tile, head_size),
+            stages=choose_stages(tile, head_size, kv_dtype),
             blocks=blocks,
             windowed=window is not None,
             soft_cap=soft_cap,
             alibi=alibi_slopes is not None,
-            dtype=str(kv_cache.dtype),
+            dtype=dtype,
+            kv_dtype=kv_dtype,
             interpret=interpret,
         )
         out, sums = launch(options, plan.units, plan.total[None], page_rows, factor[None], queries, slopes, flat)
         places = (plan.units.shape[0], heads // 2, WARPGROUPS)
         return out.reshape(*places, options.out_rows, head_size), sums.reshape(*places, ROWS)
 
-    tile = choose_tile(head_size, decode=True)
+    tile = choose_tile(head_size, kv_dtype, decode=True)
     most = max(-(-2 * blocks // max(min(tokens, batch.kv_lens.shape[0]) * heads // 2, 1)), DECODE_SPLITS)
     plan = planning.plan_decode(
         batch, window, tile=tile, splits=most, items=DECODE_ITEMS * blocks, num_kv_heads=heads // 2
     )
     attended = combine_decode(plan, *run(plan, decode=True, tile=tile), sinks, tokens, group, most)
     if tokens > 1:
-        tile = choose_tile(head_size, decode=False)
+        tile = choose_tile(head_size, kv_dtype, decode=False)
         plan = planning.plan_prefill(batch, window, tile=tile, tokens=WARPGROUPS * (ROWS // group))
         prefilled = combine_prefill(plan, batch, *run(plan, decode=False, tile=tile), sinks, group)
         is_decode = jnp.arange(tokens, dtype=jnp.int32) < batch.num_decodes
@@ -106,13 +118,15 @@ def _check(q: jax.Array, kv_cache: jax.Array) -> None:
     """Refuse what the kernel cannot do."""
     _, _, page_size, heads, head_size = kv_cache.shape
     group = q.shape[1] // (heads // 2)
+    # Shared memory is swizzled by at least 32 bytes.
+    multiple = 32 // kv_cache.dtype.itemsize
     problem = None
-    if str(kv_cache.dtype) not in SUPPORTED:
-        problem = f"a KV cache of {kv_cache.dtype}; it takes {' and '.join(SUPPORTED)}"
+    if str(kv_cache.dtype) not in COMPUTE_TYPES:
+        problem = f"a KV cache of {kv_cache.dtype}; it takes {', '.join(COMPUTE_TYPES)}"
     elif page_size % 8:
         problem = f"pages of {page_size} tokens; it takes multiples of 8"
-    elif head_size % 16 or head_size > 256:
-        problem = f"heads of size {head_size}; it takes multiples of 16 up to 256"
+    elif head_size % multiple or head_size > 256:
+        problem = f"heads of size {head_size} in {kv_cache.dtype}; it takes multiples of {multiple} up to 256"
     elif group > ROWS:
         problem = f"{group} query heads per KV head; it takes up to {ROWS}"
     if problem is not None:
@@ -127,13 +141,14 @@ def _row_slopes(alibi_slopes: jax.Array | None, num_kv_heads: int, group: int) -
     return jnp.tile(slopes, (1, -(-ROWS // group)))[:, :ROWS].reshape(-1)
 
 
-def choose_tile(head_size: int, *, decode: bool) -> int:
+def choose_tile(head_size: int, kv_dtype: str, *, decode: bool) -> int:
     """Keys of a tile: as many as the registers hold in prefill, fewer in decode, where it is bytes that count."""
-    return 64 if decode or head_size > 128 else 128
+    return 64 if decode or head_size > 128 or jnp.dtype(kv_dtype).itemsize == 1 else 128
 
 
-def choose_stages(tile: int, head_size: int) -> int:
-    """Tiles of the ring: as many as fit beside the queries; even, see `KernelOptions.stages`."""
-    queries = WARPGROUPS * ROWS * head_size * 2
-    stages = (SHARED_MEMORY - queries - 8 * 1024) // (2 * tile * head_size * 2)
+def choose_stages(tile: int, head_size: int, kv_dtype: str) -> int:
+    """Tiles of the ring: as many as fit beside queries and conversions; even, see `KernelOptions.stages`."""
+    size = jnp.dtype(kv_dtype).itemsize
+    rows = WARPGROUPS * (ROWS + (tile if size == 1 else 0))
+    stages = (SHARED_MEMORY - rows * head_size * 2 - 8 * 1024) // (2 * tile * head_size * size)
     return min(stages // 2 * 2, 8)

@@ -124,9 +124,9 @@ class Warpgroup:
         """One tile of keys, which begins at position `first_key` and lies in `slot` of the ring."""
         options, ops, scratch = self.options, self.ops, self.scratch
         acc, maximum, total = state
-        plgpu.barrier_wait(scratch["keys_full"].at[slot])
-        products = ops.scores(scratch["io"].at[self.number], scratch["keys"].at[slot])
-        plgpu.barrier_arrive(scratch["keys_free"].at[slot])
+        keys = self._take("keys", slot)
+        products = ops.scores(scratch["io"].at[self.number], keys)
+        self._release("keys", slot)
         scores, factor = rows.scores(options, ops, products, first_key, masked=masked)
 
         # The factor is applied after the maximum and together with the difference: one fused operation per score.
@@ -135,10 +135,25 @@ class Warpgroup:
         weights = jnp.exp2(scores * factor - ops.across(new_maximum, scores.shape))
         total = total * decay + weights.sum(axis=1)
         acc = acc * ops.across(decay, acc.shape)
-        plgpu.barrier_wait(scratch["values_full"].at[slot])
-        acc = ops.accumulate(acc, weights.astype(options.dtype), scratch["values"].at[slot])
-        plgpu.barrier_arrive(scratch["values_free"].at[slot])
+        values = self._take("values", slot)
+        acc = ops.accumulate(acc, weights.astype(options.dtype), values)
+        self._release("values", slot)
         return acc, new_maximum, total
+
+    def _take(self, name: str, slot: jax.Array) -> Any:
+        """Wait for a tile; a reference to what can be multiplied."""
+        plgpu.barrier_wait(self.scratch[name + "_full"].at[slot])
+        tile = self.scratch[name].at[slot]
+        if not self.options.converts:
+            return tile
+        converted = self.scratch["converted"].at[self.number]
+        converted[...] = self.ops.convert(tile, self.options.dtype)
+        plgpu.commit_smem()
+        return converted
+
+    def _release(self, name: str, slot: jax.Array) -> None:
+        """Give a tile's place back, once it has been multiplied."""
+        plgpu.barrier_arrive(self.scratch[name + "_free"].at[slot])
 
 
 @dataclass(frozen=True)

@@ -53,20 +53,20 @@ def launch(
         denominators, by unit, KV head and warpgroup. What belongs to unused units is unspecified.
     """
     outputs = units.shape[0] * options.num_kv_heads * WARPGROUPS
-    dtype = jnp.dtype(options.dtype)
-    swizzle = plgpu.find_swizzle(options.head_size * dtype.itemsize * 8)
-    transforms = (plgpu.TilingTransform((8, swizzle // dtype.itemsize)), plgpu.SwizzleTransform(swizzle))
-    ring = plgpu.SMEM((options.stages, options.tile, options.head_size), dtype, transforms=transforms)
+    ring = _shared((options.stages, options.tile, options.head_size), options.kv_dtype)
     full = plgpu.Barrier(num_arrivals=options.tile // options.piece, num_barriers=options.stages)
     free = plgpu.Barrier(num_arrivals=1 if options.decode else WARPGROUPS, num_barriers=options.stages)
+    converted = {}
+    if options.converts:
+        converted["converted"] = _shared((WARPGROUPS, options.tile, options.head_size), options.dtype)
     run = plgpu.kernel(
         functools.partial(_block, options),
         out_type=(
-            jax.ShapeDtypeStruct((outputs * options.out_rows, options.head_size), dtype),
+            jax.ShapeDtypeStruct((outputs * options.out_rows, options.head_size), jnp.dtype(options.dtype)),
             jax.ShapeDtypeStruct((outputs * ROWS,), jnp.float32),
         ),
         scratch_types={
-            "io": plgpu.SMEM((WARPGROUPS, ROWS, options.head_size), dtype, transforms=transforms),
+            "io": _shared((WARPGROUPS, ROWS, options.head_size), options.dtype),
             "sums": plgpu.SMEM((WARPGROUPS, ROWS), jnp.float32),
             "keys": ring,
             "values": ring,
@@ -74,7 +74,8 @@ def launch(
             "values_full": full,
             "keys_free": free,
             "values_free": free,
-        },
+        }
+        | converted,
         grid=(options.blocks,),
         grid_names=("block",),
         num_threads=WARPGROUPS + 1,
@@ -85,6 +86,14 @@ def launch(
     )
     out, sums = run(units.reshape(-1), total, page_rows, scale, queries, slopes, kv)
     return out, sums
+
+
+def _shared(shape: tuple[int, ...], dtype: str) -> Any:
+    """Shared memory laid out as copies write it and wgmma reads it."""
+    size = jnp.dtype(dtype).itemsize
+    swizzle = plgpu.find_swizzle(shape[-1] * size * 8)
+    transforms = (plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle))
+    return plgpu.SMEM(shape, jnp.dtype(dtype), transforms=transforms)
 
 
 def _interpreter() -> Any:

@@ -32,6 +32,14 @@ class Operations:
             return ref[pl.ds(start, rows)]
         return plgpu.load(ref, (pl.ds(start, rows),), layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
 
+    def convert(self, ref: Any, dtype: str) -> jax.Array:
+        """A tile of 8-bit numbers in shared memory, as `dtype`."""
+        if self.interpret:
+            return ref[...].astype(dtype)
+        # In this layout a thread loads 4 bytes at once, which become what it holds of a 16-bit tile.
+        tile = plgpu.load(ref, (), layout=plgpu.Layout.WGMMA_UPCAST_2X, optimized=False)
+        return plgpu.layout_cast(tile.astype(dtype), plgpu.Layout.WGMMA)
+
     def full(self, shape: tuple[int, int], value: float) -> jax.Array:
         """A float32 tile of one value."""
         tile = jnp.full(shape, value, jnp.float32)

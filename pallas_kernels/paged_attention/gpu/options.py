@@ -30,9 +30,16 @@ class KernelOptions:
     soft_cap: float | None
     alibi: bool
     dtype: str
-    """Of queries, cache and output."""
+    """Of what is multiplied, of the queries and of the output."""
+    kv_dtype: str
+    """Of the cache. Where it is another, tiles are converted in shared memory."""
     interpret: bool
     """Run in JAX's interpreter, on CPU."""
+
+    @property
+    def converts(self) -> bool:
+        """Whether tiles must be converted before they are multiplied."""
+        return self.dtype != self.kv_dtype
 
     @property
     def piece(self) -> int:

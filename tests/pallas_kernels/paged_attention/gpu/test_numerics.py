@@ -6,10 +6,10 @@ from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
 from tests.pallas_kernels.paged_attention.gpu.interpreter import bfloat16, interpret
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 
-FAST = ("decodes", "every_score")
+FAST = ("decodes", "every_score", "e5m2")
 """The cases that run with every test run; the others are proofs."""
 
-TAKEN = [bfloat16(case) for case in CASES if case.cache_dtype.itemsize > 1]
+TAKEN = [bfloat16(case) for case in CASES]
 
 
 @pytest.mark.parametrize(

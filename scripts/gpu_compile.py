@@ -1,0 +1,170 @@
+"""Compile paged attention for a described GPU and report what ptxas says of it; `scripts/gpu_compile` runs this.
+
+Fails (exit code 1) where something does not compile, spills registers, or copies the KV cache.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxllm.pallas_kernels.chips import CHIPS
+from jaxllm.pallas_kernels.paged_attention.cases import MODEL_HEADS, Case, Inputs, abstract_inputs
+
+DEVICES = ("h100", "h200")
+
+_DESCRIPTION = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth} l2_cache_size: 52428800
+  clock_rate_ghz: {clock} device_memory_size: {memory} shared_memory_per_block_optin: 232448
+  cuda_compute_capability {{ major: 9 }} registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "{kind}"
+"""
+
+_MIXED = (*((1, 2047),) * 32, (1000, 0), (1016, 3000))
+
+
+def _case(name: str, heads: tuple[int, int, int] = (32, 8, 128), **fields: Any) -> Case:
+    return Case(
+        name,
+        _MIXED,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_size=heads[2],
+        **{"page_size": 64, "dtype": "bfloat16", **fields},
+    )
+
+
+CASES = (
+    *(_case(name, heads) for name, heads in MODEL_HEADS.items()),
+    _case("page_16", page_size=16),
+    _case("page_256", page_size=256),
+    _case("window_soft_cap", window=1024, soft_cap=50.0),
+    _case("sinks_window", (64, 8, 64), window=128, sinks=True),
+    _case("alibi", alibi=True),
+    _case("int8", kv_dtype="int8", k_scale=0.01, v_scale=0.01),
+    _case("float8_e4m3fn", kv_dtype="float8_e4m3fn", k_scale=0.5, v_scale=0.5),
+    _case("float8_e5m2", kv_dtype="float8_e5m2"),
+    *(_case(f"head_{size}", (32, 8, size)) for size in (64, 80, 96, 256)),
+    *(_case(f"head_{size}_int8", (32, 8, size), kv_dtype="int8") for size in (64, 256)),
+    *(_case(f"group_{group}", (4 * group, 4, 128)) for group in (1, 7, 16)),
+)
+"""Shapes of models, and every feature at least once. Each compiles the decode and the prefill kernel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What ptxas says of a kernel."""
+
+    name: str
+    registers: int
+    spill_bytes: int
+    ptx_lines: int
+
+
+def parse_kernel(name: str, ptxas: str, ptx: str) -> Kernel:
+    """The figures in a report of `ptxas -v`.
+
+    Raises:
+        ValueError: the report does not name registers and spills.
+    """
+    registers = re.search(r"Used (\d+) registers", ptxas)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", ptxas)
+    if registers is None or spills is None:
+        raise ValueError(f"ptxas reported no registers of {name}: {ptxas!r}")
+    return Kernel(name, int(registers[1]), int(spills[1]) + int(spills[2]), ptx.count("\n"))
+
+
+def main() -> int:
+    """Compile, print a table, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=DEVICES, action="append", help="may be repeated; default: all")
+    parser.add_argument("--only", help="only cases whose name contains this")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if arguments.only is None or arguments.only in case.name]
+    dump = Path(os.environ["MOSAIC_GPU_DUMP_TO"])
+    print(f"PTX and reports of ptxas: {dump}")
+    print(f"{'gpu':5} {'case':18} {'kernel':24} {'registers':>9} {'spilled B':>9} {'PTX lines':>9} {'compile s':>9}")
+    problems = [
+        problem for name in arguments.device or DEVICES for case in cases for problem in _compile_case(name, case, dump)
+    ]
+    for problem in problems:
+        print(f"FAILED {problem}")
+    print("failed" if problems else f"all {len(cases)} cases compiled; no spills, no copy of the cache")
+    return bool(problems)
+
+
+def _compile_case(device: str, case: Case, dump: Path) -> list[str]:
+    """Compile one case for one GPU and print its rows. Returns what is wrong."""
+    earlier = set(dump.iterdir())
+    start = time.perf_counter()
+    try:
+        memory = _compile(device, case)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return [f"{device} {case.name}: {str(error).splitlines()[0][:200]}"]
+    seconds = time.perf_counter() - start
+    problems = []
+    cache = int(np.prod(abstract_inputs(case).kv_cache.shape)) * case.cache_dtype.itemsize
+    if memory.alias_size_in_bytes < cache or memory.temp_size_in_bytes > cache / 2:
+        problems.append(f"{device} {case.name}: the cache is copied: {memory}")
+    reports = sorted(path for path in set(dump.iterdir()) - earlier if path.suffix == ".ptxas")
+    if len(reports) < 2:
+        problems.append(f"{device} {case.name}: {len(reports)} kernels, expected decode and prefill")
+    for path in reports:
+        kernel = parse_kernel(path.stem, path.read_text(), path.with_suffix(".ptx").read_text())
+        name = re.sub(r"_\d+$", "", kernel.name)
+        print(
+            f"{device:5} {case.name:18} {name:24} {kernel.registers:9} {kernel.spill_bytes:9} {kernel.ptx_lines:9}"
+            f" {seconds:9.1f}",
+            flush=True,
+        )
+        if kernel.spill_bytes:
+            problems.append(f"{device} {case.name}: {name} spills {kernel.spill_bytes} bytes")
+    return problems
+
+
+def _compile(device: str, case: Case) -> Any:
+    """Compile the operation on `case`; what the compiler says of memory."""
+    chip = CHIPS[device]
+    description = _DESCRIPTION.format(
+        cores=chip.cores,
+        bandwidth=int(chip.hbm_bandwidth),
+        clock=chip.clock_hz / 1e9,
+        memory=chip.hbm_bytes,
+        kind=chip.device_kind,
+    )
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="", target_config=description, topology="1x1x1"
+    )
+    mesh = Mesh(np.array(topology.devices), ("x",))
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def place(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated)
+
+    def run(kv_cache: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
+        return dataclasses.replace(inputs, kv_cache=kv_cache).call("gpu", jnp.int32(0))
+
+    inputs = jax.tree.map(place, abstract_inputs(case))
+    cache, others = inputs.kv_cache, dataclasses.replace(inputs, kv_cache=place(jax.ShapeDtypeStruct((), jnp.int32)))
+    with jax.set_mesh(mesh):
+        return jax.jit(run, donate_argnums=0).lower(cache, others).compile().memory_analysis()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
