@@ -1,0 +1,189 @@
+"""The compiler's dump of a kernel: VLIW bundles, what each does with its scalar unit, and how full its slots are.
+
+Of the files that `--xla_jf_dump_llo_text=true` writes per kernel two are read: `*-final_bundles.txt`, the program (one
+entry per bundle: address, loop depth as `>`, operations separated by `;;`), and
+`*-final_hlo-static-per-bundle-utilization.txt` (per bundle, how many slots of each unit it fills). The format is not
+documented; what is relied on was found by reading dumps of libtpu 0.0.42.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: (>*) ?\{", re.MULTILINE)
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_START = re.compile(r"Start(?:/End empty)? region (\d+)")
+_OPERATION = re.compile(
+    r"(?:%(?P<dest>[a-z]*\d+(?:_[a-z]+\d+)?) = )?(?P<name>[a-z][a-z0-9_.]*(?:<no memory space>)?)(?P<rest>.*)",
+    re.DOTALL,
+)
+_PREDICATE = re.compile(r"\((!?)%p\d+_p(\d+)(?:, ([^()]*))?\)")
+_NEVER = re.compile(r" \((0|!1)\)")  # a condition the compiler knows
+_ALWAYS = re.compile(r"^ \((1|!0)\),?")
+_DELAY_SLOTS = 4
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """A condition on an operation: predicate register `register`, negated or not."""
+
+    register: int
+    negated: bool
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A scalar operation, a DMA or a semaphore operation.
+
+    Attributes:
+        name: Opcode, such as `sadd.s32`.
+        dest: Register written (`s5`, `p3`), empty if none.
+        args: Operands as text: `s5`, `p3`, `!p3`, a number, `#4+6` (offset 6 in allocation 4).
+        predicate: Condition under which it is executed.
+        otherwise: What the register becomes when the condition does not hold, for the select form of `smov`.
+        target: Region that a branch goes to.
+    """
+
+    name: str
+    dest: str
+    args: tuple[str, ...]
+    predicate: Predicate | None = None
+    otherwise: str = ""
+    target: int = -1
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One VLIW instruction.
+
+    Attributes:
+        depth: Number of loops around it.
+        operations: What the scalar unit does; vector operations are only counted, in `slots`.
+        delay: Further cycles that it waits.
+        slots: Slots filled, by unit, in the order of `Program.units`.
+        matmuls: Pushes of rows into a matrix unit.
+    """
+
+    depth: int
+    operations: tuple[Operation, ...]
+    delay: int
+    slots: tuple[int, ...]
+    matmuls: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kernel: bundles, first bundle of each region, and how many slots of each unit a bundle has."""
+
+    bundles: tuple[Bundle, ...]
+    regions: dict[int, int]
+    units: tuple[str, ...]
+    capacity: tuple[int, ...]
+    delay_slots: int = _DELAY_SLOTS
+
+
+def read_program(folder: Path, kernel: str) -> Program:
+    """The kernel of that name from the dumps in `folder`.
+
+    Raises:
+        FileNotFoundError: There is no dump of it.
+        ValueError: The two files do not fit together.
+    """
+    name = re.escape(re.sub(r"[^\w.-]", "_", kernel))
+    programs = {}
+    for path in sorted(folder.iterdir()):
+        for kind in ("final_bundles", "final_hlo-static-per-bundle-utilization"):
+            if re.fullmatch(rf"\d+-{name}(\.\d+)?-\d+-{kind}\.txt", path.name):
+                programs[kind] = path.read_text(encoding="utf-8")
+    if len(programs) < 2:
+        raise FileNotFoundError(f"no bundle dump of kernel {kernel} in {folder}")
+    return parse_program(programs["final_bundles"], programs["final_hlo-static-per-bundle-utilization"])
+
+
+def parse_program(bundles: str, utilization: str) -> Program:
+    """A program from the text of the two dump files.
+
+    Raises:
+        ValueError: They do not describe the same number of bundles.
+    """
+    units, capacity, rows = _parse_utilization(utilization)
+    starts = list(_BUNDLE.finditer(bundles))
+    ends = [match.start() for match in starts[1:]] + [len(bundles)]
+    if len(starts) != len(rows):
+        raise ValueError(f"{len(starts)} bundles, but the utilization of {len(rows)}")
+    regions: dict[int, int] = {}
+    parsed = []
+    for index, (match, end, slots) in enumerate(zip(starts, ends, rows, strict=True)):
+        chunk = bundles[match.end() : end]
+        for comment in _COMMENT.findall(chunk):
+            regions.update((int(region), index) for region in _START.findall(comment))
+        parsed.append(_parse_bundle(len(match[1]), chunk, slots))
+    return Program(tuple(parsed), regions, units, capacity)
+
+
+def _parse_utilization(text: str) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("==")]
+    units = tuple(name.strip() for name in lines[0].split(","))
+    numbers = [tuple(int(field) for field in line.split()) for line in lines[1:]]
+    return units, numbers[0], numbers[1:]
+
+
+def _parse_bundle(depth: int, chunk: str, slots: tuple[int, ...]) -> Bundle:
+    text = _COMMENT.sub("", chunk).strip()
+    operations, delay, matmuls = [], 0, 0
+    for part in text[: text.rindex("}")].split(";;"):
+        match = _OPERATION.match(part.strip())
+        if match is None:
+            continue
+        name = match["name"]
+        if name == "vdelay":
+            delay = int(match["rest"])
+        elif name.startswith("vmatmul"):
+            matmuls += 1
+        elif _is_scalar(name) and not _NEVER.match(match["rest"]):
+            operations.append(_parse_operation(name, match["dest"] or "", _ALWAYS.sub("", match["rest"])))
+    return Bundle(depth, tuple(operations), delay, slots, matmuls)
+
+
+def _is_scalar(name: str) -> bool:
+    return not name.startswith("v") or name.startswith(("vsync", "vpop.sfrf"))
+
+
+def _parse_operation(name: str, dest: str, rest: str) -> Operation:
+    if name.startswith("inlined_call_operand"):
+        index = re.search(r"index: (\d+), kind: (\w+)", rest)
+        assert index is not None, rest
+        return Operation(name, _register(dest), (index[1], index[2]))
+    target = re.search(r"target = \$region(\d+)", rest)
+    rest = re.sub(r"\[thread:\$\d+\]|\[resolvable:\$\w+\]|target = \$region\d+", "", rest)
+    predicate, otherwise = None, ""
+    for match in _PREDICATE.finditer(rest):
+        predicate = Predicate(int(match[2]), match[1] == "!")
+        otherwise = _argument(match[3]) if match[3] else ""
+        rest = rest.replace(match[0], "")
+    # `sst [smem:[address]] value` has no comma between its operands.
+    rest = re.sub(r"\[smem:\[(.*?)\]\]", r"<\1>,", rest)
+    args = [_argument(part) for part in rest.split(",") if part.strip()]
+    number = int(target[1]) if target else -1
+    return Operation(name, _register(dest), tuple(args), predicate, otherwise, number)
+
+
+def _register(dest: str) -> str:
+    return dest.rpartition("_")[2] if "_" in dest else ""
+
+
+def _argument(text: str) -> str:
+    text = text.strip()
+    if text.startswith("<"):
+        return "+".join(_argument(part) for part in text[1:-1].split(" + "))
+    # `%s1_s2, 4 [#allocation5]`: the bracket only says where the sum points.
+    text = re.sub(r"(?<=[\d]) \[#allocation\d+\]$", "", text)
+    if text.startswith("["):
+        return "+".join(_argument(part) for part in text[1:-1].split(" + "))
+    if register := re.fullmatch(r"(!?)%[sp]\d+_([sp]\d+)", text):
+        return register[1] + register[2]
+    if allocation := re.fullmatch(r"#allocation(\d+)(?:_spill)?", text):
+        return f"#{allocation[1]}"
+    if number := re.fullmatch(r"\$?(-?\d+|0x[0-9a-f]+)", text):
+        return str(int(number[1], 0))
+    return text

@@ -1,0 +1,140 @@
+"""The attention calls that are measured: model shapes and what the rows of one step ask for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxllm.pallas_kernels.chips import Chip
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Model:
+    """Attention of one model on one device: N query heads, K KV heads of size H, bfloat16."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int = 128
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        Model("llama-3-8b", 32, 8),
+        Model("llama-3-70b-tp8", 8, 1),
+        Model("qwen3-8b", 32, 8),
+        Model("qwen3-0.6b", 16, 8),
+        Model("qwen3-30b-a3b", 32, 4),
+    )
+}
+"""By name. Qwen3-8B has the attention of Llama-3-8B, so that only its smaller and sparse sisters add a shape."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of attention.
+
+    Attributes:
+        name: What `--case` takes.
+        model: Shapes.
+        page_size: Tokens per page (C).
+        rows: Per row (new tokens, tokens in the cache once they are written); rows with one new token first.
+    """
+
+    name: str
+    model: Model
+    page_size: int
+    rows: tuple[tuple[int, int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all rows."""
+        return sum(new for new, _ in self.rows)
+
+    @property
+    def pages_per_row(self) -> int:
+        """Width of the page table: what the longest row needs."""
+        return max(-(-length // self.page_size) for _, length in self.rows)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has one new token, so that memory is the bound that matters."""
+        return all(new == 1 for new, _ in self.rows)
+
+    def page_table(self) -> Ints:
+        """[R, W] int32: every row has pages of its own, in an order that is mixed but always the same."""
+        order = np.random.default_rng(0).permutation(len(self.rows) * self.pages_per_row) + 1
+        return order.reshape(len(self.rows), self.pages_per_row).astype(np.int32)
+
+    def query_start(self) -> Ints:
+        """[R + 1] int32: first token of each row."""
+        return np.cumsum([0] + [new for new, _ in self.rows]).astype(np.int32)
+
+    def kv_lens(self) -> Ints:
+        """[R] int32: tokens of each row in the cache, new ones included."""
+        return np.array([length for _, length in self.rows], np.int32)
+
+    def flops(self) -> int:
+        """Operations of the two products over the (query, key) pairs that the causal mask lets through."""
+        pairs = sum(new * (length - new) + new * (new + 1) // 2 for new, length in self.rows)
+        return 4 * pairs * self.model.num_heads * self.model.head_size
+
+    def least_bytes(self, itemsize: int = 2) -> int:
+        """Bytes that any kernel must move: cached keys and values once, q in, the new k and v in, they and o out."""
+        model = self.model
+        token = 2 * model.num_kv_heads * model.head_size * itemsize
+        query = model.num_heads * model.head_size * itemsize
+        cached = sum(length - new for new, length in self.rows) * token
+        return cached + self.num_tokens * (2 * query + 2 * token)
+
+    def least_seconds(self, chip: Chip) -> float:
+        """The roofline: what memory or the matrix units need at least."""
+        return max(self.least_bytes() / chip.hbm_bandwidth, self.flops() / chip.bf16_flops)
+
+
+def _decode(model: str, rows: int, length: int, page_size: int) -> Case:
+    name = f"{model}/decode-{rows}x{length}/page{page_size}"
+    return Case(name, MODELS[model], page_size, ((1, length),) * rows)
+
+
+def _prefill(model: str, rows: int, new: int, length: int, page_size: int) -> Case:
+    kind = f"prefill-{rows}x{new}" + (f"-over-{length - new}" if length > new else "")
+    return Case(f"{model}/{kind}/page{page_size}", MODELS[model], page_size, ((new, length),) * rows)
+
+
+def _mixed(model: str, page_size: int) -> Case:
+    rows = ((1, 1024),) * 48 + ((512, 2560), (256, 256))
+    return Case(f"{model}/mixed-48+768/page{page_size}", MODELS[model], page_size, rows)
+
+
+def _ragged(model: str, page_size: int) -> Case:
+    """256 decodes whose lengths lie anywhere from 1 to 2047, 1024 on average."""
+    lengths = np.random.default_rng(1).integers(1, 2048, 256)
+    rows = tuple((1, int(length)) for length in lengths)
+    return Case(f"{model}/decode-256-ragged/page{page_size}", MODELS[model], page_size, rows)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        _decode("llama-3-8b", 64, 1024, 16),
+        _decode("llama-3-8b", 64, 1024, 32),
+        _decode("llama-3-8b", 64, 1024, 64),
+        _decode("llama-3-8b", 8, 8192, 16),
+        _decode("llama-3-8b", 8, 8192, 64),
+        _decode("llama-3-8b", 256, 1024, 64),
+        _ragged("llama-3-8b", 64),
+        _prefill("llama-3-8b", 1, 2048, 2048, 64),
+        _prefill("llama-3-8b", 4, 512, 8192, 64),
+        _mixed("llama-3-8b", 64),
+        _decode("llama-3-70b-tp8", 64, 1024, 64),
+        _prefill("llama-3-70b-tp8", 1, 2048, 2048, 64),
+        _decode("qwen3-0.6b", 64, 1024, 64),
+        _decode("qwen3-30b-a3b", 64, 1024, 64),
+        _prefill("qwen3-30b-a3b", 1, 2048, 2048, 64),
+    )
+}
+"""By name."""
