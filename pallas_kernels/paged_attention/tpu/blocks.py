@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, row_slots
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims
 from jaxllm.pallas_kernels.tuning import find_blocks
 
@@ -50,7 +50,7 @@ def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
     """Decode: blocks large enough to hide a DMA's latency. Prefill: as many queries as a quarter of VMEM holds."""
     if kernel == "decode":
         block_bytes = min(2 * _MIB, chip.vmem_bytes // 12)
-        return Blocks(keys=_power_of_two(block_bytes // dims.token_bytes, 128, 4096), chunk=512, slots=3)
+        return Blocks(keys=_power_of_two(block_bytes // dims.token_bytes, 128, 4096), chunk=512, slots=4)
     keys = _power_of_two(min(4 * _MIB, chip.vmem_bytes // 10) // dims.token_bytes, 128, 1024)
     # Queries twice and results, a maximum, a sum and the weighted values, in all heads.
     per_query = dims.num_kv_heads * dims.group_rows * LANES * (2 * dims.folds * 4 + 8 + 4 * dims.folds)
@@ -74,6 +74,6 @@ def vmem_bytes(blocks: Blocks, dims: Dims) -> int:
     """What a kernel may use of VMEM: its buffers, and room for the values in flight."""
     rows = blocks.queries * dims.group_rows
     kv = blocks.slots * blocks.keys * dims.token_bytes
-    q = max(2, (blocks.slots + 2) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4
+    q = max(2, row_slots(blocks) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4
     state = dims.num_kv_heads * max(rows, 8) * LANES * 4 * (2 + dims.folds)
     return kv + q + state + 6 * max(rows, 8) * max(blocks.chunk, LANES * dims.folds) * 4 + 8 * _MIB

@@ -1,5 +1,6 @@
 """What the decode and the prefill kernel share: block sizes, views of memory, and the softmax of a block of keys."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,9 +32,11 @@ class Blocks:
     chunk: int
     """Keys that are computed together: a multiple of 128 (or all of `keys`)."""
     slots: int
-    """Blocks of keys in VMEM: one is computed, the others are on their way."""
+    """Blocks of keys in VMEM: one is computed, the others are on their way. A power of two is fastest."""
     queries: int = 1
     """Query tokens that are computed together (prefill)."""
+    heads: int = 8
+    """KV heads that are computed together, at most; less if they are not divisible."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Options:
     has_sinks: bool = False
     has_slopes: bool = False
     interpret: bool = False
+
+    @property
+    def heads_together(self) -> int:
+        """KV heads that are computed together."""
+        return math.gcd(self.dims.num_kv_heads, self.blocks.heads)
 
     @property
     def dot_precision(self) -> lax.Precision | None:
@@ -67,14 +75,27 @@ class Scalars(NamedTuple):
     """int32 [R]: the rows with tokens that are not decodes, first."""
 
 
+def div(value: Any, size: int) -> Any:
+    """Quotient of numbers that are not negative: a shift where it can be, since the scalar unit divides slowly."""
+    if size & (size - 1) == 0:
+        return lax.shift_right_arithmetic(jnp.asarray(value, jnp.int32), jnp.int32(size.bit_length() - 1))
+    return lax.div(jnp.asarray(value, jnp.int32), jnp.int32(size))
+
+
 def cdiv(value: Any, size: int) -> Any:
     """Ceiling of a quotient of numbers that are not negative."""
-    return lax.div(value + (size - 1), jnp.int32(size))
+    return div(value + (size - 1), size)
 
 
-def div(value: Any, size: int) -> Any:
-    """Quotient of numbers that are not negative."""
-    return lax.div(value, jnp.int32(size))
+def rem(value: Any, size: int) -> Any:
+    """Remainder of numbers that are not negative."""
+    value = jnp.asarray(value, jnp.int32)
+    return value & (size - 1) if size & (size - 1) == 0 else lax.rem(value, jnp.int32(size))
+
+
+def row_slots(blocks: "Blocks") -> int:
+    """Rows of which a kernel keeps page tables: those of all blocks on their way, and two to come."""
+    return 1 << (blocks.slots + 1).bit_length()
 
 
 def window_begin(scalars: Scalars, position: Any, options: Options) -> Any:
@@ -216,33 +237,44 @@ class Running(NamedTuple):
     """[K, rows, F * 128]."""
 
 
-def reset(run: Running) -> None:
-    """Begin anew, for all heads."""
-    run.maximum[...] = jnp.full(run.maximum.shape, MASKED, jnp.float32)
-    run.total[...] = jnp.zeros(run.total.shape, jnp.float32)
-    run.weighted[...] = jnp.zeros(run.weighted.shape, jnp.float32)
+def absorb(run: Running, first: Any, fresh: Any, chunk: list[tuple[jax.Array, jax.Array]], options: Options) -> None:
+    """Take one chunk of keys into the softmax of the heads from `first` on, given scores and values of each.
+
+    Where `fresh` they begin anew. All is read before anything is written, so that the compiler may compute the heads at
+    the same time.
+    """
+
+    def state(head: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        maximum = jnp.where(fresh, MASKED, run.maximum[head])
+        return maximum, jnp.where(fresh, 0.0, run.total[head]), jnp.where(fresh, 0.0, run.weighted[head])
+
+    before = [state(first + i) for i in range(len(chunk))]
+    after = [_absorb(*state, *parts, options) for state, parts in zip(before, chunk, strict=True)]
+    for i, (maximum, total, weighted) in enumerate(after):
+        run.maximum[first + i] = maximum
+        run.total[first + i] = total
+        run.weighted[first + i] = weighted
 
 
-def absorb(run: Running, head: Any, scores: jax.Array, values: jax.Array, options: Options) -> None:
-    """Take one chunk of keys into the softmax of one head."""
-    chunk = scores.shape[1]
-    before = run.maximum[head]
+def _absorb(
+    before: jax.Array, total: jax.Array, weighted: jax.Array, scores: jax.Array, values: jax.Array, options: Options
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Maximum, total and weighted values of one head after a chunk."""
+    size = scores.shape[1]
     maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
     decay = jnp.exp2(before - maximum)
-    weights = jnp.exp2(scores - wide(maximum, chunk))
-    total = weights[:, :LANES]
-    for lane in range(LANES, chunk, LANES):
+    weights = jnp.exp2(scores - wide(maximum, size))
+    total = total * decay
+    for lane in range(0, size, LANES):
         total = total + weights[:, lane : lane + LANES]
-    weighted = lax.dot_general(
+    products = lax.dot_general(
         weights.astype(options.dims.compute_dtype),
         values,
         (((1,), (0,)), ((), ())),
         precision=options.dot_precision,
         preferred_element_type=jnp.float32,
     )
-    run.maximum[head] = maximum
-    run.total[head] = run.total[head] * decay + total
-    run.weighted[head] = run.weighted[head] * wide(decay, weighted.shape[1]) + weighted
+    return maximum, total, weighted * wide(decay, products.shape[1]) + products
 
 
 def attended(run: Running, head: Any, value_factor: Any, sink: jax.Array | None) -> jax.Array:

@@ -6,6 +6,7 @@ and value come from the step's arrays, the others from its pages, so nothing is 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,8 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     div,
     load_head,
     load_queries,
-    reset,
+    rem,
+    row_slots,
     scores_of,
     store_queries,
     window_begin,
@@ -91,12 +93,12 @@ class _Decode:
         for slot in range(slots):
             memory.pending[slot] = 0
         for row in range(2):
-            _when(row < self.rows, lambda row=row: self.table_copy(row).start())
+            pl.when(row < self.rows)(self.table_copy(row).start)
         for _ in range(slots - 1):
             self.produce()
         lax.fori_loop(0, self.rows, self.row, jnp.int32(0))
         for slot in range(slots):
-            _when(memory.pending[slot] != 0, lambda slot=slot: self.wait_write(slot))
+            pl.when(memory.pending[slot] != 0)(partial(self.wait_write, slot))
         tail = jnp.maximum(self.rows - self.row_slots, 0)
         lax.fori_loop(tail, self.rows, lambda row, _: self.out_copy(row).wait(), None)
 
@@ -119,15 +121,15 @@ class _Decode:
     # Copies
 
     def table_copy(self, row: Any) -> Any:
-        memory, slot = self.memory, lax.rem(row, self.row_slots)
+        memory, slot = self.memory, rem(row, self.row_slots)
         return pltpu.make_async_copy(memory.table.at[row], memory.table_rows.at[slot], memory.table_sems.at[slot])
 
     def q_copy(self, row: Any) -> Any:
-        memory, slot = self.memory, lax.rem(row, self.row_slots)
+        memory, slot = self.memory, rem(row, self.row_slots)
         return pltpu.make_async_copy(memory.out.at[row], memory.q.at[slot], memory.q_sems.at[slot])
 
     def out_copy(self, row: Any) -> Any:
-        memory, slot = self.memory, lax.rem(row, self.row_slots)
+        memory, slot = self.memory, rem(row, self.row_slots)
         return pltpu.make_async_copy(memory.q.at[slot], memory.out.at[row], memory.out_sems.at[slot])
 
     def new_copy(self, row: Any, slot: Any, place: Any) -> Any:
@@ -145,10 +147,10 @@ class _Decode:
     def write_copy(self, row: Any, slot: Any, place: Any) -> Any:
         memory, page_size = self.memory, self.options.dims.page_size
         position = self.scalars.kv_lens[row] - 1
-        page = memory.table_rows[lax.rem(row, self.row_slots), 0, div(position, page_size)]
+        page = memory.table_rows[rem(row, self.row_slots), 0, div(position, page_size)]
         return pltpu.make_async_copy(
             memory.kv.at[slot, :, place],
-            memory.cache.at[self.layer, page, :, lax.rem(position, page_size)],
+            memory.cache.at[self.layer, page, :, rem(position, page_size)],
             memory.write_sems.at[slot],
         )
 
@@ -163,7 +165,7 @@ class _Decode:
         """Start the copies of the next block, if there is one."""
         state = self.memory.state
         row, block, step = state[ROW], state[BLOCK], state[STEP]
-        _when(row < self.rows, lambda: self.start_block(row, block, lax.rem(step, self.options.blocks.slots)))
+        _when(row < self.rows, lambda: self.start_block(row, block, rem(step, self.options.blocks.slots)))
 
     def start_block(self, row: Any, block: Any, slot: Any) -> None:
         memory, keys = self.memory, self.options.blocks.keys
@@ -196,7 +198,7 @@ class _Decode:
     def start_pages(self, row: Any, block: Any, slot: Any, begin: Any, end: Any) -> None:
         """Start copying the keys from `begin` (a page's first) to `end`; only the last page is cut."""
         page_size, keys = self.options.dims.page_size, self.options.blocks.keys
-        table_slot = lax.rem(row, self.row_slots)
+        table_slot = rem(row, self.row_slots)
 
         def start(column: Any, size: Any) -> None:
             page = self.memory.table_rows[table_slot, 0, column]
@@ -204,13 +206,12 @@ class _Decode:
 
         whole = div(end, page_size)
         lax.fori_loop(div(begin, page_size), whole, lambda column, _: start(column, page_size), None)
-        rest = lax.rem(end, page_size)
+        rest = rem(end, page_size)
         _when((rest > 0) & (end > begin), lambda: start(whole, rest))
 
     # Consumer
 
     def row(self, row: Any, step: Any) -> Any:
-        reset(self.memory.run)
         end = cdiv(self.scalars.kv_lens[row], self.options.blocks.keys)
         first = self.first_block(row)
         step = lax.fori_loop(first, end, lambda block, step: self.block(row, block, step), step)
@@ -219,7 +220,7 @@ class _Decode:
 
     def block(self, row: Any, block: Any, step: Any) -> Any:
         memory, blocks = self.memory, self.options.blocks
-        slot = lax.rem(step, blocks.slots)
+        slot = rem(step, blocks.slots)
         self.produce()
         begin, end = self.fetched(row, block)
         _when(block == self.first_block(row), lambda: self.q_copy(row).wait())
@@ -243,7 +244,7 @@ class _Decode:
         start = pl.multiple_of(chunk * size, size)
         position = self.scalars.kv_lens[row] - 1
         low, high = self.first_key(row) - base - start, position - base - start
-        q_slot = lax.rem(row, self.row_slots)
+        q_slot = rem(row, self.row_slots)
 
         def seen(index: Any) -> Any:
             return (index <= high) & (index >= low) if options.has_window else index <= high
@@ -252,21 +253,29 @@ class _Decode:
         index = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
         visible = seen(index)
         distance = (index - high).astype(jnp.float32) if options.has_slopes else None
-        together = []
-        for head in range(options.dims.num_kv_heads):
-            queries = load_queries(self.memory.q, q_slot, head, options).astype(options.dims.compute_dtype)
-            keys, values = load_head(self.memory.kv, slot, head, start, seen, options)
+        fresh = base + start <= self.first_key(row)
+        together = options.heads_together
+
+        def head(number: Any) -> tuple[jax.Array, jax.Array]:
+            queries = load_queries(self.memory.q, q_slot, number, options).astype(options.dims.compute_dtype)
+            keys, values = load_head(self.memory.kv, slot, number, start, seen, options)
             scores = scores_of(queries, keys, self.scalars.factors[0], options)
             if distance is not None:
-                slope = self.memory.heads[0, head][:rows, :1] * LOG2_E
-                scores = scores + slope * distance
-            together.append((jnp.where(visible, scores, MASKED), values))
-        for head, (scores, values) in enumerate(together):
-            absorb(self.memory.run, head, scores, values, options)
+                scores = scores + self.memory.heads[0, number][:rows, :1] * LOG2_E * distance
+            return jnp.where(visible, scores, MASKED), values
+
+        def some(number: Any, _: None) -> None:
+            first = number * together
+            absorb(self.memory.run, first, fresh, [head(first + i) for i in range(together)], options)
+
+        if together == options.dims.num_kv_heads:
+            absorb(self.memory.run, 0, fresh, [head(number) for number in range(together)], options)
+        else:
+            lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
 
     def finish(self, row: Any) -> None:
         """Send the result of a row on its way."""
-        options, slot = self.options, lax.rem(row, self.row_slots)
+        options, slot = self.options, rem(row, self.row_slots)
         for head in range(options.dims.num_kv_heads):
             sink = self.memory.heads[1, head][: options.dims.group_rows] if options.has_sinks else None
             result = attended(self.memory.run, head, self.scalars.factors[1], sink)
@@ -295,7 +304,7 @@ def decode(
 ) -> tuple[jax.Array, jax.Array]:
     """Results in place of the queries of all decodes, and the cache with their tokens; shapes as in `Memory`."""
     dims, blocks = options.dims, options.blocks
-    row_slots = blocks.slots + 2
+    slots = row_slots(blocks)
     rows = dims.group_rows
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
@@ -306,17 +315,17 @@ def decode(
             in_specs=[hbm, hbm, pl.BlockSpec(memory_space=pltpu.VMEM), hbm, hbm],
             out_specs=[hbm, hbm],
             scratch_shapes=[
-                pltpu.SMEM((row_slots, *table.shape[1:]), jnp.int32),
+                pltpu.SMEM((slots, *table.shape[1:]), jnp.int32),
                 pltpu.SMEM((3,), jnp.int32),
                 pltpu.SMEM((blocks.slots,), jnp.int32),
                 pltpu.VMEM((blocks.slots, dims.packs, blocks.keys, *cache.shape[4:]), cache.dtype),
-                pltpu.VMEM((row_slots, *q.shape[1:]), q.dtype),
+                pltpu.VMEM((slots, *q.shape[1:]), q.dtype),
                 pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
                 pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
                 pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32),
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
-                *[pltpu.SemaphoreType.DMA((row_slots,))] * 3,
+                *[pltpu.SemaphoreType.DMA((slots,))] * 3,
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],

@@ -29,7 +29,8 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     div,
     load_head,
     load_queries,
-    reset,
+    rem,
+    row_slots,
     scores_of,
     store_queries,
     window_begin,
@@ -156,7 +157,7 @@ class _Prefill:
     # Copies
 
     def table_copy(self, row: Any) -> Any:
-        memory, slot = self.memory, lax.rem(row, self.row_slots)
+        memory, slot = self.memory, rem(row, self.row_slots)
         row = self.scalars.order[row]
         return pltpu.make_async_copy(memory.table.at[row], memory.table_rows.at[slot], memory.table_sems.at[slot])
 
@@ -228,7 +229,7 @@ class _Prefill:
     def start_block(self) -> None:
         state = self.memory.state
         row, index, block = state[ROW], state[QUERIES], state[KEYS]
-        slot = lax.rem(state[KEY_STEP], self.options.blocks.slots)
+        slot = rem(state[KEY_STEP], self.options.blocks.slots)
         span = self.span(row, index)
         first = block == self.first_block(span)
         pl.when(first & (index == 0))(lambda: self.start_row(row))
@@ -259,7 +260,7 @@ class _Prefill:
         pl.when(row + 2 < self.rows)(lambda: self.table_copy(row + 2).start())
 
     def start_queries(self, span: Span) -> None:
-        place = lax.rem(self.memory.state[QUERY_STEP], 2)
+        place = rem(self.memory.state[QUERY_STEP], 2)
         # Results leave from where the queries came to: those before in this place must be gone.
         self.wait_sent(place)
         self.each_head(lambda head: self.q_copy(span, place, head).start())
@@ -268,7 +269,7 @@ class _Prefill:
         """Cached keys come from their pages, the step's own from its arrays."""
         memory, keys = self.memory, self.options.blocks.keys
         begin, end = self.fetched(span, block)
-        table_slot = lax.rem(span.row, self.row_slots)
+        table_slot = rem(span.row, self.row_slots)
 
         def page(column: Any, first: Any, size: Any) -> None:
             pltpu.make_async_copy(
@@ -299,10 +300,9 @@ class _Prefill:
     def queries(self, row: Any, index: Any, steps: tuple[Any, Any]) -> tuple[Any, Any]:
         """One block of queries."""
         memory, (key_step, query_step) = self.memory, steps
-        span, place = self.span(row, index), lax.rem(query_step, 2)
+        span, place = self.span(row, index), rem(query_step, 2)
         self.wait_queries(place, span.end - span.begin, memory.q_sems)
         self.scale_queries(place)
-        reset(memory.run)
         first, end = self.first_block(span), cdiv(span.end, self.options.blocks.keys)
         key_step = lax.fori_loop(first, end, lambda block, step: self.keys(span, block, place, step), key_step)
         self.finish(span, place)
@@ -321,7 +321,7 @@ class _Prefill:
     def keys(self, span: Span, block: Any, place: Any, step: Any) -> Any:
         """One block of keys."""
         memory, blocks = self.memory, self.options.blocks
-        slot, base = lax.rem(step, blocks.slots), block * blocks.keys
+        slot, base = rem(step, blocks.slots), block * blocks.keys
         self.produce()
         begin, end = self.fetched(span, block)
         self.wait_keys(slot, end - begin, memory.kv_sems)
@@ -333,7 +333,7 @@ class _Prefill:
     def write_tokens(self, span: Span, begin: Any, end: Any, slot: Any, base: Any) -> None:
         """Start copying the tokens of the block of queries from their slot to their pages."""
         memory, page_size = self.memory, self.options.dims.page_size
-        table_slot = lax.rem(span.row, self.row_slots)
+        table_slot = rem(span.row, self.row_slots)
 
         def page(column: Any, first: Any, size: Any) -> None:
             pltpu.make_async_copy(
@@ -363,19 +363,24 @@ class _Prefill:
         def seen(index: Any) -> Any:
             return (index < end - first) & (index >= begin - first)
 
+        def head(index: Any, masked: bool) -> tuple[jax.Array, jax.Array]:
+            keys, values = load_head(self.memory.kv, slot, index, start, seen if masked else None, self.options)
+            queries = load_queries(self.memory.q, place, index, self.options)
+            queries = queries.astype(self.options.dims.compute_dtype)
+            scores = scores_of(queries, keys, None, self.options)
+            scores = self.biased(scores, first - span.begin, index)
+            return self.visible(scores, first - span.begin, window) if masked else scores, values
+
         def heads(masked: bool) -> None:
-            def head(index: Any, _: None) -> None:
-                keys, values = load_head(self.memory.kv, slot, index, start, seen if masked else None, self.options)
-                queries = load_queries(self.memory.q, place, index, self.options)
-                queries = queries.astype(self.options.dims.compute_dtype)
-                scores = scores_of(queries, keys, None, self.options)
-                scores = self.biased(scores, first - span.begin, index)
-                if masked:
-                    scores = self.visible(scores, first - span.begin, window)
-                absorb(self.memory.run, index, scores, values, self.options)
+            together = self.options.heads_together
 
-            lax.fori_loop(0, self.options.dims.num_kv_heads, head, None)
+            def some(number: Any, _: None) -> None:
+                index = number * together
+                absorb(self.memory.run, index, fresh, [head(index + i, masked) for i in range(together)], self.options)
 
+            lax.fori_loop(0, self.options.dims.num_kv_heads // together, some, None)
+
+        fresh = first <= span.first_key
         pl.when(masked)(lambda: heads(True))
         pl.when(jnp.logical_not(masked))(lambda: heads(False))
 
@@ -442,7 +447,7 @@ def prefill(
 ) -> tuple[jax.Array, jax.Array]:
     """Results in place of the queries of all rows after the decodes, and the cache with their tokens."""
     dims, blocks = options.dims, options.blocks
-    row_slots = blocks.slots + 2
+    slots = row_slots(blocks)
     rows = blocks.queries * dims.group_rows
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
@@ -453,7 +458,7 @@ def prefill(
             in_specs=[hbm, hbm, pl.BlockSpec(memory_space=pltpu.VMEM), hbm, hbm],
             out_specs=[hbm, hbm],
             scratch_shapes=[
-                pltpu.SMEM((row_slots, *table.shape[1:]), jnp.int32),
+                pltpu.SMEM((slots, *table.shape[1:]), jnp.int32),
                 pltpu.SMEM((5,), jnp.int32),
                 pltpu.SMEM((blocks.slots,), jnp.int32),
                 pltpu.SMEM((2,), jnp.int32),
@@ -464,7 +469,7 @@ def prefill(
                 pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32),
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
-                pltpu.SemaphoreType.DMA((row_slots,)),
+                pltpu.SemaphoreType.DMA((slots,)),
                 *[pltpu.SemaphoreType.DMA((2,))] * 2,
             ],
         ),
