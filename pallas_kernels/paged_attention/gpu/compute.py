@@ -14,7 +14,11 @@ from jaxllm.pallas_kernels.paged_attention.gpu.operations import Operations
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
 
 MASKED = -1e30
-"""Score of an invisible key. Finite, so that a tile without a visible key leaves no NaN."""
+"""Score of an invisible key."""
+
+LOWEST = -1e15
+"""Where the maximum of scores begins. It is so far above `MASKED` that invisible keys weigh nothing, also in a tile
+without any visible key, and however the difference of the two is rounded."""
 
 LOG2E = math.log2(math.e)
 """The softmax is computed in base 2: one multiplication per score less."""
@@ -116,7 +120,7 @@ class Warpgroup:
 
         # Before `full`, every key of a tile is visible to the first query, and so to all.
         full = jnp.minimum(lax.div(position + 1, jnp.int32(options.tile)), unit.end)
-        state = (ops.full((ROWS, options.head_size), 0.0), ops.full_rows(ROWS, MASKED), ops.full_rows(ROWS, 0.0))
+        state = (ops.full((ROWS, options.head_size), 0.0), ops.full_rows(ROWS, LOWEST), ops.full_rows(ROWS, 0.0))
         state = lax.fori_loop(0, visits(full), visit_full, state)
         return lax.fori_loop(visits(full), visits(unit.end), visit_masked, state)
 
@@ -147,7 +151,11 @@ class Warpgroup:
         if not self.options.converts:
             return tile
         converted = self.scratch["converted"].at[self.number]
-        converted[...] = self.ops.convert(tile, self.options.dtype)
+        size = self.options.head_size
+        part = 128 if size % 128 == 0 else size  # More would not fit the registers.
+        for column in range(0, size, part):
+            columns = (slice(None), pl.ds(column, part))
+            converted[columns] = self.ops.convert(tile.at[columns], self.options.dtype)
         plgpu.commit_smem()
         return converted
 
