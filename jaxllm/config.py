@@ -170,7 +170,7 @@ class CompileOptions(Section):
     )
     executables: str | None = option(
         None,
-        "Folder that `jaxllm compile` has made: its executables are used, and nothing is compiled. It is trusted like a "
+        "Folder made by `jaxllm compile`: its executables are used, and nothing is compiled. It is trusted like a "
         "program.",
     )
     strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
@@ -184,8 +184,9 @@ class CompileOptions(Section):
     layer_stack: Literal["auto", "scan", "loop"] = option(
         "auto", "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, loop on CPU and GPU."
     )
-    attention_backend: Literal["auto", "reference", "xla", "cpu"] = option(
-        "auto", "Implementation of paged attention. 'auto': cpu on CPU, xla elsewhere."
+    attention_backend: Literal["auto", "reference", "xla", "cpu", "tpu", "gpu"] = option(
+        "auto",
+        "Implementation of paged attention. 'auto': cpu on CPU, tpu on TPU, else xla. 'gpu' is for Hopper and newer.",
     )
 
 

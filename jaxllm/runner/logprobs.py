@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
+from jaxllm.runner.blocks import largest
 from jaxllm.runner.vocabulary import WHOLE, Vocabulary
 
 
@@ -34,7 +35,7 @@ def gather_logprobs(logits: Array, token_ids: Array, num_top: int, vocabulary: V
     total = maximum + jnp.log(vocabulary.total(jnp.sum(jnp.exp(logits - maximum), axis=1, keepdims=True)))
     rank = 1 + vocabulary.total(jnp.sum(logits > chosen, axis=1, dtype=jnp.int32))
     # Each part's best are candidates; the best of those are the best of all.
-    top, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
+    top, top_ids = largest(logits, min(num_top, logits.shape[1]))
     top, top_ids = vocabulary.joined(top), vocabulary.joined(top_ids + vocabulary.start(logits.shape[1]))
     if top.shape[1] > num_top:
         top, places = lax.top_k(top, num_top)

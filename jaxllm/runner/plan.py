@@ -32,6 +32,8 @@ class Plan:
     folder: Path
     model: ModelConfig
     platform: str
+    attention: str
+    """Implementation of paged attention."""
     device_kind: str
     mesh: Mesh | None
     """The devices; None is JAX's default device."""
@@ -42,10 +44,10 @@ class Plan:
     @property
     def forward(self) -> ForwardOptions:
         """Options of the forward pass."""
-        stack, attention = self.config.compile.layer_stack, self.config.compile.attention_backend
+        stack = self.config.compile.layer_stack
         return ForwardOptions(
             platform=self.platform,
-            attention=("cpu" if self.platform == "cpu" else "xla") if attention == "auto" else attention,
+            attention=self.attention,
             stack=("scan" if self.platform == "tpu" else "loop") if stack == "auto" else stack,
             max_model_len=self.max_model_len,
             mesh=self.mesh,
@@ -95,6 +97,7 @@ def make_plan(config: EngineConfig, absent_devices: Sequence[jax.Device] | None 
         folder=folder,
         model=model,
         platform=platform,
+        attention=_choose_attention(config.compile.attention_backend, platform),
         device_kind=devices[0].device_kind,
         mesh=split_over(model, devices, count, absent=absent_devices is not None),
         dtype=_choose_dtype(config.model.dtype, model.dtype, platform),
@@ -102,6 +105,13 @@ def make_plan(config: EngineConfig, absent_devices: Sequence[jax.Device] | None 
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens
         or MAX_NUM_BATCHED_TOKENS.get(platform, OTHER_MAX_NUM_BATCHED_TOKENS),
     )
+
+
+def _choose_attention(asked: str, platform: str) -> str:
+    if asked in ("tpu", "gpu") and asked != platform:
+        raise ConfigError(f"attention_backend={asked!r} needs a {asked.upper()}; this is a {platform.upper()}")
+    # The kernel for GPUs has to be asked for until it has been measured on one.
+    return asked if asked != "auto" else {"cpu": "cpu", "tpu": "tpu"}.get(platform, "xla")
 
 
 def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:

@@ -9,12 +9,12 @@ import torch
 from jaxllm.runner.logprobs import gather_logprobs
 
 
-@pytest.mark.parametrize("num_top", [0, 1, 7, 200])
-def test_equal_to_torch(num_top: int) -> None:
+@pytest.mark.parametrize(("num_top", "vocab"), [(0, 200), (1, 200), (7, 200), (200, 200), (0, 7001), (1, 7001), (20, 7001)])
+def test_equal_to_torch(num_top: int, vocab: int) -> None:
     random = np.random.default_rng(4)
-    logits = (random.normal(size=(9, 200)) * 5).astype(np.float32)
+    logits = (random.normal(size=(9, vocab)) * 5).astype(np.float32)
     logits[0, 50:] = -np.inf
-    token_ids = random.integers(0, 200, 9).astype(np.int32)
+    token_ids = random.integers(0, vocab, 9).astype(np.int32)
     token_ids[0] = 3
     found = jax.jit(gather_logprobs, static_argnums=2)(jnp.asarray(logits), jnp.asarray(token_ids), num_top)
 
