@@ -66,6 +66,9 @@ CASES = (
 )
 """Shapes of models, and every feature at least once. Each compiles the decode and the prefill kernel."""
 
+KNOWN_SPILLS = {"head_256_int8": 128}
+"""Bytes, by case. Converting a tile beside an accumulator of 64 x 256 is more than 240 registers hold."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -105,7 +108,7 @@ def main() -> int:
     ]
     for problem in problems:
         print(f"FAILED {problem}")
-    print("failed" if problems else f"all {len(cases)} cases compiled; no spills, no copy of the cache")
+    print("failed" if problems else f"all {len(cases)} cases compiled; no unknown spills, no copy of the cache")
     return bool(problems)
 
 
@@ -133,7 +136,7 @@ def _compile_case(device: str, case: Case, dump: Path) -> list[str]:
             f" {seconds:9.1f}",
             flush=True,
         )
-        if kernel.spill_bytes:
+        if kernel.spill_bytes > KNOWN_SPILLS.get(case.name, 0):
             problems.append(f"{device} {case.name}: {name} spills {kernel.spill_bytes} bytes")
     return problems
 

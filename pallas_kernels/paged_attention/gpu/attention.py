@@ -143,10 +143,7 @@ def _row_slopes(alibi_slopes: jax.Array | None, num_kv_heads: int, group: int) -
 
 def choose_tile(head_size: int, kv_dtype: str, *, decode: bool) -> int:
     """Keys of a tile: as many as the registers hold in prefill, fewer in decode, where it is bytes that count."""
-    converts = jnp.dtype(kv_dtype).itemsize == 1
-    if head_size > 128:
-        return 32 if decode and not converts else 64
-    return 64 if decode or converts else 128
+    return 64 if decode or head_size > 128 or jnp.dtype(kv_dtype).itemsize == 1 else 128
 
 
 def choose_stages(tile: int, head_size: int, kv_dtype: str) -> int:

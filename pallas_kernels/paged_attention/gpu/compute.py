@@ -152,7 +152,7 @@ class Warpgroup:
             return tile
         converted = self.scratch["converted"].at[self.number]
         size = self.options.head_size
-        part = 128 if size % 128 == 0 else size  # More would not fit the registers.
+        part = 64 if size % 64 == 0 else size  # The registers do not hold much more.
         for column in range(0, size, part):
             columns = (slice(None), pl.ds(column, part))
             converted[columns] = self.ops.convert(tile.at[columns], self.options.dtype)

@@ -20,8 +20,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import Unit, Warpgroup
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
 
-COMPUTE_REGISTERS, COPY_REGISTERS = 232, 40
-"""Registers per thread: 2 x 128 x 232 + 128 x 40 fit the 65536 of a multiprocessor."""
+COMPUTE_REGISTERS, COPY_REGISTERS = 240, 32
+"""Registers per thread: 2 x 128 x 240 + 128 x 32 are the 65536 of a multiprocessor."""
 
 
 def launch(
@@ -91,7 +91,8 @@ def launch(
 def _shared(shape: tuple[int, ...], dtype: str) -> Any:
     """Shared memory laid out as copies write it and wgmma reads it."""
     size = jnp.dtype(dtype).itemsize
-    swizzle = plgpu.find_swizzle(shape[-1] * size * 8)
+    # Tiles of at most 64 columns, also where 8-bit numbers would allow 128: it is by these that they are converted.
+    swizzle = min(plgpu.find_swizzle(shape[-1] * size * 8), 64 * size)
     transforms = (plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle))
     return plgpu.SMEM(shape, jnp.dtype(dtype), transforms=transforms)
 
