@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
 from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims, pack_kv, pack_q, unpack_q
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims, pack_kv, pack_kv_words, pack_q, unpack_q
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
 
 
@@ -36,7 +36,8 @@ def tpu_paged_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`; the cache is in the shape of `tpu_cache_shape`."""
     dims = Dims(k.shape[1], q.shape[1] // k.shape[1], q.shape[2], kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
-    new = pack_kv(quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype), dims)
+    pack = pack_kv_words if interpret is False and dims.kv_packing > 1 else pack_kv
+    new = pack(quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype), dims)
     factor = scale * (1.0 if k_scale is None else jnp.asarray(k_scale, jnp.float32))
     factor = factor * LOG2_E if soft_cap is None else factor / soft_cap
     factors = [jnp.asarray(x, jnp.float32).reshape(()) for x in (factor, 1.0 if v_scale is None else v_scale)]
@@ -72,8 +73,10 @@ def _others(batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
     rows = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
     lengths = batch.query_start[1:] - batch.query_start[:-1]
     chosen = (rows >= batch.num_decodes) & (rows < batch.num_requests) & (lengths > 0)
-    (order,) = jnp.nonzero(chosen, size=rows.shape[0], fill_value=0)
-    return order.astype(jnp.int32), chosen.sum(dtype=jnp.int32)
+    # Comparisons of all with all: for so few numbers XLA is faster at them than at sums of prefixes and scatters.
+    rank = jnp.sum(chosen & (rows < rows[:, None]), axis=1, dtype=jnp.int32)
+    order = jnp.sum(jnp.where(chosen & (rank == rows[:, None]), rows, 0), axis=1, dtype=jnp.int32)
+    return order, chosen.sum(dtype=jnp.int32)
 
 
 def _per_head(dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array:

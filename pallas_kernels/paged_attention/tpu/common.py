@@ -122,6 +122,11 @@ def _convert(x: jax.Array, dtype: str) -> jax.Array:
     return x.astype(jnp.float32).astype(dtype)
 
 
+def new_tokens(kv: Ref, options: Options) -> Ref:
+    """The buffer of keys as that to which new ones are copied: of words, unless interpreted."""
+    return kv if options.interpret or kv.dtype.itemsize == 4 else kv.bitcast(jnp.uint32)
+
+
 def load_head(
     kv: Ref, slot: Any, head: Any, start: Any, valid: Callable[[Any], Any] | None, options: Options
 ) -> tuple[jax.Array, jax.Array]:

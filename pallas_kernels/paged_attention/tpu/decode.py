@@ -29,6 +29,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     div,
     load_head,
     load_queries,
+    new_tokens,
     rem,
     row_slots,
     scores_of,
@@ -46,7 +47,7 @@ class Memory(NamedTuple):
     table: Ref
     """HBM [R, 1, W]."""
     new: Ref
-    """HBM [T, J, packing, 128]."""
+    """HBM [T, J, packing, 128], or as words (see `new_tokens`)."""
     heads: Ref
     """VMEM [2, K, rows, 128]: slopes and sinks of the heads."""
     out: Ref
@@ -134,7 +135,8 @@ class _Decode:
 
     def new_copy(self, row: Any, slot: Any, place: Any) -> Any:
         memory = self.memory
-        return pltpu.make_async_copy(memory.new.at[row], memory.kv.at[slot, :, place], memory.kv_sems.at[slot])
+        target = new_tokens(memory.kv, self.options).at[slot, :, place]
+        return pltpu.make_async_copy(memory.new.at[row], target, memory.kv_sems.at[slot])
 
     def page_copy(self, page: Any, slot: Any, place: Any, size: Any) -> Any:
         memory = self.memory

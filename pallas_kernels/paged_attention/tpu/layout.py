@@ -98,6 +98,23 @@ def pack_kv(k: jax.Array, v: jax.Array, dims: Dims) -> jax.Array:
     return both.transpose(0, 1, 3, 2, 4).reshape(tokens, dims.packs, dims.kv_packing, LANES)
 
 
+def pack_kv_words(k: jax.Array, v: jax.Array, dims: Dims) -> jax.Array:
+    """The bits of `pack_kv` as words, uint32 [T, J, 1, 128], of types with several elements in a word.
+
+    XLA interleaves elements of words a hundred times slower than it shifts and adds them.
+    """
+    tokens, bits = k.shape[0], 32 // dims.kv_packing
+    pad = ((0, 0), (0, -dims.num_kv_heads % (dims.kv_packing // 2)), (0, dims.folds * LANES - dims.head_size))
+    parts = []
+    for values in (k, v):
+        raw = jax.lax.bitcast_convert_type(jnp.pad(values, pad), jnp.dtype(f"uint{bits}")).astype(jnp.uint32)
+        parts.append(raw.reshape(tokens, -1, dims.kv_packing // 2, dims.folds, LANES))
+    words = jnp.zeros_like(parts[0][:, :, 0])
+    for index in range(dims.kv_packing):
+        words |= parts[index % 2][:, :, index // 2] << jnp.uint32(index * bits)
+    return words.reshape(tokens, dims.packs, 1, LANES)
+
+
 def pack_q(q: jax.Array, dims: Dims) -> jax.Array:
     """Queries [T, N, H] as rows [T, K * F, group words, packing, 128]."""
     q = q.reshape(q.shape[0], dims.num_kv_heads, dims.group, dims.head_size)

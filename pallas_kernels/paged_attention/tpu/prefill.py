@@ -29,6 +29,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     div,
     load_head,
     load_queries,
+    new_tokens,
     rem,
     row_slots,
     scores_of,
@@ -49,7 +50,7 @@ class Memory(NamedTuple):
     table: Ref
     """HBM [R, 1, W]."""
     new: Ref
-    """HBM [T, J, packing, 128]."""
+    """HBM [T, J, packing, 128], or as words (see `new_tokens`)."""
     heads: Ref
     """VMEM [2, K, rows, 128]: slopes and sinks of the heads."""
     out: Ref
@@ -282,10 +283,12 @@ class _Prefill:
         begin = jnp.maximum(begin, span.cached)
         first_token = span.token + begin - span.begin
 
+        target = new_tokens(memory.kv, self.options)
+
         def pack(index: Any, _: None) -> None:
             pltpu.make_async_copy(
                 memory.new.at[pl.ds(first_token, end - begin), index],
-                memory.kv.at[slot, index, pl.ds(begin - block * keys, end - begin)],
+                target.at[slot, index, pl.ds(begin - block * keys, end - begin)],
                 memory.kv_sems.at[slot],
             ).start()
 
