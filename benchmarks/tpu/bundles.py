@@ -61,14 +61,14 @@ class Bundle:
         operations: What the scalar unit does; vector operations are only counted, in `slots`.
         delay: Further cycles that it waits.
         slots: Slots filled, by unit, in the order of `Program.units`.
-        matmuls: Pushes of rows into a matrix unit.
+        rows: Rows pushed into matrix units: 16 per push of bfloat16, 8 per push of float32.
     """
 
     depth: int
     operations: tuple[Operation, ...]
     delay: int
     slots: tuple[int, ...]
-    matmuls: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,13 @@ def parse_program(bundles: str, utilization: str) -> Program:
     if len(starts) != len(rows):
         raise ValueError(f"{len(starts)} bundles, but the utilization of {len(rows)}")
     regions: dict[int, int] = {}
+    semaphores: set[str] = set()
     parsed = []
     for index, (match, end, slots) in enumerate(zip(starts, ends, rows, strict=True)):
         chunk = bundles[match.end() : end]
         for comment in _COMMENT.findall(chunk):
             regions.update((int(region), index) for region in _START.findall(comment))
-        parsed.append(_parse_bundle(len(match[1]), chunk, slots))
+        parsed.append(_parse_bundle(len(match[1]), chunk, slots, semaphores))
     return Program(tuple(parsed), regions, units, capacity)
 
 
@@ -128,21 +129,26 @@ def _parse_utilization(text: str) -> tuple[tuple[str, ...], tuple[int, ...], lis
     return units, numbers[0], numbers[1:]
 
 
-def _parse_bundle(depth: int, chunk: str, slots: tuple[int, ...]) -> Bundle:
+def _parse_bundle(depth: int, chunk: str, slots: tuple[int, ...], semaphores: set[str]) -> Bundle:
+    """One bundle; `semaphores` collects the results that are values of semaphores (v4 pops them like vectors)."""
     text = _COMMENT.sub("", chunk).strip()
-    operations, delay, matmuls = [], 0, 0
+    operations, delay, rows = [], 0, 0
     for part in text[: text.rindex("}")].split(";;"):
         match = _OPERATION.match(part.strip())
         if match is None:
             continue
         name = match["name"]
+        if name == "vsyncmov":
+            semaphores.add(f"%{match['dest']}")
         if name == "vdelay":
             delay = int(match["rest"])
         elif name.startswith("vmatmul"):
-            matmuls += 1
+            rows += 8 if ".f32" in name else 16
+        elif name == "spop" and match["rest"].strip() in semaphores:
+            operations.append(_parse_operation("vpop.sfrf", match["dest"], match["rest"]))
         elif _is_scalar(name) and not _NEVER.match(match["rest"]):
             operations.append(_parse_operation(name, match["dest"] or "", _ALWAYS.sub("", match["rest"])))
-    return Bundle(depth, tuple(operations), delay, slots, matmuls)
+    return Bundle(depth, tuple(operations), delay, slots, rows)
 
 
 def _is_scalar(name: str) -> bool:

@@ -70,11 +70,15 @@ def utilization(program: Program, run: Run, first: int, last: int) -> dict[str, 
 
 @dataclass(frozen=True)
 class KernelFigures:
-    """One Pallas kernel of a call: its time and its busiest loop (see `Loop`), with the units' shares there."""
+    """One Pallas kernel of a call: its time and its busiest loop (see `Loop`), with the units' shares there.
+
+    `matrix` is the cycles in which all matrix units take rows, whether or not the rows and columns are all of use.
+    """
 
     name: str
     cycles: float
     stalled: float
+    matrix: float
     dmas: int
     bytes_read: int
     bytes_written: int
@@ -93,7 +97,7 @@ class Figures:
         bytes_over_least: Bytes moved over the fewest possible.
         bandwidth_share: The fewest bytes over what memory could move in that time.
         flops_share: The fewest operations over what the matrix units could do in that time.
-        mxu: Share of the matrix units' slots that are filled, over the whole time.
+        mxu: Share of the time in which the matrix units take rows, padding included.
         bottleneck: What is busiest.
         choices: Block sizes.
         kernels: Per Pallas kernel.
@@ -129,19 +133,27 @@ def _rounded(value: Any) -> Any:
 
 def memory_of(chip: Chip) -> Memory:
     """The memory model of a chip."""
-    return Memory(chip.hbm_bandwidth / chip.clock_hz, round(DMA_SECONDS * chip.clock_hz))
+    granule = 512 if chip.name == "v4" else 32
+    return Memory(chip.hbm_bandwidth / chip.clock_hz, round(DMA_SECONDS * chip.clock_hz), granule)
 
 
 def measure_kernel(program: Program, name: str, operands: Sequence[Sequence[int] | None], chip: Chip) -> KernelFigures:
-    """Simulate one kernel and find its busiest loop (the whole kernel where there is none)."""
+    """Simulate one kernel and find its busiest loop (the whole kernel where there is none).
+
+    A bundle can wait for a matrix unit that is still busy, which the program does not show: the core is taken to be
+    busy at least as long as the matrix units need for the rows that are pushed.
+    """
     run = simulate(program, operands, memory_of(chip))
     last = len(program.bundles) - 1
     whole = Loop(0, 0, last, 1, 1, sum(run.visits))
+    rows = sum(count * bundle.rows for count, bundle in zip(run.visits, program.bundles, strict=False))
+    matrix = rows / (chip.mxus * chip.mxu_rows)
     busiest = max(loops(program, run), key=lambda loop: loop.bundles, default=whole)
     return KernelFigures(
         name=name,
-        cycles=run.cycles,
+        cycles=max(run.cycles, matrix + run.stalled),
         stalled=run.stalled,
+        matrix=matrix,
         dmas=run.dmas,
         bytes_read=run.bytes_read,
         bytes_written=run.bytes_written,
@@ -169,7 +181,7 @@ def measure(chip: Chip, kernel: str, case: Case, folder: Path, module: dict[str,
         bytes_over_least=moved / case.least_bytes(),
         bandwidth_share=case.least_bytes() / chip.hbm_bandwidth / seconds,
         flops_share=case.flops() / chip.bf16_flops / seconds,
-        mxu=sum(part.units["MXU"] * (part.cycles - part.stalled) for part in parts) / cycles,
+        mxu=sum(part.matrix for part in parts) / cycles,
         bottleneck=_bottleneck(parts, cycles),
         choices=module["choices"],
         kernels=parts,
@@ -189,7 +201,7 @@ def _bottleneck(parts: Sequence[KernelFigures], cycles: float) -> str:
 def table(rows: Sequence[Figures]) -> str:
     """Markdown: one line per case and kernel."""
     lines = [
-        "| case | kernel | µs | outside | bandwidth | peak | MXU slots | bytes | trips | bundles/trip | busiest |",
+        "| case | kernel | µs | outside | bandwidth | peak | MXU busy | bytes | trips | bundles/trip | busiest |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

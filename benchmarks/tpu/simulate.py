@@ -25,10 +25,6 @@ from benchmarks.tpu.scalar import (
     wrap,
 )
 
-GRANULE = 32
-"""Bytes per granule, the unit in which a DMA counts."""
-
-_LANES = 128
 _LONGEST = 200_000_000
 
 
@@ -39,10 +35,12 @@ class Memory:
     Attributes:
         bytes_per_cycle: Bandwidth of device memory over the clock of the core.
         latency: Cycles from the last byte of a DMA to the completion that a wait sees.
+        granule: Bytes of the unit in which DMAs count.
     """
 
     bytes_per_cycle: float
     latency: int
+    granule: int = 32
 
 
 @dataclass
@@ -86,7 +84,7 @@ class _Core:
         self.run = Run([0] * (len(program.bundles) + 1))
 
     def start_dma(self, name: str, granules: int, flag: int, source: int, target: int) -> None:
-        size = granules * GRANULE
+        size = granules * self.memory.granule
         cycles = size / self.memory.bytes_per_cycle
         end = self.now
         if name.startswith("dma.hbm"):
