@@ -23,6 +23,18 @@ SOURCES = ("models", "pallas_kernels", "runner")
 """Packages whose code ends up in executables."""
 
 CPU_FEATURES = "cpu_features"
+
+_DIGESTS = {
+    "code": "made by other sources of jaxllm",
+    "model_config": "for another configuration of the model",
+    "arrays": "for arrays of other shapes, types or places",
+    "shapes": "for steps of another shape",
+}
+"""What it means when a digest differs."""
+
+_CONSEQUENCES = ("devices", "arrays", "shapes")
+"""Differ whenever certain others do."""
+
 _INSTRUCTIONS = re.compile(
     r"(adx|aes|amx|avx|bmi|cldemote|clflushopt|clwb|clzero|cx16|f16c|fma|fsgsbase|gfni|lzcnt|abm|mmx|movbe|movdir|pclmul"
     r"|popcnt|prefetchi|rdpid|rdrnd|rdseed|serialize|sha|sm3|sm4|sse|ssse|tbm|vaes|vpclmul|waitpkg|xop|xsave)"
@@ -58,19 +70,35 @@ def engine_identity(plan: Plan, spec: StepSpec, num_pages: int, compiler_options
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Why executables made for `theirs` are not for `ours`: one text per difference, none if they are."""
-    found = []
-    for name, value in ours.items():
-        if name not in theirs:
-            found.append(f"{name}: the bundle does not say")
-        elif name == CPU_FEATURES:
-            lacking = sorted(_texts(theirs[name]) - set(value))
-            if lacking:
-                found.append(f"{name}: the bundle uses instructions that this CPU lacks ({' '.join(lacking)})")
-        elif theirs[name] != value:
-            found.append(f"{name}: {_shown(theirs[name])} in the bundle, {_shown(value)} here")
-    found += [f"{name}: {_shown(theirs[name])} in the bundle, unknown here" for name in theirs if name not in ours]
-    return found
+    """Why executables made for `theirs` are not for `ours`: one text per difference, none if they are.
+
+    What only follows from others is left out: nearly everything differs between two platforms.
+    """
+    names = [name for name in (*ours, *(set(theirs) - set(ours))) if not _suits(name, theirs, ours)]
+    if "platform" in names:
+        names = ["platform", "device_kind"]
+    elif set(names) - set(_CONSEQUENCES):
+        names = [name for name in names if name not in _CONSEQUENCES]
+    return [_difference(name, theirs, ours) for name in names]
+
+
+def _suits(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    if name not in theirs or name not in ours:
+        return False
+    if name == CPU_FEATURES:
+        return _texts(theirs[name]) <= _texts(ours[name])
+    return bool(theirs[name] == ours[name])
+
+
+def _difference(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    if name not in theirs or name not in ours:
+        return f"{name}: {'the bundle does not say' if name in ours else 'unknown here'}"
+    if name == CPU_FEATURES:
+        lacking = " ".join(sorted(_texts(theirs[name]) - _texts(ours[name])))
+        return f"{name}: the bundle uses instructions that this CPU lacks ({lacking})"
+    if name in _DIGESTS:
+        return f"{name}: {_DIGESTS[name]}"
+    return f"{name}: {_shown(theirs[name])} in the bundle, {_shown(ours[name])} here"
 
 
 def _software(backend: str) -> dict[str, Any]:
@@ -88,10 +116,8 @@ def _hardware(plan: Plan) -> dict[str, Any]:
         "device_kind": devices[0].device_kind,
         # Also the order: an executable has its devices built in.
         "devices": [[device.id, *getattr(device, "coords", ())] for device in devices],
+        "tensor_parallel_size": plan.num_devices,
     }
-    if len(devices) > 1 and plan.mesh is not None:
-        # A mesh of one device is as good as none.
-        found["mesh"] = dict(plan.mesh.shape)
     if plan.platform == "cpu":
         found["machine"] = platform.machine()
         found[CPU_FEATURES] = cpu_features()
@@ -103,6 +129,8 @@ def _code() -> str:
     """A digest of the sources that executables are made from: other code under the same version is another engine."""
     folder = Path(__file__).parent.parent
     files = sorted(path for name in SOURCES for path in (folder / name).rglob("*.py"))
+    # Block sizes that were tuned.
+    files += sorted((folder / "pallas_kernels").rglob("*.json"))
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())

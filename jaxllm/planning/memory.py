@@ -58,8 +58,8 @@ def measure(plan: Plan, target: Target) -> Memory:
     if plan.platform == "cpu":
         # Here the KV cache has a share of its own, from which nothing else is taken.
         usable = weights + state + cpu_free_bytes(utilization)
-        return Memory(int(cpu_free_bytes(1.0) / CPU_SHARE), usable, weights, state, page)
-    limit = _limit(target)
+        return Memory(memory_limit(plan, target), usable, weights, state, page)
+    limit = memory_limit(plan, target)
     return Memory(limit, int(limit * utilization), weights, state, page)
 
 
@@ -111,8 +111,10 @@ def pages_for(plan: Plan, target: Target) -> int:
     return count_pages(plan, max(measure(plan, target).for_cache(compile_step(plan, buckets.largest)), 0))
 
 
-def _limit(target: Target) -> int:
-    """Bytes of memory of one device."""
+def memory_limit(plan: Plan, target: Target) -> int:
+    """Bytes of memory of one device; on CPU those that are free. Raises `CapacityError` where they are unknown."""
+    if plan.platform == "cpu":
+        return int(cpu_free_bytes(1.0) / CPU_SHARE)
     if not target.absent:
         stats = target.devices[0].memory_stats() or {}
         if "bytes_limit" in stats:

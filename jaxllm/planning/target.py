@@ -18,6 +18,8 @@ _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    # Any type does: the topology is described below. Without one libtpu complains on the terminal.
+    "TPU_ACCELERATOR_TYPE": "v6e-8",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 
@@ -47,7 +49,8 @@ class Target:
 
 def prepare(device: str | None) -> None:
     """Set the environment that absent devices need; to be called before JAX is imported. The user's own values stay."""
-    if device in CHIPS:
+    chip = CHIPS.get(device or "")
+    if chip is not None and chip.platform == "tpu":
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     elif device == "cpu":
@@ -84,11 +87,11 @@ def _tpus() -> str:
 
 def _absent(chip: Chip, topology: str | None, count: int) -> Target:
     """Describe a TPU topology with libtpu."""
-    shape = topology or _smallest(chip, count)
+    shape = _smallest(chip, count) if topology is None else topology
     sizes = [int(size) if size.isdecimal() else 0 for size in shape.split("x")]
     if not 2 <= len(sizes) <= 3 or min(sizes) < 1:
         raise ConfigError(
-            f"--topology {shape}: expected chips along each axis, such as {chip.topology.partition(':')[2]}"
+            f"--topology {shape}: expected the chips along each axis, such as {chip.topology.partition(':')[2]}"
         )
     options: dict[str, Any] = dict(chip.topology_options)
     if math.prod(sizes) in _HOST_SIZES.get(chip.name, {}):

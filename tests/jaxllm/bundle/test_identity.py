@@ -36,21 +36,44 @@ def test_the_same_engine_has_no_differences() -> None:
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),
 )
 def test_options_that_shape_executables_are_named(options: dict[str, Any], message: str) -> None:
-    assert message in differences(identity(), identity(**options))
+    assert differences(identity(), identity(**options)) == [message]
+
+
+@pytest.mark.parametrize("name", ["jax", "jaxlib", "jaxllm", "device_kind", "machine", "model", "devices"])
+def test_another_machine_or_version_is_named(name: str) -> None:
+    ours = {**identity(), "devices": "ours"}
+    assert differences({**ours, name: "other"}, ours) == [f"{name}: other in the bundle, {ours[name]} here"]
 
 
 @pytest.mark.parametrize(
-    "name", ["code", "jax", "jaxlib", "jaxllm", "platform", "device_kind", "machine", "model_config"]
+    ("name", "message"),
+    [
+        ("code", "code: made by other sources of jaxllm"),
+        ("model_config", "model_config: for another configuration of the model"),
+        ("arrays", "arrays: for arrays of other shapes, types or places"),
+        ("shapes", "shapes: for steps of another shape"),
+    ],
 )
-def test_another_machine_or_version_is_named(name: str) -> None:
+def test_a_digest_is_explained(name: str, message: str) -> None:
     ours = identity()
-    assert differences({**ours, name: "other"}, ours) == [f"{name}: other in the bundle, {ours[name]} here"]
+    assert differences({**ours, name: "0"}, ours) == [message]
+
+
+def test_consequences_of_a_difference_are_left_out() -> None:
+    ours = identity()
+    elsewhere = {**identity(max_num_seqs=8, dtype="bfloat16"), "platform": "tpu", "device_kind": "TPU v4"}
+    assert differences(elsewhere, ours) == [
+        "platform: tpu in the bundle, cpu here",
+        "device_kind: TPU v4 in the bundle, cpu here",
+    ]
+    other = {**identity(max_num_seqs=8), "devices": [[3]]}
+    assert differences(other, ours) == ["max_num_seqs: 8 in the bundle, 64 here"]
 
 
 def test_a_manifest_that_says_too_little_or_too_much() -> None:
     ours = identity()
     assert differences({}, {"jax": "1"}) == ["jax: the bundle does not say"]
-    assert differences({**ours, "moon": 1}, ours) == ["moon: 1 in the bundle, unknown here"]
+    assert differences({**ours, "moon": 1}, ours) == ["moon: unknown here"]
 
 
 def test_a_cpu_may_have_more_instructions_but_not_fewer() -> None:

@@ -157,7 +157,7 @@ def call_of(manifest: dict[str, Any]) -> dict[str, Any]:
         (edit(lambda manifest: manifest["executables"].pop("step_8")), "incomplete, it lacks step_8"),
         (edit(lambda manifest: manifest["engine"].update(jax="0.1")), "jax: 0.1 in the bundle"),
         (edit(lambda manifest: manifest["engine"].update(platform="tpu")), "platform: tpu in the bundle, cpu here"),
-        (edit(lambda manifest: manifest["engine"].update(model_config="x")), "model_config: x in the bundle"),
+        (edit(lambda manifest: manifest["engine"].update(model_config="x")), "model_config: for another configuration"),
         (edit(lambda manifest: manifest["engine"]["cpu_features"].append("avx9")), "this CPU lacks (avx9)"),
         (edit(lambda manifest: call_of(manifest)["kept"].pop()), "other arguments or results than this engine's"),
         (edit(lambda manifest: call_of(manifest)["outputs"].pop()), "other arguments or results than this engine's"),

@@ -1,0 +1,92 @@
+"""What to change about an engine that does not fit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxllm.config import EngineConfig, option_fields
+from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.models.sharding import working_sizes
+from jaxllm.planning.memory import CompiledStep, Memory, memory_limit
+from jaxllm.planning.target import Target, find_target
+from jaxllm.runner.build import PROVISIONAL_PAGES
+from jaxllm.runner.capacity import bytes_on_device, count_pages
+from jaxllm.runner.plan import Plan, make_plan
+from jaxllm.runner.spec import make_spec
+
+USUAL_TEMPORARIES = 0.02
+"""Share of a device's memory that a step is taken to need where it could not be compiled."""
+
+FEWEST_TOKENS = 256
+"""Smaller token budgets are not advised: prompts would crawl."""
+
+
+def advise(plan: Plan, target: Target, memory: Memory, largest: CompiledStep | None) -> list[str]:
+    """Single changes of options with which it would fit, the smallest first; empty when there is none.
+
+    What is not compiled for them is estimated: a step's temporaries grow with its tokens, and are the same on more
+    devices.
+    """
+    beside = int(memory.limit * USUAL_TEMPORARIES)
+    if largest is not None:
+        beside = largest.temporary_bytes + largest.code_bytes
+    return [*_shorter(plan, memory, beside), *_fewer_tokens(plan, memory, beside), *_other_plans(plan, target, beside)]
+
+
+def _shorter(plan: Plan, memory: Memory, beside: int) -> Iterator[str]:
+    free = memory.for_cache(None) - beside
+    tokens = (max(free, 0) // memory.page - 1) * plan.config.cache.block_size
+    if 2 <= tokens < plan.max_model_len:
+        yield f"--max-model-len {tokens} or less"
+
+
+def _fewer_tokens(plan: Plan, memory: Memory, beside: int) -> Iterator[str]:
+    tokens = plan.max_num_batched_tokens // 2
+    while tokens >= FEWEST_TOKENS:
+        needed = beside * tokens // plan.max_num_batched_tokens
+        if _holds(plan, memory.for_cache(None) - needed):
+            yield f"--max-num-batched-tokens {tokens} or less"
+            return
+        tokens //= 2
+
+
+def _other_plans(plan: Plan, target: Target, beside: int) -> Iterator[str]:
+    """More devices, or a smaller type."""
+    if plan.dtype == "float32" and _fits(_changed(plan.config, dtype="bfloat16"), target, beside):
+        yield "--dtype bfloat16"
+    if target.chip is None or not target.absent:
+        return
+    for size in working_sizes(plan.model):
+        if size <= plan.num_devices:
+            continue
+        try:
+            larger = target if size <= len(target.devices) else find_target(target.chip.name, None, size)
+        except ConfigError:
+            # No usual machine has so many.
+            return
+        if _fits(_changed(plan.config, tensor_parallel_size=size, mesh=None), larger, beside):
+            topology = "" if larger is target else f" --topology {larger.topology}"
+            yield f"--tensor-parallel-size {size}{topology}"
+            return
+
+
+def _changed(config: EngineConfig, **options: Any) -> EngineConfig:
+    before = {item.name: getattr(getattr(config, section), item.name) for section, item in option_fields()}
+    return EngineConfig.from_options({**before, **options})
+
+
+def _fits(config: EngineConfig, target: Target, beside: int) -> bool:
+    plan = make_plan(config, target.devices if target.absent else None)
+    spec, _ = make_spec(plan, PROVISIONAL_PAGES)
+    # Without the padding of layouts, which is little, and which only the compiler knows.
+    needed = bytes_on_device((spec.parameters, spec.state)) - bytes_on_device(spec.state.kv_cache)
+    limit = memory_limit(plan, target)
+    return _holds(plan, int(limit * config.cache.gpu_memory_utilization) - needed - beside)
+
+
+def _holds(plan: Plan, free: int) -> bool:
+    """Whether one request of the longest length fits into so much memory for the KV cache."""
+    try:
+        count_pages(plan, max(free, 0))
+    except CapacityError:
+        return False
+    return True

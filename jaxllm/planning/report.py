@@ -1,0 +1,128 @@
+"""Whether an engine fits its devices, what it takes of their memory, and how fast it may be."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from jaxllm.errors import CapacityError
+from jaxllm.planning.advice import advise
+from jaxllm.planning.memory import CompiledStep, Memory, compile_step, measure
+from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
+from jaxllm.planning.target import Target
+from jaxllm.runner.buckets import Bucket, Buckets
+from jaxllm.runner.capacity import count_pages
+from jaxllm.runner.plan import Plan
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """Bytes on each device. `total` is what it has, `free` what is left of it; `kv_cache` is 0 where nothing fits."""
+
+    total: int
+    weights: int
+    kv_cache: int
+    state: int
+    temporaries: int
+    code: int
+    free: int
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step shape; `compile_seconds` on this machine, None where it was not compiled, `estimate` on the chip."""
+
+    tokens: int
+    requests: int
+    compile_seconds: float | None
+    estimate: StepEstimate | None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything `jaxllm plan` says. `reason` and `advice`: why it does not fit, and what would."""
+
+    model: str
+    device: str
+    num_devices: int
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    attention_backend: str
+    fits: bool
+    reason: str | None
+    advice: list[str]
+    memory: DeviceMemory
+    kv_tokens: int
+    max_concurrency: float
+    decode_context: int
+    steps: list[Step]
+
+
+def make_report(
+    plan: Plan, target: Target, *, all_buckets: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Compile the largest and the smallest step, or all, and work out the rest. `say` is told what takes its time."""
+    memory = measure(plan, target)
+    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs)
+    wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
+    compiled: dict[Bucket, CompiledStep] = {}
+    reason = None
+    try:
+        if memory.for_cache(None) <= 0:
+            # The compiler would say so too, after a while.
+            raise CapacityError(_too_large(memory))
+        compiled = _compile(plan, sorted(set(wanted), reverse=True), say)
+        pages = count_pages(plan, max(memory.for_cache(compiled[buckets.largest]), 0))
+    except CapacityError as error:
+        pages, reason = 0, str(error)
+    largest = compiled.get(buckets.largest)
+    config = plan.config
+    kv_tokens = max(pages - 1, 0) * config.cache.block_size
+    return Report(
+        model=config.model.model,
+        device=target.name,
+        num_devices=plan.num_devices,
+        dtype=plan.dtype,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        attention_backend=plan.forward.attention,
+        fits=reason is None,
+        reason=reason,
+        advice=[] if reason is None else advise(plan, target, memory, largest),
+        memory=_parts(memory, largest, pages),
+        kv_tokens=kv_tokens,
+        max_concurrency=kv_tokens / plan.max_model_len,
+        decode_context=min(CONTEXT, plan.max_model_len),
+        steps=[_step(plan, target, memory, bucket, compiled.get(bucket)) for bucket in buckets.all],
+    )
+
+
+def _compile(plan: Plan, buckets: list[Bucket], say: Callable[[str], None]) -> dict[Bucket, CompiledStep]:
+    """Compile several at once, as the engine does. Raises `CapacityError` when one does not fit the device."""
+
+    def one(bucket: Bucket) -> CompiledStep:
+        say(f"compiling a step of {bucket}")
+        return compile_step(plan, bucket)
+
+    workers = plan.config.compile.compile_workers or os.cpu_count() or 1
+    with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
+        return dict(zip(buckets, pool.map(one, buckets), strict=True))
+
+
+def _too_large(memory: Memory) -> str:
+    needed, usable = (memory.weights + memory.state) / 2**30, memory.usable / 2**30
+    return f"weights and state need {needed:.1f} GiB on each device, and {usable:.1f} GiB are usable"
+
+
+def _parts(memory: Memory, largest: CompiledStep | None, pages: int) -> DeviceMemory:
+    temporaries, code = (0, 0) if largest is None else (largest.temporary_bytes, largest.code_bytes)
+    taken = memory.weights + memory.state + temporaries + code + pages * memory.page
+    return DeviceMemory(
+        memory.limit, memory.weights, pages * memory.page, memory.state, temporaries, code, memory.limit - taken
+    )
+
+
+def _step(plan: Plan, target: Target, memory: Memory, bucket: Bucket, compiled: CompiledStep | None) -> Step:
+    guess = estimate(plan, target.chip, memory.weights, memory.page, bucket) if target.chip else None
+    return Step(bucket.tokens, bucket.rows, None if compiled is None else compiled.seconds, guess)

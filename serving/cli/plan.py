@@ -1,0 +1,111 @@
+"""`jaxllm plan`: whether a model fits, what it takes and how fast it may be, without the devices and the weights."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jaxllm.flags import FlagParser, add_engine_flags
+from jaxllm.serving.cli.target_flags import add_target_flags, find_plan
+
+if TYPE_CHECKING:
+    # It loads JAX, which a wrong flag should not have to wait for.
+    from jaxllm.planning.report import Report, Step
+
+HELP = "Work out whether a model fits some devices, what it takes of their memory, and how fast it may be."
+USAGE = "[MODEL] [--device NAME] [flags]"
+EXAMPLES = """examples:
+  jaxllm plan path/to/llama-3-8b --device v6e                            one chip
+  jaxllm plan path/to/llama-3-70b --device v6e --topology 2x4 --tp 8     eight
+  jaxllm plan Qwen/Qwen3-0.6B --device v5e --max-model-len 8K --json
+
+Of the model only config.json is read. The steps are compiled for the chip by its own compiler, which needs no chip
+(pip install 'jax[tpu]'); memory is what that compiler says. Times are estimates."""
+
+
+def add_arguments(parser: FlagParser) -> None:
+    """Declare the model, the devices, how to print, and every engine option."""
+    add_target_flags(parser, "plan")
+    parser.epilog = EXAMPLES
+    parser.add_argument("--all-buckets", action="store_true", help="Compile every step, not just two of them.")
+    parser.add_argument("--json", action="store_true", help="Print JSON: sizes in bytes, times in seconds.")
+    add_engine_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; 0 also when it does not fit, which is an answer. Errors are raised."""
+    plan, target = find_plan(args)
+    from jaxllm.planning.report import make_report
+
+    report = make_report(plan, target, all_buckets=args.all_buckets, say=_say())
+    text = (
+        msgspec.json.format(msgspec.json.encode(report), indent=2).decode() if args.json else "\n".join(_text(report))
+    )
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def _say() -> Callable[[str], None]:
+    """Shows what is being done, to people only."""
+    return (lambda text: print(text, "...", file=sys.stderr, flush=True)) if sys.stderr.isatty() else (lambda _: None)
+
+
+def _text(report: "Report") -> Iterator[str]:
+    devices = "1 device" if report.num_devices == 1 else f"{report.num_devices} devices"
+    yield f"{report.model} on {report.device}, {devices}: {report.dtype}, attention {report.attention_backend}"
+    yield ""
+    if report.fits:
+        yield (
+            f"fits: the KV cache holds {report.kv_tokens:,} tokens, {report.max_concurrency:.1f} requests of "
+            f"{report.max_model_len:,} at once"
+        )
+    else:
+        yield f"does not fit: {report.reason}"
+        yield from (f"  would fit: {change}" for change in report.advice)
+        if not report.advice:
+            yield "  no single option would make it fit: take a chip with more memory, or a smaller model"
+    yield ""
+    yield from _memory(report)
+    yield ""
+    yield from _steps(report)
+
+
+def _memory(report: "Report") -> Iterator[str]:
+    yield "memory of each device, GiB"
+    memory = report.memory
+    unknown = not memory.temporaries and not memory.code
+    parts = {
+        "weights": memory.weights,
+        "KV cache": memory.kv_cache,
+        "state": memory.state,
+        "temporaries": None if unknown else memory.temporaries,
+        "code": None if unknown else memory.code,
+        "free": memory.free,
+        "total": memory.total,
+    }
+    for name, size in parts.items():
+        yield f"  {name:12}{'not compiled' if size is None else f'{size / 2**30:8.2f}'}"
+
+
+def _steps(report: "Report") -> Iterator[str]:
+    yield "steps            compiled in   estimated time    estimated tokens/s"
+    yield from map(_step, report.steps)
+    if any(step.estimate for step in report.steps):
+        yield (
+            f"Estimates are lower bounds of the time: bytes and operations of a step against the chip's peaks. Decodes "
+            f"have {report.decode_context:,} tokens behind them;"
+        )
+        yield "prefill is the beginning of one prompt. Communication between devices is not counted."
+    else:
+        yield "No estimates: the peaks of this device are not known."
+
+
+def _step(step: "Step") -> str:
+    seconds = "" if step.compile_seconds is None else f"{step.compile_seconds:.1f} s"
+    line = f"  {step.tokens:5} x {step.requests:<4} {seconds:>14}"
+    found = step.estimate
+    if found is None:
+        return line.rstrip()
+    return f"{line} {found.seconds * 1000:13.2f} ms {found.tokens_per_second:19,.0f}  {found.work}, {found.bound} bound"

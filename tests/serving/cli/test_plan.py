@@ -1,0 +1,161 @@
+"""`jaxllm plan`: what it says, here with figures made up for the compiler; proofs compile for real chips."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from jaxllm.errors import CapacityError
+from jaxllm.pallas_kernels.chips import CHIPS
+from jaxllm.planning import advice, report
+from jaxllm.planning.memory import CompiledStep, Memory
+from jaxllm.planning.target import Target
+from jaxllm.runner.buckets import Bucket
+from jaxllm.runner.plan import Plan
+from jaxllm.serving.cli import main as cli
+from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
+
+GIB = 2**30
+PAGE = 2 * GIB // 1024
+"""Llama 3 8B, 16 tokens."""
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    return write_model(tmp_path / "llama")
+
+
+@pytest.fixture
+def chip(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A v6e whose compiler is made up; the figures may be changed."""
+    figures: dict[str, Any] = {"weights": LLAMA_3_8B_WEIGHTS, "temporaries": GIB // 8, "compiled": []}
+
+    def measure(plan: Plan, target: Target) -> Memory:
+        limit = CHIPS["v6e"].hbm_bytes
+        return Memory(limit, int(limit * plan.config.cache.gpu_memory_utilization), figures["weights"], GIB // 16, PAGE)
+
+    def compile_step(plan: Plan, bucket: Bucket) -> CompiledStep:
+        figures["compiled"].append(bucket.tokens)
+        if figures["temporaries"] is None:
+            raise CapacityError("a step does not fit the device")
+        return CompiledStep(bucket, 1.25, figures["temporaries"] * bucket.tokens // 2048, GIB // 128)
+
+    here = Target((), absent=False, chip=CHIPS["v6e"], topology="")
+    monkeypatch.setattr(report, "measure", measure)
+    monkeypatch.setattr(report, "compile_step", compile_step)
+    monkeypatch.setattr(Target, "name", "v6e:1x1")
+    monkeypatch.setattr("jaxllm.serving.cli.target_flags.find_target", lambda *_: here)
+    monkeypatch.setattr(advice, "memory_limit", lambda *_: CHIPS["v6e"].hbm_bytes)
+    return figures
+
+
+def plan(capsys: pytest.CaptureFixture[str], model: str, *flags: str) -> str:
+    shape = ["--dtype", "bfloat16", "--max-num-batched-tokens", "2048", "--compile-workers", "1"]
+    assert cli.main(["plan", model, *shape, *flags]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_fits(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = plan(capsys, llama)
+    usable = 0.9 * 32 * GIB - LLAMA_3_8B_WEIGHTS - GIB // 16 - GIB // 8 - GIB // 128
+    pages = int(usable) // PAGE
+    assert f"fits: the KV cache holds {(pages - 1) * 16:,} tokens, 13.6 requests of 8,192 at once" in text
+    for line in ("weights        14.96", "state           0.06", "temporaries     0.12", "code            0.01"):
+        assert f"  {line}\n" in text
+    assert f"  KV cache    {pages * PAGE / GIB:8.2f}\n" in text
+    assert "  total          32.00\n" in text
+    assert "      1 x 1             1.2 s          9.25 ms                 108  decode, memory bound\n" in text
+    assert "   2048 x 64            1.2 s         32.34 ms              63,327  prefill, compute bound\n" in text
+    assert "Decodes have 1,024 tokens behind them" in text
+    assert chip["compiled"] == [2048, 1]
+
+
+def test_json_says_the_same(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(plan(capsys, llama, "--json", "--all-buckets", "--max-model-len", "4096"))
+    assert (found["fits"], found["reason"], found["advice"]) == (True, None, [])
+    assert found["max_concurrency"] == found["kv_tokens"] / 4096
+    memory = found["memory"]
+    parts = sum(memory[name] for name in ("weights", "kv_cache", "state", "temporaries", "code", "free"))
+    assert parts == memory["total"] == 32 * GIB
+    assert memory["free"] == pytest.approx(3.2 * GIB, rel=0.01)
+    assert [step["tokens"] for step in found["steps"]] == [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    assert {step["compile_seconds"] for step in found["steps"]} == {1.25}
+    assert found["steps"][0]["estimate"]["bound"] == "memory"
+
+
+def test_a_model_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chip["weights"] = 30 * GIB
+    text = plan(capsys, llama)
+    assert "does not fit: weights and state need 30.1 GiB on each device, and 28.8 GiB are usable" in text
+    assert "no single option would make it fit: take a chip with more memory, or a smaller model" in text
+    assert "  temporaries not compiled\n" in text
+    assert chip["compiled"] == [], "nothing is compiled in vain"
+
+
+def test_requests_that_are_too_long(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chip["weights"] = 28 * GIB
+    text = plan(capsys, llama)
+    free = 0.8 * GIB - GIB // 16 - GIB // 8 - GIB // 128
+    fits = (int(free) // PAGE - 1) * 16
+    assert "does not fit: max_model_len=8192 does not fit: " in text
+    assert f"  would fit: --max-model-len {fits} or less\n" in text
+    assert "fits: the KV" in plan(capsys, llama, "--max-model-len", str(fits))
+    assert "does not fit" in plan(capsys, llama, "--max-model-len", str(fits + 16))
+
+
+def test_steps_that_are_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chip.update(weights=26 * GIB, temporaries=2 * GIB)
+    text = plan(capsys, llama)
+    assert "  would fit: --max-num-batched-tokens 1024 or less\n" in text
+    assert "fits: the KV" in plan(capsys, llama, "--max-num-batched-tokens", "1024")
+
+
+def test_a_smaller_type(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chip["weights"] = 2 * LLAMA_3_8B_WEIGHTS
+    text = plan(capsys, llama, "--dtype", "float32")
+    assert "  would fit: --dtype bfloat16\n" in text
+
+
+def test_the_compiler_says_no(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chip["temporaries"] = None
+    assert "does not fit: a step does not fit the device\n" in plan(capsys, llama)
+
+
+def test_this_machine_for_real(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--optimization-level", "0", "--max-num-batched-tokens", "8", "--max-num-seqs", "2", "--json"]
+    assert cli.main(["plan", "demo", "--device", "cpu", *flags]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["fits"], found["device"], found["dtype"]) == (True, "this machine (cpu)", "float32")
+    with safe_open(demo_folder / "model.safetensors", "numpy") as checkpoint:
+        numbers = sum(checkpoint.get_tensor(name).size for name in checkpoint.keys())  # noqa: SIM118
+    assert found["memory"]["weights"] == 4 * numbers, "in float32"
+    assert found["kv_tokens"] == 2 * 2048, "more is of no use"
+    assert [step["compile_seconds"] > 0 for step in found["steps"]] == [True, True]
+    assert [step["estimate"] for step in found["steps"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device", "v99"], "--device v99: unknown"),
+        (["--topology", "2x2"], "--topology 2x2: only for a --device that is a TPU"),
+        (["missing/folder"], "missing/folder"),
+        (["--max-model-len", "4096"], "max_model_len=4096: the model has positions for 2048 tokens only"),
+    ],
+)
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert cli.main(["plan", *flags]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    text = capsys.readouterr().out
+    assert "jaxllm plan path/to/llama-3-70b --device v6e --topology 2x4 --tp 8" in text
+    assert all(len(line) <= 120 for line in text.splitlines())
