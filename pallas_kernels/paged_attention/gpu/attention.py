@@ -70,7 +70,7 @@ def gpu_paged_attention(
         jnp.clip(q, -largest, largest).astype(dtype).reshape(tokens, heads // 2, group, head_size).transpose(1, 0, 2, 3)
     )
     queries = jnp.pad(grouped.reshape(-1, head_size), ((0, WARPGROUPS * ROWS), (0, 0)))
-    page_rows = ((layer * pages + batch.page_table) * page_size).reshape(-1)
+    first_page = jnp.asarray(layer * pages, jnp.int32)
     flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
     factor = jnp.float32(scale if k_scale is None else scale * k_scale)
     factor = factor * LOG2E if soft_cap is None else factor / soft_cap
@@ -93,7 +93,17 @@ def gpu_paged_attention(
             kv_dtype=kv_dtype,
             interpret=interpret,
         )
-        out, sums = launch(options, plan.units, plan.total[None], page_rows, factor[None], queries, slopes, flat)
+        out, sums = launch(
+            options,
+            plan.units,
+            plan.total[None],
+            batch.page_table.reshape(-1),
+            first_page[None],
+            factor[None],
+            queries,
+            slopes,
+            flat,
+        )
         places = (plan.units.shape[0], heads // 2, WARPGROUPS)
         return out.reshape(*places, options.out_rows, head_size), sums.reshape(*places, ROWS)
 

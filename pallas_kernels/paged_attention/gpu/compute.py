@@ -121,15 +121,20 @@ class Warpgroup:
         # Before `full`, every key of a tile is visible to the first query, and so to all.
         full = jnp.minimum(lax.div(position + 1, jnp.int32(options.tile)), unit.end)
         state = (ops.full((ROWS, options.head_size), 0.0), ops.full_rows(ROWS, LOWEST), ops.full_rows(ROWS, 0.0))
+        if options.alternates:
+            pl.when(self.number == 1)(self._meet)
         state = lax.fori_loop(0, visits(full), visit_full, state)
-        return lax.fori_loop(visits(full), visits(unit.end), visit_masked, state)
+        state = lax.fori_loop(visits(full), visits(unit.end), visit_masked, state)
+        if options.alternates:
+            pl.when(self.number == 0)(self._meet)
+        return state
 
     def _tile(self, first_key: jax.Array, slot: jax.Array, rows: "_Rows", state: _State, *, masked: bool) -> _State:
         """One tile of keys, which begins at position `first_key` and lies in `slot` of the ring."""
         options, ops, scratch = self.options, self.ops, self.scratch
         acc, maximum, total = state
         keys = self._take("keys", slot)
-        products = ops.scores(scratch["io"].at[self.number], keys)
+        products = ops.scores(scratch["io"].at[self.number], keys, self._meet)
         self._release("keys", slot)
         scores, factor = rows.scores(options, ops, products, first_key, masked=masked)
 
@@ -139,10 +144,23 @@ class Warpgroup:
         weights = jnp.exp2(scores * factor - ops.across(new_maximum, scores.shape))
         total = total * decay + weights.sum(axis=1)
         acc = acc * ops.across(decay, acc.shape)
+        narrow = weights.astype(options.dtype)
+        if options.alternates:
+            # All of this softmax is to be done before the other warpgroup is let into its own.
+            acc, total, new_maximum, narrow = lax.optimization_barrier((acc, total, new_maximum, narrow))
+            plgpu.barrier_arrive(scratch["turn"])
         values = self._take("values", slot)
-        acc = ops.accumulate(acc, weights.astype(options.dtype), values)
+        if options.alternates:
+            plgpu.barrier_wait(scratch["turn"])
+        acc = ops.accumulate(acc, narrow, values)
         self._release("values", slot)
         return acc, new_maximum, total
+
+    def _meet(self) -> None:
+        """Wait for the other warpgroup, where they alternate. One is half a tile behind: their phases interleave."""
+        if self.options.alternates:
+            plgpu.barrier_arrive(self.scratch["turn"])
+            plgpu.barrier_wait(self.scratch["turn"])
 
     def _take(self, name: str, slot: jax.Array) -> Any:
         """Wait for a tile; a reference to what can be multiplied."""

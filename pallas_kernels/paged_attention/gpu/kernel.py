@@ -2,9 +2,9 @@
 
 One kernel serves both kinds of work. A unit of work is up to 64 query rows per warpgroup (tokens x the heads of one KV
 head) against a range of key tiles. In prefill both warpgroups see every tile, each with its own queries; in decode they
-share the queries and take tiles in turns. The producer runs ahead through a ring of tiles, also across units, so that
-memory stays busy while one unit ends and the next begins (warp specialisation as in FlashAttention-3,
-arXiv 2407.08608).
+share the queries and take every second tile. The producer runs ahead through a ring of tiles, also across units, so
+that memory stays busy while one unit ends and the next begins. Roles of warpgroups, and in prefill their turns at the
+tensor cores, are those of FlashAttention-3 (arXiv 2407.08608).
 """
 
 import functools
@@ -28,7 +28,8 @@ def launch(
     options: KernelOptions,
     units: jax.Array,
     total: jax.Array,
-    page_rows: jax.Array,
+    page_table: jax.Array,
+    first_page: jax.Array,
     scale: jax.Array,
     queries: jax.Array,
     slopes: jax.Array,
@@ -40,7 +41,8 @@ def launch(
         options: what is static.
         units: int32 [U, 8], the fields of `compute.Unit`.
         total: int32 [1], how many units are used.
-        page_rows: int32 [R * W], the row of `kv` where each page begins.
+        page_table: int32 [R * W].
+        first_page: int32 [1], page 0 of the layer among the pages of all layers.
         scale: float32 [1], factor on the products of queries and stored keys: the scale, times log2(e) without a soft
             cap, or divided by the cap.
         queries: [K * T * G + 2 * ROWS, H], ordered by KV head, token, head of the group; the last rows are padding.
@@ -74,6 +76,7 @@ def launch(
             "values_full": full,
             "keys_free": free,
             "values_free": free,
+            "turn": plgpu.Barrier(num_arrivals=WARPGROUPS),
         }
         | converted,
         grid=(options.blocks,),
@@ -84,7 +87,7 @@ def launch(
         kernel_name="paged_attention_decode" if options.decode else "paged_attention_prefill",
         interpret=_interpreter() if options.interpret else None,
     )
-    out, sums = run(units.reshape(-1), total, page_rows, scale, queries, slopes, kv)
+    out, sums = run(units.reshape(-1), total, page_table, first_page, scale, queries, slopes, kv)
     return out, sums
 
 
@@ -109,7 +112,8 @@ class _Inputs:
 
     units: Any
     total: Any
-    page_rows: Any
+    page_table: Any
+    first_page: Any
     scale: Any
     queries: Any
     slopes: Any
@@ -127,6 +131,8 @@ def _block(options: KernelOptions, *refs: Any, **scratch: Any) -> None:
     def each_item(visit: Any) -> Any:
         def step(index: jax.Array, counter: jax.Array) -> jax.Array:
             item = block + index * options.blocks
+            if not options.decode:
+                item = items - 1 - item  # The last queries of a prompt see the most keys: long units first.
             head = lax.rem(item, jnp.int32(options.num_kv_heads))
             unit = Unit.read(inputs.units, lax.div(item, jnp.int32(options.num_kv_heads)))
             visit(item, head, unit, counter)
@@ -164,7 +170,8 @@ def _fill(
     """Copy the tiles of a unit into the ring; `counter` tiles were copied before."""
     del item
     size, piece = options.head_size, options.piece
-    last_page = inputs.page_rows.shape[0] - 1
+    last = inputs.page_table.shape[0] - 1
+    first_page = inputs.first_page[0]
 
     @pl.loop(unit.first, unit.end)
     def _tile(tile: jax.Array) -> None:
@@ -173,10 +180,11 @@ def _fill(
         starts = []
         for part in range(options.tile // piece):
             key = tile * options.tile + part * piece
-            page = unit.table + lax.div(key, jnp.int32(options.page_size))
-            # The end of a last tile may lie beyond the table: whatever it copies from the last page is masked.
-            start = inputs.page_rows[jnp.minimum(page, last_page)] + lax.rem(key, jnp.int32(options.page_size))
-            starts.append(pl.multiple_of(start, 8))
+            # The end of a last tile may lie beyond the table: whatever is copied instead is masked.
+            entry = jnp.minimum(unit.table + lax.div(key, jnp.int32(options.page_size)), last)
+            offset = lax.rem(key, jnp.int32(options.page_size))
+            page = first_page + inputs.page_table[entry]
+            starts.append(pl.multiple_of(page * options.page_size + offset, 8))
         for name, column in (("keys", head * (2 * size)), ("values", head * (2 * size) + size)):
             pl.when(turn >= options.stages)(functools.partial(plgpu.barrier_wait, scratch[name + "_free"].at[slot]))
             for part, start in enumerate(starts):

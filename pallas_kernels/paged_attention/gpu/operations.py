@@ -4,6 +4,7 @@ The interpreter (JAX 0.10) knows copies, barriers, warpgroups and shared memory,
 wgmma with operands in registers or transposed. Those few operations stand here once for each.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +67,16 @@ class Operations:
         """A value per row, repeated in all columns."""
         return lax.broadcast_in_dim(rows, shape, [0])
 
-    def scores(self, queries: Any, keys: Any) -> jax.Array:
-        """`queries @ keys.T` in float32; both lie in shared memory."""
+    def scores(self, queries: Any, keys: Any, issued: Callable[[], None]) -> jax.Array:
+        """`queries @ keys.T` in float32; both lie in shared memory. `issued` is called while it is computed."""
         shape = (queries.shape[0], keys.shape[0])
         if self.interpret:
+            issued()
             return jnp.dot(queries[...], keys[...].T, preferred_element_type=jnp.float32)
 
         def compute(acc: Any) -> jax.Array:
             plgpu.wgmma(acc, queries, plgpu.transpose_ref(keys, (1, 0)))
+            issued()
             return acc[...]
 
         return pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))

@@ -42,6 +42,11 @@ class KernelOptions:
         return self.dtype != self.kv_dtype
 
     @property
+    def alternates(self) -> bool:
+        """Whether warpgroups take turns: one multiplies while the other computes its softmax."""
+        return not self.decode
+
+    @property
     def piece(self) -> int:
         """Keys of one copy: the most of which a page and a tile both hold whole numbers."""
         return math.gcd(self.tile, self.page_size)
