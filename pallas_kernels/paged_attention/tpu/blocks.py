@@ -74,6 +74,6 @@ def vmem_bytes(blocks: Blocks, dims: Dims) -> int:
     """What a kernel may use of VMEM: its buffers, and room for the values in flight."""
     rows = blocks.queries * dims.group_rows
     kv = blocks.slots * blocks.keys * dims.token_bytes
-    q = max(2, row_slots(blocks) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4
+    q = max(2, row_slots(blocks, 1) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4
     state = dims.num_kv_heads * max(rows, 8) * LANES * 4 * (2 + dims.folds)
     return kv + q + state + 6 * max(rows, 8) * max(blocks.chunk, LANES * dims.folds) * 4 + 8 * _MIB

@@ -19,6 +19,9 @@ MASKED = -1e30
 LOG2_E = 1.4426950408889634
 """Softmax is computed with powers of two, which is what the hardware has."""
 
+_TABLE_BYTES = 512 << 10
+"""Of SMEM, which has a mebibyte, that page tables may take."""
+
 Ref = Any
 """A reference to memory inside a kernel; Pallas has no public type for it."""
 
@@ -75,6 +78,21 @@ class Scalars(NamedTuple):
     """int32 [R]: the rows with tokens that are not decodes, first."""
 
 
+def compiler_params(vmem_bytes: int) -> pltpu.CompilerParams:
+    """How the kernels are compiled.
+
+    Without checks of bounds and semaphores: they are two thirds of what it takes to start a DMA. Page tables come from
+    the engine, which checks its own integrity, and the interpreter checks every bound.
+    """
+    return pltpu.CompilerParams(
+        dimension_semantics=("arbitrary",),
+        has_side_effects=True,
+        vmem_limit_bytes=vmem_bytes,
+        disable_bounds_checks=True,
+        disable_semaphore_checks=True,
+    )
+
+
 def div(value: Any, size: int) -> Any:
     """Quotient of numbers that are not negative: a shift where it can be, since the scalar unit divides slowly."""
     if size & (size - 1) == 0:
@@ -93,9 +111,21 @@ def rem(value: Any, size: int) -> Any:
     return value & (size - 1) if size & (size - 1) == 0 else lax.rem(value, jnp.int32(size))
 
 
-def row_slots(blocks: "Blocks") -> int:
-    """Rows of which a kernel keeps page tables: those of all blocks on their way, and two to come."""
-    return 1 << (blocks.slots + 1).bit_length()
+def row_slots(blocks: Blocks, width: int) -> int:
+    """Rows of which a kernel keeps page tables of `width` pages and queries, a power of two.
+
+    Those of all blocks on their way are needed; more, if SMEM has room, let tables be asked for long before: they come
+    after all pages that were asked for earlier.
+    """
+    rows = 1 << (3 * blocks.slots - 1).bit_length()
+    while rows * width * 4 > _TABLE_BYTES and rows >= 2 * (blocks.slots + 2):
+        rows //= 2
+    return rows
+
+
+def rows_ahead(blocks: Blocks, slots: int) -> int:
+    """How many rows before its turn a page table is asked for, with `slots` places for them."""
+    return min(2 * blocks.slots, slots - blocks.slots)
 
 
 def window_begin(scalars: Scalars, position: Any, options: Options) -> Any:
@@ -123,7 +153,7 @@ def _convert(x: jax.Array, dtype: str) -> jax.Array:
 
 
 def new_tokens(kv: Ref, options: Options) -> Ref:
-    """The buffer of keys as that to which new ones are copied: of words, unless interpreted."""
+    """The cache, or a buffer of its keys, as that to which new ones are copied: of words, unless interpreted."""
     return kv if options.interpret or kv.dtype.itemsize == 4 else kv.bitcast(jnp.uint32)
 
 

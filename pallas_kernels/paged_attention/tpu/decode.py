@@ -6,7 +6,6 @@ and value come from the step's arrays, the others from its pages, so nothing is 
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,12 +25,14 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     absorb,
     attended,
     cdiv,
+    compiler_params,
     div,
     load_head,
     load_queries,
     new_tokens,
     rem,
     row_slots,
+    rows_ahead,
     scores_of,
     store_queries,
     window_begin,
@@ -39,6 +40,10 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
 
 ROW, BLOCK, STEP = 0, 1, 2
 """Where the producer is: entries of its state in SMEM."""
+
+
+_TOGETHER = 8
+"""Pages that are asked for in one go: the addresses of several are computed at the same time."""
 
 
 class Memory(NamedTuple):
@@ -58,8 +63,6 @@ class Memory(NamedTuple):
     """SMEM [row slots, 1, W]."""
     state: Ref
     """SMEM [3]."""
-    pending: Ref
-    """SMEM [slots]: whether a token is on its way from the slot to its page."""
     kv: Ref
     """VMEM [slots, J, S, packing, 128]."""
     q: Ref
@@ -84,6 +87,7 @@ class _Decode:
         self.rows = scalars.info[2]
         self.layer = scalars.info[0]
         self.row_slots = memory.q.shape[0]
+        self.ahead = rows_ahead(options.blocks, self.row_slots)
 
     def run(self) -> None:
         """Attend for all decode rows."""
@@ -91,17 +95,13 @@ class _Decode:
         memory.state[ROW] = 0
         memory.state[BLOCK] = self.first_block(0)
         memory.state[STEP] = 0
-        for slot in range(slots):
-            memory.pending[slot] = 0
-        for row in range(2):
-            pl.when(row < self.rows)(self.table_copy(row).start)
+        first = jnp.minimum(self.ahead, self.rows)
+        lax.fori_loop(0, first, lambda row, _: self.table_copy(row).start(), None)
         for _ in range(slots - 1):
             self.produce()
         lax.fori_loop(0, self.rows, self.row, jnp.int32(0))
-        for slot in range(slots):
-            pl.when(memory.pending[slot] != 0)(partial(self.wait_write, slot))
         tail = jnp.maximum(self.rows - self.row_slots, 0)
-        lax.fori_loop(tail, self.rows, lambda row, _: self.out_copy(row).wait(), None)
+        lax.fori_loop(tail, self.rows, lambda row, _: self.wait_row(row), None)
 
     # Positions
 
@@ -146,20 +146,18 @@ class _Decode:
             memory.kv_sems.at[slot],
         )
 
-    def write_copy(self, row: Any, slot: Any, place: Any) -> Any:
-        memory, page_size = self.memory, self.options.dims.page_size
+    def write_copy(self, row: Any) -> Any:
+        """The new token, from the step's arrays to its page. No read touches its place in the page."""
+        memory, page_size, slot = self.memory, self.options.dims.page_size, rem(row, self.row_slots)
         position = self.scalars.kv_lens[row] - 1
-        page = memory.table_rows[rem(row, self.row_slots), 0, div(position, page_size)]
-        return pltpu.make_async_copy(
-            memory.kv.at[slot, :, place],
-            memory.cache.at[self.layer, page, :, rem(position, page_size)],
-            memory.write_sems.at[slot],
-        )
+        page = memory.table_rows[slot, 0, div(position, page_size)]
+        target = new_tokens(memory.cache, self.options).at[self.layer, page, :, rem(position, page_size)]
+        return pltpu.make_async_copy(memory.new.at[row], target, memory.write_sems.at[slot])
 
-    def wait_write(self, slot: Any) -> None:
-        """Wait until a token has left a slot; a wait only counts bytes."""
-        token = self.memory.kv.at[slot, :, 0]
-        pltpu.make_async_copy(token, token, self.memory.write_sems.at[slot]).wait()
+    def wait_write(self, row: Any) -> None:
+        """Wait until the new token of a row is in its page; a wait only counts bytes."""
+        token = self.memory.kv.at[0, :, 0]
+        pltpu.make_async_copy(token, token, self.memory.write_sems.at[rem(row, self.row_slots)]).wait()
 
     # Producer
 
@@ -173,29 +171,34 @@ class _Decode:
         memory, keys = self.memory, self.options.blocks.keys
         _when(block == self.first_block(row), lambda: self.start_row(row))
 
-        @pl.when(memory.pending[slot] != 0)
-        def _() -> None:
-            self.wait_write(slot)
-            memory.pending[slot] = 0
-
         begin, _ = self.fetched(row, block)
         position = self.scalars.kv_lens[row] - 1
         self.start_pages(row, block, slot, begin, jnp.minimum((block + 1) * keys, position))
         last = block == div(position, keys)
-        _when(last, lambda: self.new_copy(row, slot, position - block * keys).start())
+
+        _when(last, lambda: self.start_token(row, slot, position - block * keys))
         following = row + 1
         memory.state[ROW] = jnp.where(last, following, row)
         safe = jnp.minimum(following, self.scalars.kv_lens.shape[0] - 1)
         memory.state[BLOCK] = jnp.where(last, self.first_block(safe), block + 1)
         memory.state[STEP] = memory.state[STEP] + 1
 
+    def start_token(self, row: Any, slot: Any, place: Any) -> None:
+        """The copies of the row's own key and value."""
+        self.new_copy(row, slot, place).start()
+        self.write_copy(row).start()
+
     def start_row(self, row: Any) -> None:
         """The copies of a row that are not keys: its queries, and the page table of a row to come."""
         self.table_copy(row).wait()
-        # Results leave from where the queries came to: the row before in this place must be gone.
-        _when(row >= self.row_slots, lambda: self.out_copy(row - self.row_slots).wait())
+        _when(row >= self.row_slots, lambda: self.wait_row(row - self.row_slots))
         self.q_copy(row).start()
-        _when(row + 2 < self.rows, lambda: self.table_copy(row + 2).start())
+        _when(row + self.ahead < self.rows, lambda: self.table_copy(row + self.ahead).start())
+
+    def wait_row(self, row: Any) -> None:
+        """Wait until all that a row leaves is where it belongs. Results leave from where the queries came to."""
+        self.out_copy(row).wait()
+        self.wait_write(row)
 
     def start_pages(self, row: Any, block: Any, slot: Any, begin: Any, end: Any) -> None:
         """Start copying the keys from `begin` (a page's first) to `end`; only the last page is cut."""
@@ -206,8 +209,15 @@ class _Decode:
             page = self.memory.table_rows[table_slot, 0, column]
             self.page_copy(page, slot, column * page_size - block * keys, size).start()
 
-        whole = div(end, page_size)
-        lax.fori_loop(div(begin, page_size), whole, lambda column, _: start(column, page_size), None)
+        first, whole = div(begin, page_size), div(end, page_size)
+        groups = div(jnp.maximum(whole - first, 0), _TOGETHER)
+
+        def group(number: Any, _: None) -> None:
+            for column in range(_TOGETHER):
+                start(first + number * _TOGETHER + column, page_size)
+
+        lax.fori_loop(0, groups, group, None)
+        lax.fori_loop(first + groups * _TOGETHER, whole, lambda column, _: start(column, page_size), None)
         rest = rem(end, page_size)
         _when((rest > 0) & (end > begin), lambda: start(whole, rest))
 
@@ -229,11 +239,6 @@ class _Decode:
         arrived = memory.kv.at[slot, :, pl.ds(0, end - begin)]
         pltpu.make_async_copy(arrived, arrived, memory.kv_sems.at[slot]).wait()
         base = block * blocks.keys
-
-        @pl.when(end == self.scalars.kv_lens[row])
-        def _() -> None:
-            self.write_copy(row, slot, end - 1 - base).start()
-            memory.pending[slot] = 1
 
         first = div(begin - base, blocks.chunk)
         last = cdiv(end - base, blocks.chunk)
@@ -288,9 +293,9 @@ class _Decode:
 def decode_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `decode` gives it its references."""
     table, new, heads, _, _, out, cache = refs[5:12]
-    table_rows, state, pending, kv, q, maximum, total, weighted, *sems = refs[12:]
+    table_rows, state, kv, q, maximum, total, weighted, *sems = refs[12:]
     run = Running(maximum, total, weighted)
-    memory = Memory(table, new, heads, out, cache, table_rows, state, pending, kv, q, run, *sems)
+    memory = Memory(table, new, heads, out, cache, table_rows, state, kv, q, run, *sems)
     _Decode(Scalars(*refs[:5]), memory, options).run()
 
 
@@ -306,7 +311,7 @@ def decode(
 ) -> tuple[jax.Array, jax.Array]:
     """Results in place of the queries of all decodes, and the cache with their tokens; shapes as in `Memory`."""
     dims, blocks = options.dims, options.blocks
-    slots = row_slots(blocks)
+    slots = row_slots(blocks, table.shape[2])
     rows = dims.group_rows
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
@@ -319,22 +324,18 @@ def decode(
             scratch_shapes=[
                 pltpu.SMEM((slots, *table.shape[1:]), jnp.int32),
                 pltpu.SMEM((3,), jnp.int32),
-                pltpu.SMEM((blocks.slots,), jnp.int32),
                 pltpu.VMEM((blocks.slots, dims.packs, blocks.keys, *cache.shape[4:]), cache.dtype),
                 pltpu.VMEM((slots, *q.shape[1:]), q.dtype),
                 pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
                 pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
                 pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32),
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
-                pltpu.SemaphoreType.DMA((blocks.slots,)),
-                *[pltpu.SemaphoreType.DMA((slots,))] * 3,
+                *[pltpu.SemaphoreType.DMA((slots,))] * 4,
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
         input_output_aliases={8: 0, 9: 1},
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), has_side_effects=True, vmem_limit_bytes=vmem_bytes(blocks, dims)
-        ),
+        compiler_params=compiler_params(vmem_bytes(blocks, dims)),
         interpret=interpret,
         name="paged_attention_decode",
     )(*scalars, table, new, heads, q, cache)

@@ -26,12 +26,14 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     absorb,
     attended,
     cdiv,
+    compiler_params,
     div,
     load_head,
     load_queries,
     new_tokens,
     rem,
     row_slots,
+    rows_ahead,
     scores_of,
     store_queries,
     window_begin,
@@ -101,6 +103,7 @@ class _Prefill:
         self.layer = scalars.info[0]
         self.rows = scalars.info[3]
         self.row_slots = memory.table_rows.shape[0]
+        self.ahead = rows_ahead(options.blocks, self.row_slots)
 
     def run(self) -> None:
         """Attend for all rows after the decodes."""
@@ -117,8 +120,8 @@ class _Prefill:
             memory.written[slot] = 0
         for place in range(2):
             memory.sent[place] = 0
-        self.table_copy(0).start()
-        pl.when(self.rows > 1)(lambda: self.table_copy(1).start())
+        first = jnp.minimum(self.ahead, self.rows)
+        lax.fori_loop(0, first, lambda row, _: self.table_copy(row).start(), None)
         for _ in range(slots - 1):
             self.produce()
         lax.fori_loop(0, self.rows, self.row, (jnp.int32(0), jnp.int32(0)))
@@ -258,7 +261,7 @@ class _Prefill:
     def start_row(self, row: Any) -> None:
         """The page table of a row to come; that of this row must be here."""
         self.table_copy(row).wait()
-        pl.when(row + 2 < self.rows)(lambda: self.table_copy(row + 2).start())
+        pl.when(row + self.ahead < self.rows)(lambda: self.table_copy(row + self.ahead).start())
 
     def start_queries(self, span: Span) -> None:
         place = rem(self.memory.state[QUERY_STEP], 2)
@@ -450,7 +453,7 @@ def prefill(
 ) -> tuple[jax.Array, jax.Array]:
     """Results in place of the queries of all rows after the decodes, and the cache with their tokens."""
     dims, blocks = options.dims, options.blocks
-    slots = row_slots(blocks)
+    slots = row_slots(blocks, table.shape[2])
     rows = blocks.queries * dims.group_rows
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
@@ -478,9 +481,7 @@ def prefill(
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
         input_output_aliases={8: 0, 9: 1},
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), has_side_effects=True, vmem_limit_bytes=vmem_bytes(blocks, dims)
-        ),
+        compiler_params=compiler_params(vmem_bytes(blocks, dims)),
         interpret=interpret,
         name="paged_attention_prefill",
     )(*scalars, table, new, heads, q, cache)
