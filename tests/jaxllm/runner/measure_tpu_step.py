@@ -33,7 +33,7 @@ LLAMA_3_8B = {
     "eos_token_id": 128009,
 }
 PAGES = 4096
-BUCKETS = (Bucket(64, 64), Bucket(512, 64))
+ROWS = 64
 
 _OPERATION = re.compile(r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 _SHAPE = re.compile(r"(?:bf16|f32|s32|u32|pred|f16|s8|u8)\[([\d,]*)\]")
@@ -49,12 +49,12 @@ def collectives(text: str) -> dict[str, list[dict[str, Any]]]:
         match = _OPERATION.search(line)
         if match:
             shapes = _SHAPE.findall(line.split(f" {match[1]}")[0])
-            elements = max((eval_product(shape) for shape in shapes), default=0)
+            elements = max((elements_of(shape) for shape in shapes), default=0)
             found.setdefault(name, []).append({"kind": match[1], "elements": elements})
     return found
 
 
-def eval_product(shape: str) -> int:
+def elements_of(shape: str) -> int:
     """Elements of a shape written as '4,128'."""
     product = 1
     for size in filter(None, shape.split(",")):
@@ -91,19 +91,19 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
         "temporaries": memory.temp_size_in_bytes,
         "aliased": memory.alias_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
-        "cache": eval_product(",".join(map(str, cache.sharding.shard_shape(cache.shape)))) * 2,
+        "cache": elements_of(",".join(map(str, cache.sharding.shard_shape(cache.shape)))) * 2,
         "collectives": collectives(compiled.as_text() or ""),
     }
 
 
 def main() -> None:
-    """Measure every bucket and depth, after a warm-up that starts the compiler."""
-    folder, topology, count, *depths = sys.argv[1:]
+    """Measure every step asked for, after a warm-up that starts the compiler."""
+    folder, topology, *steps = sys.argv[1:]
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    measure(Path(folder), devices, int(count), 2, Bucket(8, 8))
-    for layers in depths:
-        for bucket in BUCKETS:
-            print(json.dumps(measure(Path(folder), devices, int(count), int(layers), bucket)), flush=True)  # noqa: T201
+    measure(Path(folder), devices, 1, 2, Bucket(8, 8))
+    for step in steps:
+        count, layers, tokens = map(int, step.split("/"))
+        print(json.dumps(measure(Path(folder), devices, count, layers, Bucket(tokens, ROWS))), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ import torch
 from jaxllm.runner.logprobs import gather_logprobs
 
 
-@pytest.mark.parametrize(("num_top", "vocab"), [(0, 200), (1, 200), (7, 200), (200, 200), (0, 7001), (1, 7001), (20, 7001)])
+@pytest.mark.parametrize(
+    ("num_top", "vocab"), [(0, 200), (1, 200), (7, 200), (200, 200), (0, 7001), (1, 7001), (20, 7001)]
+)
 def test_equal_to_torch(num_top: int, vocab: int) -> None:
     random = np.random.default_rng(4)
     logits = (random.normal(size=(9, vocab)) * 5).astype(np.float32)
