@@ -216,7 +216,7 @@ def test_a_real_compilation_agrees_with_arithmetic(chip_name: str, tmp_path: Pat
     # One core does all: the peak of the device is that of all its cores.
     ideal = 2 * 1024**3 / (chip.bf16_flops / chip.cores) * chip.clock_hz
     assert product.matrix == pytest.approx(ideal, rel=0.01)
-    assert ideal <= product.cycles - product.stalled < 2 * ideal
+    assert 0.99 * ideal <= product.cycles - product.stalled < 2 * ideal
     assert product.bytes_read + product.bytes_written == 1024**2 * (2 + 2 + 4)
 
 
