@@ -51,7 +51,7 @@ def _case(name: str, heads: tuple[int, int, int] = (32, 8, 128), **fields: Any) 
 
 
 CASES = (
-    *(_case(name, heads) for name, heads in MODEL_HEADS.items()),
+    *(_case(name, heads) for heads, name in {heads: name for name, heads in reversed(MODEL_HEADS.items())}.items()),
     _case("page_16", page_size=16),
     _case("page_256", page_size=256),
     _case("window_soft_cap", window=1024, soft_cap=50.0),
@@ -64,7 +64,7 @@ CASES = (
     *(_case(f"head_{size}_int8", (32, 8, size), kv_dtype="int8") for size in (64, 256)),
     *(_case(f"group_{group}", (4 * group, 4, 128)) for group in (1, 7, 16)),
 )
-"""Shapes of models, and every feature at least once. Each compiles the decode and the prefill kernel."""
+"""Shapes of models (one of those that share them), and every feature at least once. Each compiles both kernels."""
 
 KNOWN_SPILLS = {"head_256_int8": 128}
 """Bytes, by case. Converting a tile beside an accumulator of 64 x 256 is more than 240 registers hold."""

@@ -60,6 +60,8 @@ def gpu_paged_attention(
         NotImplementedError: a type of cache or shapes that the kernel does not take.
     """
     _check(q, kv_cache)
+    if not interpret:
+        _check_device()
     kv_cache = write_kv(kv_cache, k, v, layer, batch, k_scale, v_scale)
     layers, pages, page_size, heads, head_size = kv_cache.shape
     tokens, num_heads, _ = q.shape
@@ -141,6 +143,17 @@ def _check(q: jax.Array, kv_cache: jax.Array) -> None:
         problem = f"{group} query heads per KV head; it takes up to {ROWS}"
     if problem is not None:
         raise NotImplementedError(f"paged attention 'gpu' does not take {problem}. Choose implementation 'xla'.")
+
+
+def _check_device() -> None:
+    """Refuse a GPU without wgmma. Where none is there, one is compiled for, and the compiler will say."""
+    if jax.default_backend() == "gpu":
+        device = jax.devices()[0]
+        if not str(device.compute_capability).startswith("9."):
+            raise NotImplementedError(
+                f"paged attention 'gpu' needs compute capability 9 (Hopper); {device.device_kind} has"
+                f" {device.compute_capability}. Choose implementation 'xla'."
+            )
 
 
 def _row_slopes(alibi_slopes: jax.Array | None, num_kv_heads: int, group: int) -> jax.Array:

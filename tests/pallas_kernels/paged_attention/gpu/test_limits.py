@@ -1,6 +1,7 @@
 """What the GPU kernel refuses, and that it says so when traced."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -27,3 +28,11 @@ CASE = replace(CASES[0], dtype="bfloat16")
 def test_refusal_names_an_alternative(case: Case, message: str) -> None:
     with pytest.raises(NotImplementedError, match=f"'gpu' does not take {message}.*Choose implementation 'xla'"):
         jax.eval_shape(lambda inputs: inputs.call("gpu", jnp.int32(0)), abstract_inputs(case))
+
+
+def test_other_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(compute_capability="10.0", device_kind="NVIDIA B200")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    with pytest.raises(NotImplementedError, match=r"Hopper\); NVIDIA B200 has 10\.0\. Choose implementation 'xla'"):
+        jax.eval_shape(lambda inputs: inputs.call("gpu", jnp.int32(0)), abstract_inputs(CASE))

@@ -1,0 +1,64 @@
+"""Units of work cover every query and every key that it sees, once."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
+from jaxllm.pallas_kernels.paged_attention.inputs import Case, make_inputs
+
+ROWS = ((1, 0), (1, 500), (1, 63), (1, 64), (40, 0), (7, 200), (129, 31))
+CASE = Case("plan", ROWS, num_heads=1, num_kv_heads=1, head_size=16, padding_rows=3, padding_tokens=9)
+TILE = 64
+
+
+def _units(plan: Plan) -> list[list[list[int]]]:
+    """Units of each row, without padding: first query, position, first tile, end of the tiles."""
+    units, first, counts = (np.asarray(array) for array in (plan.units, plan.first, plan.counts))
+    assert counts.sum() == plan.total <= len(units)
+    return [units[start : start + count, 1:5].tolist() for start, count in zip(first, counts, strict=True)]
+
+
+@pytest.mark.parametrize("window", [None, 0, 1, 70])
+@pytest.mark.parametrize(("splits", "items"), [(1, 4), (4, 4), (4, 1000), (99, 1000)])
+def test_decode(window: int | None, splits: int, items: int) -> None:
+    batch = make_inputs(CASE).batch
+    plan = jax.jit(plan_decode, static_argnames=("window", "tile", "splits", "items", "num_kv_heads"))(
+        batch, window=window, tile=TILE, splits=splits, items=items, num_kv_heads=2
+    )
+    decodes = int(batch.num_decodes)
+    for row, units in enumerate(_units(plan)):
+        if row >= decodes:
+            assert units == []
+            continue
+        position = ROWS[row][1]
+        tiles = [tile for *_, first, end in units for tile in range(first, end)]
+        start = max(position - (window or 1 << 30) + 1, 0) // TILE
+        assert tiles == list(range(start, position // TILE + 1))
+        assert len(units) <= splits
+        assert all(unit[:2] == [row, position] for unit in units)
+
+
+@pytest.mark.parametrize("window", [None, 33])
+def test_prefill(window: int | None) -> None:
+    batch = make_inputs(CASE).batch
+    plan = jax.jit(plan_prefill, static_argnames=("window", "tile", "tokens"))(
+        batch, window=window, tile=TILE, tokens=32
+    )
+    begin = 0
+    for row, units in enumerate(_units(plan)):
+        new, computed = ROWS[row] if row < len(ROWS) else (0, 0)
+        if row < int(batch.num_decodes):
+            assert units == []
+        else:
+            blocks = [(ahead, min(ahead + 32, new)) for ahead in range(0, new, 32)]
+            assert units == [
+                [
+                    begin + ahead,
+                    computed + ahead,
+                    max(computed + ahead + 1 - (window or 1 << 30), 0) // TILE,
+                    -(-(computed + behind) // TILE),
+                ]
+                for ahead, behind in blocks
+            ]
+        begin += new
