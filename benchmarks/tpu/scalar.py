@@ -118,6 +118,10 @@ def arithmetic(name: str, args: tuple[str, ...]) -> Value | None:
         left, right = values
         function = _BINARY[base]
         return lambda registers: function(left(registers), right(registers))
+    if base == "smulhi":
+        left, right = values
+        read = unsigned if kind.startswith("u") else wrap
+        return lambda registers: wrap(read(left(registers)) * read(right(registers)) >> 32)
     if base in ("smin", "smax"):
         left, right = values
         choose = min if base == "smin" else max
@@ -141,4 +145,4 @@ def arithmetic(name: str, args: tuple[str, ...]) -> Value | None:
     return None
 
 
-_PURE = {*_BINARY, "smin", "smax", "scmp", "scalar_select", "smov", "pmov", "pneg", "sabs", "sneg"}
+_PURE = {*_BINARY, "smulhi", "smin", "smax", "scmp", "scalar_select", "smov", "pmov", "pneg", "sabs", "sneg"}
