@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,8 +27,18 @@ settings.register_profile("jaxllm", deadline=None)
 settings.load_profile("jaxllm")
 
 ROOT = Path(__file__).resolve().parent.parent
+WITHOUT_TORCH = ROOT / "tests" / "without_torch"
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def children_without_torch() -> Iterator[None]:
+    """Python processes that tests start find no torch, as on the machines of users; the tests' own process does."""
+    # Not when this file is imported: the processes of pytest-xdist inherit what is set then, and need torch.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(WITHOUT_TORCH), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +59,8 @@ def run_python() -> RunPython:
         *arguments: str, env: Mapping[str, str] | None = None, devices: int | None = None, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, **(env or {})}
+        if env is not None and "PYTHONPATH" in env:
+            environment["PYTHONPATH"] = os.pathsep.join([str(WITHOUT_TORCH), env["PYTHONPATH"]])
         if devices is not None:
             flags = environment.get("XLA_FLAGS", "")
             environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()

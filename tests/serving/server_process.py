@@ -20,9 +20,9 @@ from jaxllm.serving.event_stream import EventReader
 
 SMALL = (
     *("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--strict-compilation"),
-    *("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"),
+    *("--max-num-seqs", "4", "--max-num-batched-tokens", "16", "--max-model-len", "512"),
 )
-"""Flags of a server that starts soon."""
+"""Flags of a server that starts soon: it has three shapes to compile, and what one has compiled, the others find."""
 
 # Compiling on a busy machine takes long; a test that hangs takes this long once.
 _START_SECONDS = 300.0

@@ -19,7 +19,7 @@ from jaxllm.serving.outputs import RequestOutput
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPTIONS: dict[str, Any] = {
-    "optimization_level": 0, "strict_compilation": True, "max_num_seqs": 4, "max_num_batched_tokens": 32,
+    "optimization_level": 0, "strict_compilation": True, "max_num_seqs": 4, "max_num_batched_tokens": 16,
 }  # fmt: skip
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.5, seed=1)
 
@@ -164,9 +164,9 @@ async def test_ending_all_streams_with_an_error(llm: AsyncLLM) -> None:
 async def test_observers_see_every_token(llm: AsyncLLM) -> None:
     seen = Seen()
     llm.observers.append(seen)
-    await asyncio.gather(*(collect(llm, "Mira is", SamplingParams(max_tokens=9, ignore_eos=True)) for _ in range(3)))
+    await asyncio.gather(*(collect(llm, "Mira is", SamplingParams(max_tokens=100, ignore_eos=True)) for _ in range(3)))
     llm.observers.remove(seen)
-    assert (seen.tokens, seen.finished, max(seen.running)) == (27, 3, 3)
+    assert (seen.tokens, seen.finished, max(seen.running)) == (300, 3, 3)
 
 
 async def test_an_idle_engine_sleeps(llm: AsyncLLM) -> None:

@@ -12,22 +12,25 @@ import httpx
 import psutil
 import pytest
 
+from jaxllm.serving.clients.process import END_SECONDS
 from tests.conftest import RunPython
 from tests.serving.server_process import SMALL, Stream, running
 
 MAIN = ("-m", "jaxllm.serving.cli.main", "serve")
 LONG = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "stream": True, "temperature": 0}
+SECONDS = 120.0
+"""Enough for anything on a busy machine."""
 
 
 def assert_gone(process: psutil.Process) -> None:
-    process.wait(15)
+    process.wait(SECONDS)
 
 
 # What fails before a model is loaded: nothing here starts an engine.
 
 
 def failing(run_python: RunPython, *arguments: str) -> str:
-    done = run_python(*MAIN, *arguments, timeout=60)
+    done = run_python(*MAIN, *arguments, timeout=SECONDS)
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
@@ -73,7 +76,7 @@ def test_a_wrong_model_is_one_line_too(run_python: RunPython) -> None:
 
 def test_told_to_end_while_it_loads(tmp_path: Path) -> None:
     with running(tmp_path / "log", *SMALL, wait=False) as server:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS
         while not psutil.Process(server.process.pid).children() and time.monotonic() < deadline:
             time.sleep(0.02)
         engine = server.engine()
@@ -89,7 +92,7 @@ def test_told_to_end_while_it_loads(tmp_path: Path) -> None:
 
 def test_drain(tmp_path: Path) -> None:
     """SIGTERM: what runs finishes, nothing new begins, probes are answered, exit code 0."""
-    with running(tmp_path / "log", *SMALL) as server, httpx.Client(base_url=server.url) as client:
+    with running(tmp_path / "log", *SMALL) as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
         engine = server.engine()
         assert client.get("/ready").status_code == 200
         stream = Stream(client, LONG)
@@ -117,13 +120,15 @@ def test_time_runs_out_on_a_unix_socket_with_a_config_file(tmp_path: Path) -> No
         left.bind(str(path))
     config = tmp_path / "server.yaml"
     config.write_text(
-        "max-num-seqs: 4\nmax_num_batched_tokens: 64\noptimization-level: 0\nshutdown-timeout: 100\n"
+        "max-num-seqs: 4\nmax_num_batched_tokens: 16\noptimization-level: 0\nshutdown-timeout: 100\n"
         f"max-model-len: 8k\nuds: {path}\nserved-model-name: [first, second]\naccess-log: true\n"
     )
     flags = ("demo", "--config", str(config), "--shutdown-timeout", "0.2", "--max-model-len", "512")
     with (
         running(tmp_path / "log", *flags) as server,
-        httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=str(path))) as client,
+        httpx.Client(
+            base_url="http://localhost", timeout=SECONDS, transport=httpx.HTTPTransport(uds=str(path))
+        ) as client,
     ):
         wait_for_socket(path)
         assert f"unix:{path}" in server.log
@@ -141,7 +146,7 @@ def test_time_runs_out_on_a_unix_socket_with_a_config_file(tmp_path: Path) -> No
 
 
 def wait_for_socket(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
@@ -154,15 +159,16 @@ def test_second_signal(tmp_path: Path) -> None:
     """Ctrl-C twice ends server and engine at once, whatever runs."""
     with running(tmp_path / "log", *SMALL, "--log-format", "json") as server:
         engine = server.engine()
-        client = httpx.Client(base_url=server.url)
+        client = httpx.Client(base_url=server.url, timeout=SECONDS)
         Stream(client, LONG)
         server.signal(signal.SIGINT)
         server.wait_for("shutting down: 1 requests")
+        # The request never finishes, nor does a polite end of the engine before its time runs out.
+        engine.suspend()
         begin = time.monotonic()
         server.signal(signal.SIGINT)
         assert server.end() == 128 + signal.SIGINT
-        # Not what the drain or a polite end of the engine may take.
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < END_SECONDS
         assert_gone(engine)
         client.close()
         assert "Traceback" not in server.log
@@ -187,7 +193,7 @@ def test_the_engine_dies_behind_tls_and_a_proxy(tmp_path: Path, certificate: tup
     context = ssl.create_default_context(cafile=certificate[0])
     with (
         running(tmp_path / "log", *SMALL, *tls, "--h11-max-header-count", "20") as server,
-        httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=context) as client,
+        httpx.Client(base_url=f"https://127.0.0.1:{server.port}", timeout=SECONDS, verify=context) as client,
     ):
         assert f"https://127.0.0.1:{server.port}/llm/v1" in server.log
         # Whether the proxy takes the prefix off or not.

@@ -52,7 +52,7 @@ def assert_nothing_left(scratch: Path, memory: set[Path], *processes: psutil.Pro
 def test_the_server_is_killed_under_load(tmp_path: Path, scratch: Path) -> None:
     with (
         running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server,
-        httpx.Client(base_url=server.url) as client,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
         engine = server.engine()
         streams = [Stream(client, {**LONG, "n": 4, "temperature": 1.0, "logprobs": 5}) for _ in range(4)]
@@ -125,7 +125,7 @@ def test_told_to_end_while_the_engine_hangs(tmp_path: Path, scratch: Path) -> No
     flags = (*FLAGS, "--shutdown-timeout", "0")
     with (
         running(tmp_path / "log", *flags, environment={"TMPDIR": str(scratch)}) as server,
-        httpx.Client(base_url=server.url) as client,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
         socket.create_connection(("127.0.0.1", server.port)) as unfinished,
     ):
         engine = server.engine()

@@ -17,7 +17,8 @@ from jaxllm import LLM, ConfigError, EngineError, RequestError, SamplingParams
 from jaxllm.serving.clients.background import BackgroundEngine
 from jaxllm.serving.llm_engine import LLMEngine
 
-OPTIONS: dict[str, Any] = {"optimization_level": 0, "max_num_seqs": 8, "max_num_batched_tokens": 32}
+OPTIONS: dict[str, Any] = {"optimization_level": 0, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+"""As in other tests of engine processes, so that all of them find what one has compiled."""
 PROMPTS = ["Once upon a time", "Mira is", "1 + 2 ="]
 
 SCRIPT = """
@@ -25,7 +26,7 @@ from jaxllm import LLM, SamplingParams
 
 # No `if __name__ == "__main__"`: it must not run twice.
 print("begin")
-llm = LLM(background_engine=True, optimization_level=0, max_num_seqs=2, max_num_batched_tokens=8)
+llm = LLM(background_engine=True, optimization_level=0, max_num_seqs=4, max_num_batched_tokens=16)
 print(llm.llm_engine.engine._connection.pid, flush=True)
 (output,) = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
 print(repr(output.outputs[0].text))
@@ -66,7 +67,11 @@ def test_the_same_tokens_as_in_this_process(llm: LLM) -> None:
                 assert one.prompt_token_ids == other.prompt_token_ids
                 assert_close(one.prompt_logprobs, other.prompt_logprobs)
                 for mine, its in zip(one.outputs, other.outputs, strict=True):
-                    assert (mine.token_ids, mine.text, mine.finish_reason) == (its.token_ids, its.text, its.finish_reason)
+                    assert (mine.token_ids, mine.text, mine.finish_reason) == (
+                        its.token_ids,
+                        its.text,
+                        its.finish_reason,
+                    )
                     assert_close(mine.logprobs, its.logprobs)
 
 

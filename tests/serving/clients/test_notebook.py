@@ -12,7 +12,7 @@ with warnings.catch_warnings():
 
 CELLS = [
     "from jaxllm import LLM, SamplingParams",
-    "llm = LLM(background_engine=True, optimization_level=0, max_num_seqs=2, max_num_batched_tokens=8)",
+    "llm = LLM(background_engine=True, optimization_level=0, max_num_seqs=4, max_num_batched_tokens=16)",
     "llm.generate('Once upon a time', SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)[0]",
     "llm.close()",
 ]
