@@ -54,7 +54,8 @@ def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
     keys = _power_of_two(min(4 * _MIB, chip.vmem_bytes // 10) // dims.token_bytes, 128, 1024)
     # Queries twice and results, a maximum, a sum and the weighted values, in all heads.
     per_query = dims.num_kv_heads * dims.group_rows * LANES * (2 * dims.folds * 4 + 8 + 4 * dims.folds)
-    return Blocks(keys, chunk=512, slots=2, queries=_power_of_two(chip.vmem_bytes // 4 // per_query, 8, 512))
+    queries = _power_of_two(chip.vmem_bytes // 4 // per_query, 8, 512)
+    return Blocks(keys, chunk=512, slots=2, queries=queries, heads=1)
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
@@ -67,7 +68,7 @@ def _fit(blocks: Blocks, dims: Dims, tokens: int) -> Blocks:
     chunk = -(-min(blocks.chunk, blocks.keys) // LANES) * LANES
     unit = math.lcm(dims.page_size, chunk)
     queries = min(blocks.queries, -(-tokens // 8) * 8)
-    return Blocks(-(-blocks.keys // unit) * unit, chunk, blocks.slots, queries)
+    return Blocks(-(-blocks.keys // unit) * unit, chunk, blocks.slots, queries, blocks.heads)
 
 
 def vmem_bytes(blocks: Blocks, dims: Dims) -> int:

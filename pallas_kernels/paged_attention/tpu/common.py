@@ -22,6 +22,12 @@ LOG2_E = 1.4426950408889634
 _TABLE_BYTES = 512 << 10
 """Of SMEM, which has a mebibyte, that page tables may take."""
 
+_TOGETHER = 8
+"""Pages that are asked for in one go: the addresses of several are computed at the same time."""
+
+_WRITTEN_OUT = 8
+"""Copies of a row of words per head that are written out in the program, at most."""
+
 Ref = Any
 """A reference to memory inside a kernel; Pallas has no public type for it."""
 
@@ -155,6 +161,41 @@ def _convert(x: jax.Array, dtype: str) -> jax.Array:
 def new_tokens(kv: Ref, options: Options) -> Ref:
     """The cache, or a buffer of its keys, as that to which new ones are copied: of words, unless interpreted."""
     return kv if options.interpret or kv.dtype.itemsize == 4 else kv.bitcast(jnp.uint32)
+
+
+def start_pages(cache: Ref, table: Ref, kv: Ref, sem: Ref, positions: tuple[Any, Any, Any], options: Options) -> None:
+    """Start copying keys from the pages of a row to a slot.
+
+    `cache` [P, J, C, packing, 128], `table` [W], `kv` [J, S, packing, 128]; positions of the slot's first key, of the
+    first that is copied, which is a page's first, and of the one after the last. Only the last page is cut.
+    """
+    page_size = options.dims.page_size
+    base, begin, end = positions
+
+    def start(column: Any, size: Any) -> None:
+        source = cache.at[table[column], :, pl.ds(0, size)]
+        pltpu.make_async_copy(source, kv.at[:, pl.ds(column * page_size - base, size)], sem).start()
+
+    first, whole = div(begin, page_size), div(end, page_size)
+    groups = div(jnp.maximum(whole - first, 0), _TOGETHER)
+
+    def group(number: Any, _: None) -> None:
+        for column in range(_TOGETHER):
+            start(first + number * _TOGETHER + column, page_size)
+
+    lax.fori_loop(0, groups, group, None)
+    lax.fori_loop(first + groups * _TOGETHER, whole, lambda column, _: start(column, page_size), None)
+    rest = rem(end, page_size)
+    pl.when((rest > 0) & (end > begin))(lambda: start(whole, rest))
+
+
+def each(count: int, do: Callable[[Any], None]) -> None:
+    """For every index below `count`; written out where they are few, so that addresses are computed side by side."""
+    if count <= _WRITTEN_OUT:
+        for index in range(count):
+            do(index)
+    else:
+        lax.fori_loop(0, count, lambda index, _: do(index), None)
 
 
 def load_head(

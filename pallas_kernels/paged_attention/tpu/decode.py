@@ -34,16 +34,13 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     row_slots,
     rows_ahead,
     scores_of,
+    start_pages,
     store_queries,
     window_begin,
 )
 
 ROW, BLOCK, STEP = 0, 1, 2
 """Where the producer is: entries of its state in SMEM."""
-
-
-_TOGETHER = 8
-"""Pages that are asked for in one go: the addresses of several are computed at the same time."""
 
 
 class Memory(NamedTuple):
@@ -138,14 +135,6 @@ class _Decode:
         target = new_tokens(memory.kv, self.options).at[slot, :, place]
         return pltpu.make_async_copy(memory.new.at[row], target, memory.kv_sems.at[slot])
 
-    def page_copy(self, page: Any, slot: Any, place: Any, size: Any) -> Any:
-        memory = self.memory
-        return pltpu.make_async_copy(
-            memory.cache.at[self.layer, page, :, pl.ds(0, size)],
-            memory.kv.at[slot, :, pl.ds(place, size)],
-            memory.kv_sems.at[slot],
-        )
-
     def write_copy(self, row: Any) -> Any:
         """The new token, from the step's arrays to its page. No read touches its place in the page."""
         memory, page_size, slot = self.memory, self.options.dims.page_size, rem(row, self.row_slots)
@@ -173,7 +162,14 @@ class _Decode:
 
         begin, _ = self.fetched(row, block)
         position = self.scalars.kv_lens[row] - 1
-        self.start_pages(row, block, slot, begin, jnp.minimum((block + 1) * keys, position))
+        start_pages(
+            memory.cache.at[self.layer],
+            memory.table_rows.at[rem(row, self.row_slots), 0],
+            memory.kv.at[slot],
+            memory.kv_sems.at[slot],
+            (block * keys, begin, jnp.minimum((block + 1) * keys, position)),
+            self.options,
+        )
         last = block == div(position, keys)
 
         _when(last, lambda: self.start_token(row, slot, position - block * keys))
@@ -199,27 +195,6 @@ class _Decode:
         """Wait until all that a row leaves is where it belongs. Results leave from where the queries came to."""
         self.out_copy(row).wait()
         self.wait_write(row)
-
-    def start_pages(self, row: Any, block: Any, slot: Any, begin: Any, end: Any) -> None:
-        """Start copying the keys from `begin` (a page's first) to `end`; only the last page is cut."""
-        page_size, keys = self.options.dims.page_size, self.options.blocks.keys
-        table_slot = rem(row, self.row_slots)
-
-        def start(column: Any, size: Any) -> None:
-            page = self.memory.table_rows[table_slot, 0, column]
-            self.page_copy(page, slot, column * page_size - block * keys, size).start()
-
-        first, whole = div(begin, page_size), div(end, page_size)
-        groups = div(jnp.maximum(whole - first, 0), _TOGETHER)
-
-        def group(number: Any, _: None) -> None:
-            for column in range(_TOGETHER):
-                start(first + number * _TOGETHER + column, page_size)
-
-        lax.fori_loop(0, groups, group, None)
-        lax.fori_loop(first + groups * _TOGETHER, whole, lambda column, _: start(column, page_size), None)
-        rest = rem(end, page_size)
-        _when((rest > 0) & (end > begin), lambda: start(whole, rest))
 
     # Consumer
 
@@ -313,7 +288,7 @@ def decode(
     dims, blocks = options.dims, options.blocks
     slots = row_slots(blocks, table.shape[2])
     rows = dims.group_rows
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
         lambda *refs: decode_kernel(*refs, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(

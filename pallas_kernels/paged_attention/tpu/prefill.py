@@ -28,6 +28,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     cdiv,
     compiler_params,
     div,
+    each,
     load_head,
     load_queries,
     new_tokens,
@@ -35,6 +36,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     row_slots,
     rows_ahead,
     scores_of,
+    start_pages,
     store_queries,
     window_begin,
 )
@@ -209,10 +211,6 @@ class _Prefill:
             self.wait_queries(place, memory.sent[place], memory.out_sems)
             memory.sent[place] = 0
 
-    def each_head(self, do: Callable[[Any], None]) -> None:
-        """For every row of words of the queries."""
-        lax.fori_loop(0, self.memory.q.shape[1], lambda head, _: do(head), None)
-
     def each_page(self, begin: Any, end: Any, do: Callable[[Any, Any, Any], None]) -> None:
         """For every page that holds positions `begin` to `end`: column of the table, first position, number."""
         page_size = self.options.dims.page_size
@@ -267,7 +265,7 @@ class _Prefill:
         place = rem(self.memory.state[QUERY_STEP], 2)
         # Results leave from where the queries came to: those before in this place must be gone.
         self.wait_sent(place)
-        self.each_head(lambda head: self.q_copy(span, place, head).start())
+        each(self.memory.q.shape[1], lambda head: self.q_copy(span, place, head).start())
 
     def start_keys(self, span: Span, block: Any, slot: Any) -> None:
         """Cached keys come from their pages, the step's own from its arrays."""
@@ -275,27 +273,27 @@ class _Prefill:
         begin, end = self.fetched(span, block)
         table_slot = rem(span.row, self.row_slots)
 
-        def page(column: Any, first: Any, size: Any) -> None:
-            pltpu.make_async_copy(
-                memory.cache.at[self.layer, memory.table_rows[table_slot, 0, column], :, pl.ds(0, size)],
-                memory.kv.at[slot, :, pl.ds(first - block * keys, size)],
-                memory.kv_sems.at[slot],
-            ).start()
-
-        self.each_page(begin, jnp.minimum(end, span.cached), page)
+        start_pages(
+            memory.cache.at[self.layer],
+            memory.table_rows.at[table_slot, 0],
+            memory.kv.at[slot],
+            memory.kv_sems.at[slot],
+            (block * keys, begin, jnp.minimum(end, span.cached)),
+            self.options,
+        )
         begin = jnp.maximum(begin, span.cached)
         first_token = span.token + begin - span.begin
 
         target = new_tokens(memory.kv, self.options)
 
-        def pack(index: Any, _: None) -> None:
+        def pack(index: Any) -> None:
             pltpu.make_async_copy(
                 memory.new.at[pl.ds(first_token, end - begin), index],
                 target.at[slot, index, pl.ds(begin - block * keys, end - begin)],
                 memory.kv_sems.at[slot],
             ).start()
 
-        lax.fori_loop(0, jnp.where(begin < end, self.options.dims.packs, 0), pack, None)
+        pl.when(begin < end)(lambda: each(self.options.dims.packs, pack))
 
     # Consumer
 
@@ -428,7 +426,7 @@ class _Prefill:
             store_queries(self.memory.q, place, index, result, options)
 
         lax.fori_loop(0, options.dims.num_kv_heads, head, None)
-        self.each_head(lambda index: self.out_copy(span, place, index).start())
+        each(self.memory.q.shape[1], lambda index: self.out_copy(span, place, index).start())
         self.memory.sent[place] = span.end - span.begin
 
 
@@ -455,7 +453,7 @@ def prefill(
     dims, blocks = options.dims, options.blocks
     slots = row_slots(blocks, table.shape[2])
     rows = blocks.queries * dims.group_rows
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
         lambda *refs: prefill_kernel(*refs, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(
