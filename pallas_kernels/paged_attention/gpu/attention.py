@@ -72,7 +72,6 @@ def gpu_paged_attention(
         jnp.clip(q, -largest, largest).astype(dtype).reshape(tokens, heads // 2, group, head_size).transpose(1, 0, 2, 3)
     )
     queries = jnp.pad(grouped.reshape(-1, head_size), ((0, WARPGROUPS * ROWS), (0, 0)))
-    first_page = jnp.asarray(layer * pages, jnp.int32)
     flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
     factor = jnp.float32(scale if k_scale is None else scale * k_scale)
     factor = factor * LOG2E if soft_cap is None else factor / soft_cap
@@ -81,6 +80,7 @@ def gpu_paged_attention(
     def run(plan: planning.Plan, *, decode: bool, tile: int) -> tuple[jax.Array, jax.Array]:
         options = KernelOptions(
             decode=decode,
+            layers=layers,
             num_kv_heads=heads // 2,
             group=group,
             head_size=head_size,
@@ -98,9 +98,8 @@ def gpu_paged_attention(
         out, sums = launch(
             options,
             plan.units,
-            plan.total[None],
             batch.page_table.reshape(-1),
-            first_page[None],
+            jnp.asarray(layer, jnp.int32)[None],
             factor[None],
             queries,
             slopes,
@@ -159,7 +158,7 @@ def _check_device() -> None:
 def _row_slopes(alibi_slopes: jax.Array | None, num_kv_heads: int, group: int) -> jax.Array:
     """The slope of each row of a warpgroup, for each KV head: float32 [K * ROWS], in base 2."""
     if alibi_slopes is None:
-        return jnp.zeros((ROWS,), jnp.float32)
+        return jnp.float32(0.0)[None]  # Nobody reads it.
     slopes = alibi_slopes.astype(jnp.float32).reshape(num_kv_heads, group) * LOG2E
     return jnp.tile(slopes, (1, -(-ROWS // group)))[:, :ROWS].reshape(-1)
 

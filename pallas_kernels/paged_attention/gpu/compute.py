@@ -40,11 +40,13 @@ class Unit:
     """Behind the last tile of keys."""
     window: jax.Array
     """A query at position p sees no key at or before p - window."""
+    used: jax.Array
+    """Places of units that are used, the same in every unit."""
 
     @classmethod
     def read(cls, units: Any, index: jax.Array) -> "Unit":
         """Unit `index` of the flattened array of units."""
-        return cls(*(units[index * 8 + field] for field in range(6)))
+        return cls(*(units[index * 8 + field] for field in range(7)))
 
 
 _State = tuple[jax.Array, jax.Array, jax.Array]

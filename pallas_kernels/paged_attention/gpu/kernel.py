@@ -27,9 +27,8 @@ COMPUTE_REGISTERS, COPY_REGISTERS = 240, 32
 def launch(
     options: KernelOptions,
     units: jax.Array,
-    total: jax.Array,
     page_table: jax.Array,
-    first_page: jax.Array,
+    layer: jax.Array,
     scale: jax.Array,
     queries: jax.Array,
     slopes: jax.Array,
@@ -40,9 +39,8 @@ def launch(
     Args:
         options: what is static.
         units: int32 [U, 8], the fields of `compute.Unit`.
-        total: int32 [1], how many units are used.
         page_table: int32 [R * W].
-        first_page: int32 [1], page 0 of the layer among the pages of all layers.
+        layer: int32 [1].
         scale: float32 [1], factor on the products of queries and stored keys: the scale, times log2(e) without a soft
             cap, or divided by the cap.
         queries: [K * T * G + 2 * ROWS, H], ordered by KV head, token, head of the group; the last rows are padding.
@@ -52,7 +50,7 @@ def launch(
 
     Returns:
         [U * K * 2 * out_rows, H] normalised outputs, and float32 [U * K * 2 * ROWS] base-2 logarithms of the softmax
-        denominators, by unit, KV head and warpgroup. What belongs to unused units is unspecified.
+        denominators, by unit, KV head and warpgroup. What belongs to empty units is unspecified.
     """
     outputs = units.shape[0] * options.num_kv_heads * WARPGROUPS
     ring = _shared((options.stages, options.tile, options.head_size), options.kv_dtype)
@@ -87,7 +85,7 @@ def launch(
         kernel_name="paged_attention_decode" if options.decode else "paged_attention_prefill",
         interpret=_interpreter() if options.interpret else None,
     )
-    out, sums = run(units.reshape(-1), total, page_table, first_page, scale, queries, slopes, kv)
+    out, sums = run(units.reshape(-1), page_table, layer, scale, queries, slopes, kv)
     return out, sums
 
 
@@ -111,9 +109,8 @@ class _Inputs:
     """References to what a launch was given, in global memory."""
 
     units: Any
-    total: Any
     page_table: Any
-    first_page: Any
+    layer: Any
     scale: Any
     queries: Any
     slopes: Any
@@ -125,7 +122,7 @@ def _block(options: KernelOptions, *refs: Any, **scratch: Any) -> None:
     inputs, (out, sums) = _Inputs(*refs[:-2]), refs[-2:]
     warpgroup = lax.axis_index("warpgroup")
     block = lax.axis_index("block")
-    items = inputs.total[0] * options.num_kv_heads
+    items = Unit.read(inputs.units, jnp.int32(0)).used * options.num_kv_heads
     mine = lax.div(items - block + (options.blocks - 1), jnp.int32(options.blocks))
 
     def each_item(visit: Any) -> Any:
@@ -135,7 +132,7 @@ def _block(options: KernelOptions, *refs: Any, **scratch: Any) -> None:
                 item = items - 1 - item  # The last queries of a prompt see the most keys: long units first.
             head = lax.rem(item, jnp.int32(options.num_kv_heads))
             unit = Unit.read(inputs.units, lax.div(item, jnp.int32(options.num_kv_heads)))
-            visit(item, head, unit, counter)
+            pl.when(unit.first < unit.end)(functools.partial(visit, item, head, unit, counter))
             return counter + (unit.end - unit.first)
 
         return lax.fori_loop(0, mine, step, jnp.int32(0))
@@ -171,7 +168,8 @@ def _fill(
     del item
     size, piece = options.head_size, options.piece
     last = inputs.page_table.shape[0] - 1
-    first_page = inputs.first_page[0]
+    pages = inputs.kv.shape[0] // (options.layers * options.page_size)
+    first_page = inputs.layer[0] * pages
 
     @pl.loop(unit.first, unit.end)
     def _tile(tile: jax.Array) -> None:

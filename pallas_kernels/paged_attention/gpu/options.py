@@ -15,6 +15,7 @@ class KernelOptions:
     """Everything static about a launch."""
 
     decode: bool
+    layers: int
     num_kv_heads: int
     group: int
     """Query heads of a KV head."""

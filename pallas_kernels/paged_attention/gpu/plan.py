@@ -1,4 +1,8 @@
-"""Who computes what: units of work for the kernel, planned on the device from the batch."""
+"""Who computes what: units of work for the kernel, planned on the device from the batch.
+
+A plan is made anew in each layer (XLA moves nothing out of a scan on GPUs), so it is written to become few small
+kernels: places of units follow from positions alone, without prefix sums, and some stay empty.
+"""
 
 from typing import NamedTuple
 
@@ -10,19 +14,14 @@ from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 EVERYTHING = 1 << 30
 """A window that hides nothing."""
 
-UNIT_FIELDS = 8
-"""Numbers of a unit: the fields of `compute.Unit`, and padding."""
-
 
 class Plan(NamedTuple):
-    """Units of work, U places of which the first `total` are used."""
+    """Units of work in U places."""
 
     units: jax.Array
-    """int32 [U, 8]: first entry of the page table, first token, its position, first tile, end of the tiles, window."""
-    total: jax.Array
-    """int32 []."""
+    """int32 [U, 8], the fields of `compute.Unit`; an empty unit ends where it begins."""
     first: jax.Array
-    """int32 [R], first unit of each row; the units of a row lie side by side."""
+    """int32 [R], place of the first unit of each row; those of a row lie side by side."""
     counts: jax.Array
     """int32 [R], units of each row."""
 
@@ -30,7 +29,7 @@ class Plan(NamedTuple):
 def plan_decode(
     batch: RaggedBatch, window: int | jax.Array | None, *, tile: int, splits: int, items: int, num_kv_heads: int
 ) -> Plan:
-    """Units of the rows with one token. A long context is split over several units.
+    """Units of the rows with one token: `splits` places for each row, more than one used where the context is long.
 
     Args:
         batch: R rows.
@@ -45,55 +44,55 @@ def plan_decode(
     reach = _reach(window)
     start = _divide(jnp.maximum(lens - reach, 0), tile)
     end = _divide(lens + (tile - 1), tile)
-    tiles = jnp.maximum(end - start, 0)
-    share = _divide(tiles.sum() * num_kv_heads + (items - 1), items)
-    share = jnp.maximum(jnp.maximum(share, _divide(tiles + (splits - 1), splits)), 1)
-    counts = jax.lax.div(tiles + (share - 1), share)
-    row, index, first, total = _ragged(counts, min(rows * splits, rows + -(-items // num_kv_heads)))
-    begin = start[row] + index * share[row]
+    tiles = end - start
+    least = _divide(tiles.sum() * num_kv_heads + (items - 1), items)
+    share = jnp.maximum(jnp.maximum(least, _divide(tiles + (splits - 1), splits)), 1)
+    place = jnp.arange(rows * splits, dtype=jnp.int32)
+    row, split = _divide(place, splits), jax.lax.rem(place, jnp.int32(splits))
+    begin = jnp.minimum(start[row] + split * share[row], end[row])
     fields = (
         row * batch.page_table.shape[1],
         row,
         lens[row] - 1,
         begin,
         jnp.minimum(begin + share[row], end[row]),
-        jnp.broadcast_to(reach, row.shape),
+        reach,
+        batch.num_decodes * splits,
     )
-    return Plan(_stack(fields), total, first, counts)
+    first = jnp.arange(rows, dtype=jnp.int32) * splits
+    return Plan(_stack(fields), first, jax.lax.div(tiles + (share - 1), share))
 
 
 def plan_prefill(batch: RaggedBatch, window: int | jax.Array | None, *, tile: int, tokens: int) -> Plan:
-    """Units of the rows with several tokens: blocks of `tokens` queries with all the keys they see."""
+    """Units of the rows with several tokens: blocks of `tokens` queries with all the keys they see.
+
+    A row's first place is the number of whole blocks of tokens before it plus the number of rows before it (decodes not
+    counted), which leaves room enough for what each row rounds up.
+    """
     rows = batch.kv_lens.shape[0]
     numbers = jnp.arange(rows, dtype=jnp.int32)
-    lengths = batch.query_start[1:] - batch.query_start[:-1]
-    lengths = jnp.where((numbers >= batch.num_decodes) & (numbers < batch.num_requests), lengths, 0)
-    counts = _divide(lengths + (tokens - 1), tokens)
-    row, index, first, total = _ragged(counts, batch.positions.shape[0] // tokens + rows)
-    reach = _reach(window)
-    ahead = index * tokens
+    is_prefill = (numbers >= batch.num_decodes) & (numbers < batch.num_requests)
+    begins = batch.query_start[:-1]
+    lengths = jnp.where(is_prefill, batch.query_start[1:] - begins, 0)
+    first = _divide(jnp.maximum(begins - batch.num_decodes, 0), tokens) + (numbers - batch.num_decodes)
+    place = jnp.arange(batch.positions.shape[0] // tokens + rows, dtype=jnp.int32)
+    row = (is_prefill & (first <= place[:, None])).sum(axis=1, dtype=jnp.int32) - 1 + batch.num_decodes
+    row = jnp.clip(row, 0, rows - 1)
+    ahead = (place - first[row]) * tokens
+    here = jnp.clip(lengths[row] - ahead, 0, tokens)
     position = batch.kv_lens[row] - lengths[row] + ahead
-    behind = position + jnp.minimum(lengths[row] - ahead, tokens)
+    begin = _divide(jnp.maximum(position + 1 - _reach(window), 0), tile)
+    used = _divide(batch.num_tokens - batch.num_decodes, tokens) + (batch.num_requests - batch.num_decodes)
     fields = (
         row * batch.page_table.shape[1],
-        batch.query_start[row] + ahead,
+        begins[row] + ahead,
         position,
-        _divide(jnp.maximum(position + 1 - reach, 0), tile),
-        _divide(behind + (tile - 1), tile),
-        jnp.broadcast_to(reach, row.shape),
+        begin,
+        jnp.where(here > 0, _divide(position + here + (tile - 1), tile), begin),
+        _reach(window),
+        used,
     )
-    return Plan(_stack(fields), total, first, counts)
-
-
-def _ragged(counts: jax.Array, places: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Row and number in its row of each of `places` units, the first unit of each row, and how many there are."""
-    # A comparison of all with all is one small kernel; a scan and a search would be several.
-    rows = counts.shape[0]
-    before = jnp.tri(rows, rows, -1, dtype=jnp.int32)
-    first = (before * counts).sum(axis=1)
-    unit = jnp.arange(places, dtype=jnp.int32)
-    row = jnp.minimum((unit[:, None] >= (first + counts)).sum(axis=1, dtype=jnp.int32), rows - 1)
-    return row, unit - first[row], first, counts.sum()
+    return Plan(_stack(fields), first, _divide(lengths + (tokens - 1), tokens))
 
 
 def _reach(window: int | jax.Array | None) -> jax.Array:
@@ -105,9 +104,9 @@ def _reach(window: int | jax.Array | None) -> jax.Array:
 
 
 def _stack(fields: tuple[jax.Array, ...]) -> jax.Array:
-    """Fields [U] as [U, 8]."""
-    padding = [jnp.zeros_like(fields[0])] * (UNIT_FIELDS - len(fields))
-    return jnp.stack([*fields, *padding], axis=1)
+    """Fields [U] or [] as [U, 8]."""
+    columns = [jnp.broadcast_to(field, fields[0].shape) for field in fields]
+    return jnp.stack([*columns, *[jnp.zeros_like(columns[0])] * (8 - len(columns))], axis=1)
 
 
 def _divide(value: jax.Array, by: int) -> jax.Array:

@@ -28,10 +28,9 @@ def combine_decode(
     Returns:
         float32 [T, K * G, H]; zero from token R on, and for rows without units.
     """
-    split = jnp.arange(splits, dtype=jnp.int32)
-    used = (split < plan.counts[:, None])[:, :, None, None, None]
-    unit = jnp.minimum(plan.first[:, None] + split, plan.units.shape[0] - 1)
-    logs = jnp.where(used, sums[unit, :, :, :group], MASKED)
+    used = (jnp.arange(splits, dtype=jnp.int32) < plan.counts[:, None])[:, :, None, None, None]
+    rows, head_size = plan.counts.shape[0], out.shape[-1]
+    logs = jnp.where(used, sums.reshape(rows, splits, *sums.shape[1:])[..., :group], MASKED)
     maximum = logs.max(axis=(1, 3), keepdims=True)
     sink = None if sinks is None else (sinks.astype(jnp.float32) * LOG2E).reshape(1, 1, -1, 1, group)
     if sink is not None:
@@ -41,10 +40,9 @@ def combine_decode(
     if sink is not None:
         total = total + jnp.exp2(sink - maximum)
     weights = weights / jnp.where(total == 0.0, 1.0, total)
-    # Unused places were never written and may hold anything, also NaN.
-    parts = jnp.where(used[..., None], out[unit, :, :, :group].astype(jnp.float32), 0.0)
-    joined = (parts * weights[..., None]).sum(axis=(1, 3))
-    rows, head_size = joined.shape[0], out.shape[-1]
+    # Empty places were never written and may hold anything, also NaN.
+    parts = out.reshape(rows, splits, *out.shape[1:])[..., :group, :].astype(jnp.float32)
+    joined = (jnp.where(used[..., None], parts, 0.0) * weights[..., None]).sum(axis=(1, 3))
     return jnp.pad(joined.reshape(rows, -1, head_size), ((0, tokens - rows), (0, 0), (0, 0)))
 
 

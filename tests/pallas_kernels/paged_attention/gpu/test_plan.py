@@ -15,7 +15,10 @@ TILE = 64
 def _units(plan: Plan) -> list[list[list[int]]]:
     """Units of each row, without padding: first query, position, first tile, end of the tiles."""
     units, first, counts = (np.asarray(array) for array in (plan.units, plan.first, plan.counts))
-    assert counts.sum() == plan.total <= len(units)
+    taken = [place for start, count in zip(first, counts, strict=True) for place in range(start, start + count)]
+    assert len(set(taken)) == len(taken)
+    assert set(taken) == {place for place, unit in enumerate(units) if unit[3] < unit[4]}
+    assert all(place < units[0, 6] for place in taken)
     return [units[start : start + count, 1:5].tolist() for start, count in zip(first, counts, strict=True)]
 
 
