@@ -45,6 +45,12 @@ def test_table_divides_what_must_be_done_by_the_time() -> None:
     assert "| 25% | 1000.000 | 0% |" in lines[3]
 
 
+@pytest.mark.parametrize("rows", [((1, 9), (3, 2)), ((8, 4),)], ids=["mixed", "chunk"])
+def test_cudnn_is_not_asked_for_what_it_cannot(rows: tuple[tuple[int, int], ...]) -> None:
+    row = gpu_attention.measure(Case("", rows), ())
+    assert row.seconds == {"cudnn": {2: "rows differ", 1: "a causal mask begins at the first key"}[len(rows)]}
+
+
 PTXAS = """ptxas info    : Compiling entry function 'k' for 'sm_90a'
     8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
 ptxas info    : Used 168 registers, used 16 barriers, 1 bytes smem
