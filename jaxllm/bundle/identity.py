@@ -103,7 +103,7 @@ def _difference(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -
 
 def _software(backend: str) -> dict[str, Any]:
     packages = ("jaxllm", "jax", "jaxlib", *(("libtpu",) if backend == "tpu" else ()))
-    found = {**{name: metadata.version(name) for name in packages}, "code": _code()}
+    found = {**{name: _version(name) for name in packages}, "code": _code()}
     if backend not in ("cpu", "tpu"):
         found["runtime"] = jax.devices()[0].client.platform_version
     return found
@@ -122,6 +122,14 @@ def _hardware(plan: Plan) -> dict[str, Any]:
         found["machine"] = platform.machine()
         found[CPU_FEATURES] = cpu_features()
     return found
+
+
+def _version(package: str) -> str:
+    """The version of a package; of one that is used from its sources, nothing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 @cache

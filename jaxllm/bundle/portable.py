@@ -2,7 +2,7 @@
 
 `jax.experimental.serialize_executable` pickles what lies around the runtime's bytes: shapes, shardings, structure. Here
 these are data of a few types, checked when read, and a callable is put together from them again. That touches JAX's
-internals, and all that does is in this file (the same in JAX 0.10.2 and 0.11.0).
+internals, and all that does is in this file (the same in JAX 0.10.2 and 0.11.2).
 """
 
 from collections.abc import Sequence

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
-from jaxllm.bundle.identity import cpu_features, differences, engine_identity
+from jaxllm.bundle.identity import _version, cpu_features, differences, engine_identity
 from jaxllm.config import EngineConfig
 from jaxllm.runner.plan import make_plan
 from jaxllm.runner.spec import make_spec
@@ -98,3 +99,8 @@ def test_features_of_a_cpu(tmp_path: Path, text: str, features: list[str]) -> No
     (tmp_path / "cpuinfo").write_text(text)
     assert cpu_features(tmp_path / "cpuinfo") == features
     assert cpu_features(tmp_path / "missing") == []
+
+
+def test_versions_of_packages_that_are_not_installed() -> None:
+    assert _version("jax") == jax.__version__
+    assert _version("no-such-package") == "not installed"
