@@ -20,9 +20,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import Unit, Warpgroup
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
 
-COMPUTE_REGISTERS, COPY_REGISTERS = 240, 32
-"""Registers per thread: 2 x 128 x 240 + 128 x 32 are the 65536 of a multiprocessor."""
-
 
 def launch(
     options: KernelOptions,
@@ -139,13 +136,13 @@ def _block(options: KernelOptions, *refs: Any, **scratch: Any) -> None:
 
     @pl.when(warpgroup < WARPGROUPS)
     def _compute() -> None:
-        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        plgpu.set_max_registers(options.registers[0], action="increase")
         computing = Warpgroup(options, inputs, warpgroup, scratch)
         each_item(functools.partial(computing.attend, out=out, out_sums=sums))
 
     @pl.when(warpgroup == WARPGROUPS)
     def _copy() -> None:
-        plgpu.set_max_registers(COPY_REGISTERS, action="decrease")
+        plgpu.set_max_registers(options.registers[1], action="decrease")
         copied = each_item(functools.partial(_fill, options, inputs, scratch))
 
         @pl.loop(jnp.maximum(copied - options.stages, 0), copied)

@@ -48,6 +48,14 @@ class KernelOptions:
         return not self.decode
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that computes and of one that copies: 2 x 128 and 128 threads share 65536.
+
+        A wide accumulator needs all it can get; copying many small pages needs more than the least.
+        """
+        return (240, 32) if self.head_size > 128 else (232, 40)
+
+    @property
     def piece(self) -> int:
         """Keys of one copy: the most of which a page and a tile both hold whole numbers."""
         return math.gcd(self.tile, self.page_size)
