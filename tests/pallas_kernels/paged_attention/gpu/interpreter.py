@@ -1,8 +1,6 @@
 """The GPU kernel in JAX's interpreter of Mosaic GPU: copies, barriers, warpgroups, and a detector of races."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,8 +22,7 @@ thread_map = pytest.importorskip("jax._src.pallas.mosaic.interpret.thread_map")
 QUICK: Any = {"xla_backend_optimization_level": 0}
 
 
-@contextmanager
-def _compile_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter compiles a kernel anew for each warpgroup of each block. Once will do: it is 10 times as fast."""
     lock = threading.Lock()
     compiled: dict[int, Any] = {}
@@ -42,7 +39,6 @@ def _compile_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         compiled[id(jaxpr)][0](consts, *args)
 
     monkeypatch.setattr(thread_map, "_run_jaxpr", run)
-    yield
 
 
 def bfloat16(case: Case) -> Case:
@@ -56,8 +52,8 @@ def interpret(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, blocks: int = 2) 
     function = partial(gpu_paged_attention, interpret=True, blocks=blocks)
     monkeypatch.setitem(api.IMPLEMENTATIONS, "gpu", function)
     interpreter.reset_gpu_interpret_mode_state()
-    with _compile_once(monkeypatch):
-        run = jax.jit(lambda inputs: inputs.call("gpu", jnp.int32(LAYER)), compiler_options=QUICK)
-        result = jax.block_until_ready(run(inputs))
+    _compile_once(monkeypatch)
+    run = jax.jit(lambda inputs: inputs.call("gpu", jnp.int32(LAYER)), compiler_options=QUICK)
+    result = jax.block_until_ready(run(inputs))
     assert not interpreter.get_races().races_found
     return result
