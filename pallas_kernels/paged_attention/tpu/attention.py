@@ -53,6 +53,9 @@ def tpu_paged_attention(
     heads = _per_head(dims, alibi_slopes, sinks)
     table = batch.page_table[:, None]
     rows = pack_q(q, dims)
+    if interpret is False:
+        # XLA would put it into VMEM, from where a copy is no DMA: the core would do it itself.
+        new = pltpu.with_memory_space_constraint(new, pltpu.HBM)
     layers, pages, _, *rest = kv_cache.shape
     cache = kv_cache.reshape(layers, pages, *rest)
     has_window = window is not None and not (isinstance(window, int) and window == 0)

@@ -43,7 +43,7 @@ def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
     }
     found = find_blocks("paged_attention", chip.chip, key)
     blocks = Blocks(**found) if found is not None else _heuristic(kernel, dims, chip)
-    return _fit(blocks, dims, tokens)
+    return _fit(blocks, dims, tokens, chip)
 
 
 def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
@@ -63,12 +63,17 @@ def _power_of_two(value: int, least: int, most: int) -> int:
     return max(least, min(most, 1 << max(value, 1).bit_length() - 1))
 
 
-def _fit(blocks: Blocks, dims: Dims, tokens: int) -> Blocks:
-    """Block sizes that agree with the page size, and no more queries than the step has tokens."""
+def _fit(blocks: Blocks, dims: Dims, tokens: int, chip: Target) -> Blocks:
+    """Block sizes that agree with the page size and VMEM, and no more queries than the step has tokens."""
     chunk = -(-min(blocks.chunk, blocks.keys) // LANES) * LANES
+    if math.lcm(dims.page_size, chunk) > blocks.keys:
+        chunk = LANES
     unit = math.lcm(dims.page_size, chunk)
     queries = min(blocks.queries, -(-tokens // 8) * 8)
-    return Blocks(-(-blocks.keys // unit) * unit, chunk, blocks.slots, queries, blocks.heads)
+    keys, slots = -(-blocks.keys // unit) * unit, blocks.slots
+    while slots > 2 and slots * keys * dims.token_bytes > chip.vmem_bytes // 2:
+        slots //= 2
+    return Blocks(keys, chunk, slots, queries, blocks.heads)
 
 
 def vmem_bytes(blocks: Blocks, dims: Dims) -> int:
@@ -77,4 +82,5 @@ def vmem_bytes(blocks: Blocks, dims: Dims) -> int:
     kv = blocks.slots * blocks.keys * dims.token_bytes
     q = max(2, row_slots(blocks, 1) // blocks.queries) * dims.num_kv_heads * dims.folds * rows * LANES * 4
     state = dims.num_kv_heads * max(rows, 8) * LANES * 4 * (2 + dims.folds)
-    return kv + q + state + 6 * max(rows, 8) * max(blocks.chunk, LANES * dims.folds) * 4 + 8 * _MIB
+    needed = kv + q + state + 6 * max(rows, 8) * max(blocks.chunk, LANES * dims.folds) * 4 + 8 * _MIB
+    return min(needed, target().vmem_bytes)
