@@ -69,7 +69,13 @@ def laid_out(spec: StepSpec, arrays: Any) -> int:
         return bytes_on_device(arrays)
     # The compiler knows: these are the arguments of a program that does nothing.
     nothing = jax.jit(lambda *_: jnp.int32(0), keep_unused=True)
-    stats = nothing.lower(*jax.tree.leaves(arrays)).compile().memory_analysis()
+    try:
+        stats = nothing.lower(*jax.tree.leaves(arrays)).compile().memory_analysis()
+    except JaxRuntimeError as error:
+        # Arrays that are larger than the device: the padding does not matter any more.
+        if not _is_too_large(error):
+            raise
+        stats = None
     return bytes_on_device(arrays) if stats is None else int(stats.argument_size_in_bytes)
 
 
@@ -85,7 +91,7 @@ def compile_step(plan: Plan, bucket: Bucket) -> CompiledStep:
     try:
         compiled = executables.lower(bucket).compile(compiler_options=executables.compiler_options)
     except JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not _is_too_large(error):
             raise
         raise CapacityError(f"a step of {bucket} does not fit the device: {_first_line(error)}") from error
     seconds = time.perf_counter() - start
@@ -122,6 +128,10 @@ def memory_limit(plan: Plan, target: Target) -> int:
     if target.chip is None:
         raise CapacityError(f"the size of this device's memory is unknown: {target.devices[0].device_kind}")
     return target.chip.hbm_bytes
+
+
+def _is_too_large(error: JaxRuntimeError) -> bool:
+    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -47,6 +47,12 @@ def test_llama_needs_two_v5e(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert together["memory"]["weights"] == pytest.approx(LLAMA_3_8B_WEIGHTS / 2, rel=0.001)
 
 
+def test_weights_that_the_compiler_itself_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, write_model(tmp_path / "llama", num_hidden_layers=96), "--device", "v6e", *SMALL)
+    assert found["reason"] == "weights and state need 41.0 GiB on each device, and 28.8 GiB are usable"
+    assert found["advice"] == ["--tensor-parallel-size 2 --topology 2x2"]
+
+
 def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "bundle"
     flags = [
