@@ -20,6 +20,7 @@ _OPERATION = re.compile(
 _PREDICATE = re.compile(r"\((!?)%p\d+_p(\d+)(?:, ([^()]*))?\)")
 _NEVER = re.compile(r" \((0|!1)\)")  # a condition the compiler knows
 _ALWAYS = re.compile(r"^ \((1|!0)\),?")
+_DIVISION = re.compile(r"sdivrem\.(\w+) ([^;}/]*)/\* (k\w+) \*/")  # which results it gives is only in the comment
 _DELAY_SLOTS = 4
 
 
@@ -131,7 +132,9 @@ def _parse_utilization(text: str) -> tuple[tuple[str, ...], tuple[int, ...], lis
 
 def _parse_bundle(depth: int, chunk: str, slots: tuple[int, ...], semaphores: set[str]) -> Bundle:
     """One bundle; `semaphores` collects the results that are values of semaphores (v4 pops them like vectors)."""
-    text = _COMMENT.sub("", chunk).strip()
+    text = _COMMENT.sub(
+        "", _DIVISION.sub(lambda match: f"sdivrem.{match[1]}.{match[3].lower()} {match[2]}", chunk)
+    ).strip()
     operations, delay, rows = [], 0, 0
     for part in text[: text.rindex("}")].split(";;"):
         match = _OPERATION.match(part.strip())

@@ -8,6 +8,7 @@ semaphore stops the core until enough of them are.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from benchmarks.tpu.scalar import (
     operand_address,
     operand_index,
     register_index,
+    unsigned,
     value_of,
     wrap,
 )
@@ -80,6 +82,7 @@ class _Core:
         self.reads_free = 0.0
         self.writes_free = 0.0
         self.branch = -1
+        self.divisions: deque[int] = deque()
         self.program = program
         self.run = Run([0] * (len(program.bundles) + 1))
 
@@ -218,6 +221,9 @@ def _action(operation: Operation, core: _Core) -> _Action:
         # Reads a semaphore when the kernel ends, to check that it is zero; here it is.
         register = register_index(operation.dest)
         return lambda core: (register, 0)
+    if name.startswith("spop.drf"):
+        register = register_index(operation.dest)
+        return lambda core: (register, core.divisions.popleft())
     if base in _EFFECTS:
         return _effect(name, operation.dest, [value_of(arg) for arg in operation.args])
     value = arithmetic(name, operation.args)
@@ -227,7 +233,7 @@ def _action(operation: Operation, core: _Core) -> _Action:
     return lambda core: (register, value(core.registers))
 
 
-_EFFECTS = ("sld", "sst", "vsyncpa", "vsyncadd", "vsyncmov", "dma")
+_EFFECTS = ("sld", "sst", "vsyncpa", "vsyncadd", "vsyncmov", "dma", "sdivrem")
 
 
 def _effect(name: str, dest: str, values: Sequence[Value]) -> _Action:
@@ -240,6 +246,8 @@ def _effect(name: str, dest: str, values: Sequence[Value]) -> _Action:
         return lambda core: core.flags.__setitem__(values[0](core.registers), values[1](core.registers))
     if name.startswith("vsyncadd"):
         return lambda core: _add_flag(core, values[0](core.registers), values[1](core.registers))
+    if name.startswith("sdivrem"):
+        return lambda core: _divide(core, name, values[0](core.registers), values[1](core.registers))
     if name.startswith("dma.done"):
         return lambda core: core.wait(values[0](core.registers), values[1](core.registers))
     return lambda core: None
@@ -247,6 +255,15 @@ def _effect(name: str, dest: str, values: Sequence[Value]) -> _Action:
 
 def _add_flag(core: _Core, flag: int, amount: int) -> None:
     core.flags[flag] = wrap(core.flags.get(flag, 0) + amount)
+
+
+def _divide(core: _Core, name: str, left: int, right: int) -> None:
+    """Put quotient and remainder (or the one of them that `name` asks for) where they are popped from."""
+    _, kind, wanted = name.split(".")
+    if kind != "u32":
+        raise UnsupportedOperationError(f"operation {name}")
+    quotient, remainder = divmod(unsigned(left), unsigned(right)) if right else (-1, left)
+    core.divisions += [wrap(quotient)] * ("kdiv" in wanted) + [wrap(remainder)] * ("rem" in wanted)
 
 
 def _operand(operation: Operation, core: _Core) -> _Action:

@@ -121,6 +121,27 @@ def test_all_operations_of_a_bundle_read_before_any_writes() -> None:
     assert run.taken == {(3, 8): 1}
 
 
+def test_divisions_give_their_results_in_order() -> None:
+    """As in dumps: the quotient is popped first, and only the comment says which results there are."""
+    text = """
+     0   :  { %1 = sdivrem.u32 70, 8 /* kDivAndRem */ }
+   0x1   :  { %s2_s1 = spop.drf %1  ;;  %3 = sdivrem.u32 33, 10 /* kRem */ }
+   0x2   :  { %s4_s2 = spop.drf %1 }
+   0x3   :  { %s5_s3 = spop.drf %3 }
+   0x4   :  { %s6_s4 = sadd.s32 %s2_s1, %s4_s2 }
+   0x5   :  { %s7_s4 = sadd.s32 %s6_s4, %s5_s3 }
+   0x6   :  { %p8_p0 = scmp.eq.s32.totalorder %s7_s4, 17 }
+   0x7   :  { %9 = sbr.rel (%p8_p0) target = $region5 }
+   0x8   :  {}
+   0x9   :  {}
+   0xa   :  {}
+   0xb   :  {}
+   0xc   :  {} /* Start region 5 */
+"""
+    program = parse_program(text, "MXU\n1\n" + "0\n" * 13)
+    assert simulate(program, [], Memory(1.0, 0)).taken == {(7, 12): 1}
+
+
 def test_operands_are_known_where_they_follow_from_arguments() -> None:
     from jax.experimental import pallas as pl
 
