@@ -186,7 +186,7 @@ class CompileOptions(Section):
     )
     attention_backend: Literal["auto", "reference", "xla", "cpu", "tpu", "gpu"] = option(
         "auto",
-        "Implementation of paged attention. 'auto': cpu on CPU, tpu on TPU, else xla. 'gpu' is for Hopper and newer.",
+        "Implementation of paged attention. 'auto': cpu on CPU, tpu on TPU, else xla. 'gpu' is for Hopper.",
     )
 
 

@@ -55,7 +55,7 @@ IMPLEMENTATIONS: dict[str, PagedAttention] = {
     "gpu": _gpu_paged_attention,
 }
 """`reference` is slow and obvious, `xla` runs everywhere, `cpu` is `xla` with pages as CPUs like them, `tpu` a
-Mosaic kernel with a cache layout of its own, `gpu` a Mosaic kernel for Hopper and newer."""
+Mosaic kernel with a cache layout of its own, `gpu` a Mosaic kernel for Hopper."""
 
 
 def paged_attention(

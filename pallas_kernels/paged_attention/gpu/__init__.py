@@ -1,1 +1,1 @@
-"""Paged attention for NVIDIA GPUs from Hopper on, in Pallas Mosaic GPU."""
+"""Paged attention for NVIDIA GPUs of the Hopper generation, in Pallas Mosaic GPU."""
