@@ -1,4 +1,4 @@
-"""Paged attention for NVIDIA GPUs of the Hopper generation: plan, two launches of the kernel, and the pieces put together."""
+"""Paged attention for NVIDIA GPUs of the Hopper generation: plan, two launches of the kernel, pieces put together."""
 
 import jax
 import jax.numpy as jnp
