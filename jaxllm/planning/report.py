@@ -99,7 +99,7 @@ def make_report(
 
 
 def _compile(plan: Plan, buckets: list[Bucket], say: Callable[[str], None]) -> dict[Bucket, CompiledStep]:
-    """Compile several at once, as the engine does. Raises `CapacityError` when one does not fit the device."""
+    """Compile as the engine does. Raises `CapacityError` when one does not fit the device."""
 
     def one(bucket: Bucket) -> CompiledStep:
         say(f"compiling a step of {bucket}")

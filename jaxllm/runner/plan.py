@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -84,6 +84,9 @@ def make_plan(config: EngineConfig, absent_devices: Sequence[jax.Device] | None 
     Raises:
         ConfigError: the model cannot be found or read, or an option does not suit it or the devices.
     """
+    if absent_devices is not None:
+        # The compiler for TPUs that are not there crashes now and then when two threads use it (libtpu 0.0.42).
+        config = replace(config, compile=replace(config.compile, compile_workers=1))
     count = tensor_parallel_size(config.parallel)
     try:
         folder = resolve(config.model.model, config.model.revision, config.model.download_dir)
