@@ -29,6 +29,10 @@ _START_SECONDS = 300.0
 _END_SECONDS = 60.0
 
 
+ONE_DEVICE = {"JAX_NUM_CPU_DEVICES": "1"}
+"""As a server has it: the virtual devices of the tests bring threads, and threads bring memory."""
+
+
 class ServerProcess:
     """A server and its log."""
 
@@ -36,7 +40,9 @@ class ServerProcess:
         self._log_file = log
         command = [sys.executable, "-m", "jaxllm.serving.cli.main", "serve", *arguments]
         with log.open("wb") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **environment})
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=file, env={**os.environ, **ONE_DEVICE, **environment}
+            )
 
     @property
     def log(self) -> str:

@@ -17,9 +17,9 @@ from tests.e2e.serving.streams import Ask, offline, open_session, read_stream, r
 from tests.serving.server_process import ServerProcess
 
 STREAMS = 128
-ROUNDS = 3
+ROUNDS = 4
 GROWTH_BYTES = 8 * 2**20
-"""What memory may grow by from the first round to the last."""
+"""What memory may grow by from the second round to the last; in the first, buffers and caches fill."""
 LEAVING_TOKENS = 5000
 """Most tokens generated after clients have left, of 46,000 they have asked for: one stream, and some steps of 32."""
 
@@ -68,7 +68,7 @@ async def test_many_streams(server: ServerProcess, llm: LLM) -> None:
         memory.append(_memory(server))
     after = Metrics.wait_until_idle(server.url)
     assert after["prefix_cache_hits_total"] > before["prefix_cache_hits_total"], "no prompt came twice"
-    for process, early in memory[0].items():
+    for process, early in memory[1].items():
         assert memory[-1][process] - early < GROWTH_BYTES, memory
 
 
