@@ -37,7 +37,7 @@ class DeviceState:
     """What stays on the device from step to step; donated, so that it is updated in place."""
 
     kv_cache: jax.Array
-    """[L, P, C, 2K, H]."""
+    """[L, P, C, 2K, H], or as the attention has it (`paged_attention.layout`)."""
     sampling: SamplingState
     last_tokens: jax.Array
     """int32 [S], the token sampled last in each slot."""

@@ -50,7 +50,7 @@ class Attention(nnx.Module):
         layer: int | jax.Array,
         window: int | jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Attend from `x` [T, D] to the cache [L, P, C, 2K, H]; returns [T, D] and the cache with the new tokens."""
+        """Attend from `x` [T, D] to the cache (see `cache_shape`); returns [T, D] and the cache with the new tokens."""
         query, key, value = (
             project(x).reshape(x.shape[0], -1, self.head_size) for project in (self.query, self.key, self.value)
         )

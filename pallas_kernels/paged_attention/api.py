@@ -86,7 +86,8 @@ def paged_attention(
         q: [T, N, H] queries, rotated.
         k: [T, K, H] keys, rotated.
         v: [T, K, H] values.
-        kv_cache: [L, P, C, 2K, H], all finite (begin with zeros); donate it to have it updated in place.
+        kv_cache: [L, P, C, 2K, H], or as `cache_shape` says for the implementation; all finite (begin with zeros).
+            Donate it to have it updated in place.
         layer: which layer of the cache.
         batch: where each token sits.
         scale: factor on the scores, usually H ** -0.5.
