@@ -18,8 +18,9 @@ from jaxllm.models.layers.linear import Linear, matmul
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import rotation
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import constrain
+from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads
 from jaxllm.models.stack import make_stack
+from jaxllm.pallas_kernels.paged_attention.prepare import Heads, prepare
 
 
 class CausalLM(nnx.Module):
@@ -42,8 +43,20 @@ class CausalLM(nnx.Module):
         """Hidden states [T, D] after the final norm, and the cache [L, P, C, 2K, H] with this step's tokens."""
         config = self.config
         angles = rotation(config.rope, config.head_size, self.options.max_model_len, batch.ragged.positions)
-        hidden, kv_cache = self.layers(self.embedding(batch.token_ids), angles, batch.ragged, kv_cache)
+        ragged = prepare(self.options.attention, batch.ragged, self._heads(kv_cache))
+        hidden, kv_cache = self.layers(self.embedding(batch.token_ids), angles, ragged, kv_cache)
         return self.norm(hidden), kv_cache
+
+    def _heads(self, kv_cache: jax.Array) -> Heads:
+        """Attention of the layers on one device."""
+        config, devices = self.config, model_parallel(self.options.mesh)
+        return Heads(
+            config.num_heads // devices,
+            split_kv_heads(config, devices) // devices,
+            config.head_size,
+            kv_cache.dtype.name,
+            frozenset(self.layers.windows),
+        )
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Scores float32 [R, V] of hidden states [R, D], split over the devices along V, which may end in -inf."""

@@ -24,6 +24,9 @@ from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 Hidden = tuple[jax.Array, jax.Array]
 """Hidden states [T, D] and the KV cache [L, P, C, 2K, H]."""
 
+Carry = tuple[jax.Array, jax.Array, jax.Array]
+"""Number of the layer, hidden states and KV cache."""
+
 
 class LoopStack(nnx.Module):
     """Layers with parameters of their own, unrolled in Python."""
@@ -62,20 +65,21 @@ class ScanStack(nnx.Module):
     def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
         """Run all layers on `x` [T, D]."""
         graph, parameters = nnx.split(self.all)
+        # XLA would move what is cheap to compute back into the loop, and compute it in every layer.
+        rotation, ragged = lax.optimization_barrier((rotation, ragged))
         # A window that all layers share stays a constant, which kernels can exploit.
         shared = len(set(self.windows)) == 1
 
-        def body(carry: Hidden, inputs: tuple[nnx.State[Any, Any], jax.Array, jax.Array]) -> tuple[Hidden, None]:
-            values, index, window = inputs
+        def body(carry: Carry, inputs: tuple[nnx.State[Any, Any], jax.Array]) -> tuple[Carry, None]:
+            index, x, kv_cache = carry
+            values, window = inputs
             layer = nnx.merge(graph, values)
-            return layer(
-                carry[0], rotation, ragged, carry[1], index, (self.windows[0] or None) if shared else window
-            ), None
+            x, kv_cache = layer(x, rotation, ragged, kv_cache, index, (self.windows[0] or None) if shared else window)
+            return (index + 1, x, kv_cache), None
 
-        layers = jnp.arange(len(self.windows), dtype=jnp.int32)
         windows = jnp.asarray(np.array(self.windows, np.int32))
-        carry, _ = lax.scan(body, (x, kv_cache), (parameters, layers, windows))
-        return carry
+        (_, *carry), _ = lax.scan(body, (jnp.int32(0), x, kv_cache), (parameters, windows))
+        return carry[0], carry[1]
 
 
 def _stacked(leaf: jax.Array, layers: int) -> jax.Array:

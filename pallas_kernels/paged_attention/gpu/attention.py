@@ -3,21 +3,19 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.gpu import plan as planning
+from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
+    MULTIPROCESSORS,
+    choose_tile,
+    most_splits,
+    plans_of,
+)
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E
 from jaxllm.pallas_kernels.paged_attention.gpu.kernel import launch
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
+from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
+from jaxllm.pallas_kernels.paged_attention.prepare import Heads
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
-
-MULTIPROCESSORS = 132
-"""Of an H100 or H200 (SXM). A block too many or too few costs speed, never the result."""
-
-DECODE_ITEMS = 8
-"""Items of decode work per block to aim at, so that blocks end at about the same time."""
-
-DECODE_SPLITS = 4
-"""Most parts of a context where rows alone fill the machine; with fewer rows there may be more."""
 
 SHARED_MEMORY = 227 * 1024
 """Bytes a block may use on Hopper and Blackwell."""
@@ -77,7 +75,8 @@ def gpu_paged_attention(
     factor = factor * LOG2E if soft_cap is None else factor / soft_cap
     slopes = _row_slopes(alibi_slopes, heads // 2, group)
 
-    def run(plan: planning.Plan, *, decode: bool, tile: int) -> tuple[jax.Array, jax.Array]:
+    def run(plan: Plan, *, decode: bool) -> tuple[jax.Array, jax.Array]:
+        tile = choose_tile(head_size, kv_dtype, decode=decode)
         options = KernelOptions(
             decode=decode,
             layers=layers,
@@ -108,16 +107,12 @@ def gpu_paged_attention(
         places = (plan.units.shape[0], heads // 2, WARPGROUPS)
         return out.reshape(*places, options.out_rows, head_size), sums.reshape(*places, ROWS)
 
-    tile = choose_tile(head_size, kv_dtype, decode=True)
-    most = max(-(-2 * blocks // max(min(tokens, batch.kv_lens.shape[0]) * heads // 2, 1)), DECODE_SPLITS)
-    plan = planning.plan_decode(
-        batch, window, tile=tile, splits=most, items=DECODE_ITEMS * blocks, num_kv_heads=heads // 2
-    )
-    attended = combine_decode(plan, *run(plan, decode=True, tile=tile), sinks, tokens, group, most)
+    shape = Heads(num_heads, heads // 2, head_size, kv_dtype, frozenset())
+    decodes, others = plans_of(batch, window, shape, blocks)
+    parts = most_splits(batch, shape, blocks)
+    attended = combine_decode(decodes, *run(decodes, decode=True), sinks, tokens, group, parts)
     if tokens > 1:
-        tile = choose_tile(head_size, kv_dtype, decode=False)
-        plan = planning.plan_prefill(batch, window, tile=tile, tokens=WARPGROUPS * (ROWS // group))
-        prefilled = combine_prefill(plan, batch, *run(plan, decode=False, tile=tile), sinks, group)
+        prefilled = combine_prefill(others, batch, *run(others, decode=False), sinks, group)
         is_decode = jnp.arange(tokens, dtype=jnp.int32) < batch.num_decodes
         attended = jnp.where(is_decode[:, None, None], attended, prefilled)
     if v_scale is not None:
@@ -161,11 +156,6 @@ def _row_slopes(alibi_slopes: jax.Array | None, num_kv_heads: int, group: int) -
         return jnp.float32(0.0)[None]  # Nobody reads it.
     slopes = alibi_slopes.astype(jnp.float32).reshape(num_kv_heads, group) * LOG2E
     return jnp.tile(slopes, (1, -(-ROWS // group)))[:, :ROWS].reshape(-1)
-
-
-def choose_tile(head_size: int, kv_dtype: str, *, decode: bool) -> int:
-    """Keys of a tile: as many as the registers hold in prefill, fewer in decode, where it is bytes that count."""
-    return 64 if decode or head_size > 128 or jnp.dtype(kv_dtype).itemsize == 1 else 128
 
 
 def choose_stages(tile: int, head_size: int, kv_dtype: str) -> int:

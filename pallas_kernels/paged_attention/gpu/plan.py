@@ -1,7 +1,7 @@
 """Who computes what: units of work for the kernel, planned on the device from the batch.
 
-A plan is made anew in each layer (XLA moves nothing out of a scan on GPUs), so it is written to become few small
-kernels: places of units follow from positions alone, without prefix sums, and some stay empty.
+A plan is made in every step, so it is written to become few small kernels: places of units follow from positions alone,
+without prefix sums, and some stay empty.
 """
 
 from typing import NamedTuple

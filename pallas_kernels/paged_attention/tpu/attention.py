@@ -8,6 +8,7 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
+from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
 from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
@@ -41,17 +42,17 @@ def tpu_paged_attention(
     factor = scale * (1.0 if k_scale is None else jnp.asarray(k_scale, jnp.float32))
     factor = factor * LOG2_E if soft_cap is None else factor / soft_cap
     factors = [jnp.asarray(x, jnp.float32).reshape(()) for x in (factor, 1.0 if v_scale is None else v_scale)]
-    order, others = _others(batch)
-    info = (layer, 0 if window is None else window, batch.num_decodes, others)
+    prepared = tpu_prepare(batch)
     scalars = Scalars(
-        jnp.stack([jnp.asarray(x, jnp.int32) for x in info]),
+        jnp.asarray(layer, jnp.int32).reshape(1),
+        jnp.asarray(0 if window is None else window, jnp.int32).reshape(1),
+        prepared.counts,
         jnp.stack(factors),
         batch.kv_lens,
         batch.query_start,
-        order,
+        prepared.order,
     )
     heads = _per_head(dims, alibi_slopes, sinks)
-    table = batch.page_table[:, None]
     rows = pack_q(q, dims)
     if interpret is False:
         # XLA would put it into VMEM, from where a copy is no DMA: the core would do it itself.
@@ -63,23 +64,12 @@ def tpu_paged_attention(
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
     options = Options(dims, blocks, *common)
-    rows, cache = decode(scalars, table, new, heads, rows, cache, options, interpret)
+    rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, options, interpret)
     if q.shape[0] > 1:
         blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
         options = Options(dims, blocks, *common)
-        rows, cache = prefill(scalars, table, new, heads, rows, cache, options, interpret)
+        rows, cache = prefill(scalars, prepared.table, new, heads, rows, cache, options, interpret)
     return unpack_q(rows, dims), cache.reshape(kv_cache.shape)
-
-
-def _others(batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
-    """The rows with tokens that are not decodes, first in an array [R], and their number."""
-    rows = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
-    lengths = batch.query_start[1:] - batch.query_start[:-1]
-    chosen = (rows >= batch.num_decodes) & (rows < batch.num_requests) & (lengths > 0)
-    # Comparisons of all with all: for so few numbers XLA is faster at them than at sums of prefixes and scatters.
-    rank = jnp.sum(chosen & (rows < rows[:, None]), axis=1, dtype=jnp.int32)
-    order = jnp.sum(jnp.where(chosen & (rank == rows[:, None]), rows, 0), axis=1, dtype=jnp.int32)
-    return order, chosen.sum(dtype=jnp.int32)
 
 
 def _per_head(dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array:

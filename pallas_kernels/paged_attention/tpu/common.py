@@ -74,8 +74,12 @@ class Options:
 class Scalars(NamedTuple):
     """Scalar prefetch, in SMEM."""
 
-    info: Ref
-    """int32 [4]: layer, window (0: none), decodes, and other rows with tokens."""
+    layer: Ref
+    """int32 [1]."""
+    window: Ref
+    """int32 [1], 0: none."""
+    counts: Ref
+    """int32 [2]: decodes, and other rows with tokens."""
     factors: Ref
     """float32 [2]: what scores and what values are multiplied with."""
     kv_lens: Ref
@@ -138,7 +142,7 @@ def window_begin(scalars: Scalars, position: Any, options: Options) -> Any:
     """First key that the query at `position` sees."""
     if not options.has_window:
         return jnp.int32(0)
-    window = scalars.info[1]
+    window = scalars.window[0]
     return jnp.where(window > 0, jnp.maximum(position - window + 1, 0), 0)
 
 

@@ -81,8 +81,8 @@ class _Decode:
 
     def __init__(self, scalars: Scalars, memory: Memory, options: Options) -> None:
         self.scalars, self.memory, self.options = scalars, memory, options
-        self.rows = scalars.info[2]
-        self.layer = scalars.info[0]
+        self.rows = scalars.counts[0]
+        self.layer = scalars.layer[0]
         self.row_slots = memory.q.shape[0]
         self.ahead = rows_ahead(options.blocks, self.row_slots)
 
@@ -267,11 +267,11 @@ class _Decode:
 
 def decode_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `decode` gives it its references."""
-    table, new, heads, _, _, out, cache = refs[5:12]
-    table_rows, state, kv, q, maximum, total, weighted, *sems = refs[12:]
+    table, new, heads, _, _, out, cache = refs[7:14]
+    table_rows, state, kv, q, maximum, total, weighted, *sems = refs[14:]
     run = Running(maximum, total, weighted)
     memory = Memory(table, new, heads, out, cache, table_rows, state, kv, q, run, *sems)
-    _Decode(Scalars(*refs[:5]), memory, options).run()
+    _Decode(Scalars(*refs[:7]), memory, options).run()
 
 
 def decode(
@@ -292,7 +292,7 @@ def decode(
     return pl.pallas_call(
         lambda *refs: decode_kernel(*refs, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=len(scalars),
             grid=(1,),
             in_specs=[hbm, hbm, pl.BlockSpec(memory_space=pltpu.VMEM), hbm, hbm],
             out_specs=[hbm, hbm],
@@ -309,7 +309,7 @@ def decode(
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
-        input_output_aliases={8: 0, 9: 1},
+        input_output_aliases={10: 0, 11: 1},
         compiler_params=compiler_params(vmem_bytes(blocks, dims)),
         interpret=interpret,
         name="paged_attention_decode",

@@ -102,8 +102,8 @@ class _Prefill:
 
     def __init__(self, scalars: Scalars, memory: Memory, options: Options) -> None:
         self.scalars, self.memory, self.options = scalars, memory, options
-        self.layer = scalars.info[0]
-        self.rows = scalars.info[3]
+        self.layer = scalars.layer[0]
+        self.rows = scalars.counts[1]
         self.row_slots = memory.table_rows.shape[0]
         self.ahead = rows_ahead(options.blocks, self.row_slots)
 
@@ -359,7 +359,7 @@ class _Prefill:
         size = self.options.blocks.chunk
         start = pl.multiple_of(chunk * size, size)
         first = base + start
-        window = jnp.where(self.scalars.info[1] > 0, self.scalars.info[1], UNBOUNDED)
+        window = jnp.where(self.scalars.window[0] > 0, self.scalars.window[0], UNBOUNDED)
         masked = first + size > span.begin + 1
         if self.options.has_window:
             masked |= first < span.end - window
@@ -432,11 +432,11 @@ class _Prefill:
 
 def prefill_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `prefill` gives it its references."""
-    table, new, heads, _, _, out, cache = refs[5:12]
-    table_rows, state, written, sent, kv, q, maximum, total, weighted, *sems = refs[12:]
+    table, new, heads, _, _, out, cache = refs[7:14]
+    table_rows, state, written, sent, kv, q, maximum, total, weighted, *sems = refs[14:]
     run = Running(maximum, total, weighted)
     memory = Memory(table, new, heads, out, cache, table_rows, state, written, sent, kv, q, run, *sems)
-    _Prefill(Scalars(*refs[:5]), memory, options).run()
+    _Prefill(Scalars(*refs[:7]), memory, options).run()
 
 
 def prefill(
@@ -457,7 +457,7 @@ def prefill(
     return pl.pallas_call(
         lambda *refs: prefill_kernel(*refs, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
+            num_scalar_prefetch=len(scalars),
             grid=(1,),
             in_specs=[hbm, hbm, pl.BlockSpec(memory_space=pltpu.VMEM), hbm, hbm],
             out_specs=[hbm, hbm],
@@ -478,7 +478,7 @@ def prefill(
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
-        input_output_aliases={8: 0, 9: 1},
+        input_output_aliases={10: 0, 11: 1},
         compiler_params=compiler_params(vmem_bytes(blocks, dims)),
         interpret=interpret,
         name="paged_attention_prefill",

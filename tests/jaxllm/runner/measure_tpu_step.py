@@ -37,6 +37,7 @@ ROWS = 64
 
 _OPERATION = re.compile(r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 _SHAPE = re.compile(r"(?:bf16|f32|s32|u32|pred|f16|s8|u8)\[([\d,]*)\]")
+_INTEGER = re.compile(r"\b(?:s32|pred)\[")
 
 
 def collectives(text: str) -> dict[str, list[dict[str, Any]]]:
@@ -54,6 +55,21 @@ def collectives(text: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def repeated(text: str) -> list[str]:
+    """Operations in the loop over the layers that are the same in every layer: what XLA has moved there, and integers.
+
+    Integers are positions and lengths, of which no layer has its own; the number of the layer is no fusion.
+    """
+    body = next(part for part in re.split(r"\n(?=\S)", text) if "while/body" in part and " custom-call(" in part)
+    found = []
+    for line in body.splitlines():
+        operation = re.search(r"= (.*?) (fusion|reduce|scatter|sort|dynamic-slice)\(", line)
+        name = re.search(r'op_name="([^"]*)"', line)
+        if operation and (_INTEGER.search(operation[1]) or (name and "while/body" not in name[1])):
+            found.append(line.strip())
+    return found
+
+
 def elements_of(shape: str) -> int:
     """Elements of a shape written as '4,128'."""
     product = 1
@@ -63,7 +79,7 @@ def elements_of(shape: str) -> int:
 
 
 def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket) -> dict[str, Any]:
-    """Processor seconds of compilation, bytes by kind on each device, and the collectives."""
+    """Processor seconds of compilation, bytes by kind on each device, collectives, and what layers repeat."""
     (folder / "config.json").write_text(json.dumps({**LLAMA_3_8B, "num_hidden_layers": layers}))
     options = {
         "model": str(folder),
@@ -79,6 +95,7 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
     compiled = lowered.compile()
     seconds = time.process_time() - start
     memory = cast(Any, compiled.memory_analysis())
+    text = compiled.as_text() or ""
     cache = spec.state.kv_cache
     assert cache.sharding is not None
     return {
@@ -92,7 +109,8 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
         "aliased": memory.alias_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
         "cache": elements_of(",".join(map(str, cache.sharding.shard_shape(cache.shape)))) * 2,
-        "collectives": collectives(compiled.as_text() or ""),
+        "collectives": collectives(text),
+        "repeated": repeated(text),
     }
 
 

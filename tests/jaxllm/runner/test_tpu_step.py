@@ -64,3 +64,8 @@ def test_compile_time_does_not_depend_on_depth(measured: Measured) -> None:
     for deep in deeper:
         assert deep["seconds"] < 1.3 * shallow["seconds"], measured
         assert deep["code"] < 1.1 * shallow["code"], measured
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_is_the_same_in_every_layer_is_made_once(measured: Measured, step: str) -> None:
+    assert measured[step]["repeated"] == []

@@ -1,0 +1,72 @@
+"""The plans of a step's attention: the same in all layers with the same window."""
+
+from dataclasses import dataclass, fields
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS
+from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
+from jaxllm.pallas_kernels.paged_attention.prepare import Heads
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200 (SXM). A block too many or too few costs speed, never the result."""
+
+DECODE_ITEMS = 8
+"""Items of decode work per block to aim at, so that blocks end at about the same time."""
+
+DECODE_SPLITS = 4
+"""Most parts of a context where rows alone fill the machine; with fewer rows there may be more."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GpuBatch(RaggedBatch):
+    """A batch with its plans."""
+
+    plans: dict[int, tuple[Plan, Plan]]
+    """By window, 0 for none: of the decodes, and of the other rows."""
+
+
+def gpu_prepare(batch: RaggedBatch, heads: Heads) -> GpuBatch:
+    """`batch` with the plans for all windows of `heads`."""
+    given = {field.name: getattr(batch, field.name) for field in fields(RaggedBatch)}
+    plans = {window: make_plans(batch, window, heads, MULTIPROCESSORS) for window in sorted(heads.windows)}
+    return GpuBatch(**given, plans=plans)
+
+
+def plans_of(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads, blocks: int) -> tuple[Plan, Plan]:
+    """The plans for a layer's window (see `paged_attention`): prepared ones, where there are any."""
+    if isinstance(batch, GpuBatch) and blocks == MULTIPROCESSORS and not isinstance(window, jax.Array):
+        found = batch.plans.get(window or 0)
+        if found is not None:
+            return found
+    return make_plans(batch, window, heads, blocks)
+
+
+def make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads, blocks: int) -> tuple[Plan, Plan]:
+    """Plans for so many persistent blocks."""
+    decode = plan_decode(
+        batch,
+        window,
+        tile=choose_tile(heads.head_size, heads.kv_dtype, decode=True),
+        splits=most_splits(batch, heads, blocks),
+        items=DECODE_ITEMS * blocks,
+        num_kv_heads=heads.num_kv_heads,
+    )
+    # Groups that are too large are refused by the kernel.
+    tokens = WARPGROUPS * max(ROWS // (heads.num_heads // heads.num_kv_heads), 1)
+    tile = choose_tile(heads.head_size, heads.kv_dtype, decode=False)
+    return decode, plan_prefill(batch, window, tile=tile, tokens=tokens)
+
+
+def most_splits(batch: RaggedBatch, heads: Heads, blocks: int) -> int:
+    """Most parts into which a decode's context is split."""
+    rows = min(batch.positions.shape[0], batch.kv_lens.shape[0])
+    return max(-(-2 * blocks // max(rows * heads.num_kv_heads, 1)), DECODE_SPLITS)
+
+
+def choose_tile(head_size: int, kv_dtype: str, *, decode: bool) -> int:
+    """Keys of a tile: as many as the registers hold in prefill, fewer in decode, where it is bytes that count."""
+    return 64 if decode or head_size > 128 or jnp.dtype(kv_dtype).itemsize == 1 else 128
