@@ -18,6 +18,7 @@ from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.clients.connection import EngineConnection
 from jaxllm.serving.clients.heartbeat import Heartbeat
+from jaxllm.serving.clients.process import ENGINE_MODULE
 from jaxllm.serving.engine_process.messages import (
     Abort,
     Add,
@@ -60,7 +61,9 @@ class Observer(Protocol):
 class AsyncLLM:
     """An engine process and its requests. Make one with `start`; everything belongs to the event loop of that call."""
 
-    def __init__(self, config: EngineConfig, *, max_queued_requests: int | None, step_timeout: float) -> None:
+    def __init__(
+        self, config: EngineConfig, *, max_queued_requests: int | None, step_timeout: float, engine_module: str
+    ) -> None:
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.default_params = SamplingParams()
@@ -68,7 +71,7 @@ class AsyncLLM:
         self._max_queued = max_queued_requests
         self._loop = asyncio.get_running_loop()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
-        self._connection = EngineConnection(self._receive, self._end)
+        self._connection = EngineConnection(self._receive, self._end, engine_module)
         self._heartbeat = Heartbeat(step_timeout)
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
@@ -93,15 +96,19 @@ class AsyncLLM:
         chat_template: str | None = None,
         log_level: str = "info",
         json_logs: bool = False,
+        engine_module: str = ENGINE_MODULE,
     ) -> Self:
         """Start the engine process and load model and tokenizer, side by side.
 
         `max_queued_requests` limits the sequences that wait beside those that can run; None: no limit. An engine that
         says nothing for `step_timeout` seconds, although it should, counts as hanging. `chat_template` is Jinja text or
-        a file. Raises `ConfigError`, `CapacityError` and `EngineError`.
+        a file; `engine_module` is what the engine process runs. Raises `ConfigError`, `CapacityError` and
+        `EngineError`.
         """
         template = None if chat_template is None else load_chat_template(chat_template)
-        llm = cls(config, max_queued_requests=max_queued_requests, step_timeout=step_timeout)
+        llm = cls(
+            config, max_queued_requests=max_queued_requests, step_timeout=step_timeout, engine_module=engine_module
+        )
         tokenizer = llm.run_text(load_tokenizer, config.model)
         try:
             await asyncio.to_thread(

@@ -18,6 +18,7 @@ from jaxllm.errors import ConfigError, EngineError
 from jaxllm.progress import Progress, silent
 from jaxllm.serving.app import ServerState, create_app
 from jaxllm.serving.async_llm import AsyncLLM
+from jaxllm.serving.clients.process import ENGINE_MODULE
 from jaxllm.serving.http_limits import limited_protocol
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.logs import ThroughputLog, banner, configure_logging
@@ -36,11 +37,13 @@ _CERTIFICATE_INTERVAL = 60.0
 _QUIET_PATHS = ("/health", "/ready", "/ping", "/metrics")
 
 
-def run_server(config: EngineConfig, options: ServerOptions, progress: Progress = silent) -> int:
+def run_server(
+    config: EngineConfig, options: ServerOptions, progress: Progress = silent, engine_module: str = ENGINE_MODULE
+) -> int:
     """`serve` on an event loop of its own, the fastest there is."""
     loop_factory = None if sys.platform == "win32" else _uvloop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(serve(config, options, progress=progress))
+        return runner.run(serve(config, options, progress=progress, engine_module=engine_module))
 
 
 def _uvloop() -> asyncio.AbstractEventLoop:
@@ -49,7 +52,13 @@ def _uvloop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def serve(config: EngineConfig, options: ServerOptions, *, progress: Progress = silent) -> int:
+async def serve(
+    config: EngineConfig,
+    options: ServerOptions,
+    *,
+    progress: Progress = silent,
+    engine_module: str = ENGINE_MODULE,
+) -> int:
     """Serve until SIGTERM or Ctrl-C; the result is the exit code.
 
     0 when ended by one signal, 128 + its number when a second one cut that short. Raises `ConfigError`,
@@ -71,6 +80,7 @@ async def serve(config: EngineConfig, options: ServerOptions, *, progress: Progr
                 chat_template=options.chat_template,
                 log_level=options.log_level,
                 json_logs=json_lines,
+                engine_module=engine_module,
             )
         )
         if not await _before(signals.first, loading):

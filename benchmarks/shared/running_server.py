@@ -1,11 +1,12 @@
 """A server in a process of its own, for the length of a benchmark."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,15 +20,24 @@ class RunningServer:
     Raises `RuntimeError`, with the end of its log, when it does not start.
     """
 
-    def __init__(self, arguments: Sequence[str], *, log: Path) -> None:
-        """`log` is the file that takes what it prints."""
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        command: Sequence[str] = ("jaxllm.serving.cli.main", "serve"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`log` is the file that takes what it prints, `command` the module to run, with its first arguments."""
         self._log_file = log
         self.port = _free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "jaxllm.serving.cli.main", "serve", *arguments]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self.port)], stdout=file, stderr=subprocess.STDOUT
+                [sys.executable, "-m", *command, *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
             )
 
     def memory(self) -> dict[str, float]:
@@ -58,7 +68,10 @@ class RunningServer:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.terminate()
-            self.process.wait(10)
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
 
     def _ready(self) -> bool:
         try:

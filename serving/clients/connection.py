@@ -13,7 +13,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
-from jaxllm.serving.clients.process import EngineProcess
+from jaxllm.serving.clients.process import ENGINE_MODULE, EngineProcess
 from jaxllm.serving.engine_process.messages import (
     Configure,
     Failed,
@@ -36,9 +36,12 @@ class EngineConnection:
     in the listening thread. `send` may be called from any thread.
     """
 
-    def __init__(self, on_message: Listener, on_end: Callable[[EngineError], None]) -> None:
+    def __init__(
+        self, on_message: Listener, on_end: Callable[[EngineError], None], module: str = ENGINE_MODULE
+    ) -> None:
+        """`module` is what the process runs."""
         self.info: EngineInfo
-        self._on_message, self._on_end = on_message, on_end
+        self._on_message, self._on_end, self._module = on_message, on_end, module
         self._encoder = Encoder(share=True)
         self._decoder: Decoder[FromEngine] = Decoder(FromEngine)
         self._sending = threading.Lock()
@@ -114,7 +117,7 @@ class EngineConnection:
         with self._sending:
             if self._closing:
                 raise EngineError("the engine was closed while it started")
-            self._process = EngineProcess(self._folder, self._exited)
+            self._process = EngineProcess(self._folder, self._exited, self._module)
 
     def _greet(self) -> bytes:
         """Wait for the process to say hello; returns its address."""

@@ -15,20 +15,22 @@ import jaxllm
 
 END_SECONDS = 10.0
 """How long a process may take to end before it is killed."""
+ENGINE_MODULE = "jaxllm.serving.engine_process"
+"""What an engine process runs."""
 
 
 class EngineProcess:
-    """`python -m jaxllm.serving.engine_process` as a child.
+    """`python -m MODULE FOLDER` as a child.
 
     Nothing of the caller is run again, so scripts without a main guard and notebooks may start one. The child ends when
     its standard input is closed, by `end` or because this process is gone.
     """
 
-    def __init__(self, folder: str, on_exit: Callable[[str], None]) -> None:
+    def __init__(self, folder: str, on_exit: Callable[[str], None], module: str = ENGINE_MODULE) -> None:
         """`folder` is where the sockets are. `on_exit` is called in a thread, with what can be said of the end."""
         self._child = subprocess.Popen(
             # -P: a file of the user's called jax.py must not be imported from the working directory.
-            [sys.executable, "-P", "-m", "jaxllm.serving.engine_process", folder],
+            [sys.executable, "-P", "-m", module, folder],
             stdin=subprocess.PIPE,
             stdout=_stderr(),
             env=_environment(),

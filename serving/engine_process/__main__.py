@@ -11,24 +11,45 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from queue import Empty
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
 
 import jaxllm
+from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.info import EngineInfo
+from jaxllm.progress import Progress
 from jaxllm.serving.engine_process import loop
 from jaxllm.serving.engine_process.loop import Inbox
 from jaxllm.serving.engine_process.messages import Configure, Failed, Hello, Loading, Ready, Release, ToEngine
 from jaxllm.serving.engine_process.outbox import Outbox
 from jaxllm.serving.engine_process.wire import Decoder, Encoder
 
+if TYPE_CHECKING:
+    from jaxllm.engine import Engine
+
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
 """Time for the running step and for cleaning up once the client is gone."""
+
+
+class Served(Protocol):
+    """What an engine must have to be served by `main`, beside a function that runs its steps."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model and its limits."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+Kind = TypeVar("Kind", bound=Served)
 
 
 class Sockets:
@@ -57,8 +78,10 @@ class Sockets:
         return self.decoder.decode(frames)
 
 
-def main(folder: str) -> int:
-    """Serve the client behind the sockets until it is gone."""
+def main(
+    folder: str, load: Callable[[EngineConfig, Progress], Kind], run: Callable[[Kind, Inbox, Outbox], None]
+) -> int:
+    """Serve the client behind the sockets until it is gone: `load` an engine, and let it `run`."""
     # Ctrl-C and SIGTERM, which reach a whole group of processes, are the client's to obey: it may still drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -70,7 +93,7 @@ def main(folder: str) -> int:
     configure = sockets.greet()
     _configure_logging(configure)
     try:
-        _serve(configure, sockets, inbox, outbox)
+        _serve(configure, sockets, inbox, outbox, load, run)
     except (ConfigError, CapacityError) as error:
         outbox.put(Failed(type(error).__name__, str(error)))
     except Exception as error:
@@ -82,19 +105,30 @@ def main(folder: str) -> int:
     return 1
 
 
-def _serve(configure: Configure, sockets: Sockets, inbox: Inbox, outbox: Outbox) -> None:
-    from jaxllm.engine import Engine
-
+def _serve(
+    configure: Configure,
+    sockets: Sockets,
+    inbox: Inbox,
+    outbox: Outbox,
+    load: Callable[[EngineConfig, Progress], Kind],
+    run: Callable[[Kind, Inbox, Outbox], None],
+) -> None:
     def report(stage: str, done: int, total: int) -> None:
         outbox.put(Loading(stage, done, total))
 
-    engine = Engine.from_config(configure.config, report)
+    engine = load(configure.config, report)
     try:
         outbox.put(Ready(engine.info))
         _start(_receive, sockets, inbox, outbox)
-        loop.run(engine, inbox, outbox)
+        run(engine, inbox, outbox)
     finally:
         engine.close()
+
+
+def _load_engine(config: EngineConfig, report: Progress) -> "Engine":
+    from jaxllm.engine import Engine
+
+    return Engine.from_config(config, report)
 
 
 def _wait_for_end(inbox: Inbox) -> None:
@@ -142,7 +176,7 @@ def _configure_logging(configure: Configure) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1])
+    code = main(sys.argv[1], _load_engine, loop.run)
     # Threads wait in sockets for ever, and there is nothing left to clean up.
     sys.stderr.flush()
     os._exit(code)
