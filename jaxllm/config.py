@@ -143,6 +143,9 @@ class SchedulerOptions(Section):
     long_prefill_token_threshold: int = option(
         0, "Most prompt tokens of one request in one step; 0 means only the token budget limits it.", minimum=0
     )
+    async_scheduling: bool = option(
+        True, "Schedule and start each step while the one before it runs, so that the device need not wait."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

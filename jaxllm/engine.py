@@ -1,6 +1,7 @@
 """The engine: token ids in, token ids out. One call of `Engine.step` is the whole loop."""
 
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxllm.request import FinishReason, Request
 from jaxllm.runner.build import build_runner
 from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.plan import Plan, make_plan
-from jaxllm.runner.runner import PromptChunk, Runner, StepResult
+from jaxllm.runner.runner import Dispatched, PromptChunk, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.stats import StepStats
@@ -25,6 +26,9 @@ from jaxllm.validation import RequestLimits
 
 class Engine:
     """Runs requests to their ends, as many at a time as slots, pages and the token budget allow.
+
+    With asynchronous scheduling a step is scheduled and started while the one before it runs. A request that ends by a
+    token which the host has yet to see is then part of one step too many, whose token nobody sees.
 
     Not thread-safe: one thread adds requests, steps and takes the outputs.
     """
@@ -45,7 +49,10 @@ class Engine:
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         )
         self._limits = RequestLimits.of(self.info)
-        self._prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}
+        self._depth = 2 if config.scheduler.async_scheduling else 1
+        self._under_way: deque[tuple[float, Dispatched]] = deque()  # with the time each was begun
+        self._last_end = 0.0
+        self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._scheduled: dict[str, float] = {}
         self._ended: list[EngineOutput] = []
         self._step = StepStats()
@@ -73,7 +80,7 @@ class Engine:
             request.eos_token_ids = self.info.eos_token_ids
         self.scheduler.add(request)
         if request.params.prompt_logprobs is not None:
-            self._prompt_logprobs[request.request_id] = [None] * len(request.prompt_token_ids)
+            self._prompt_logprobs[request] = [None] * len(request.prompt_token_ids)
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
@@ -93,26 +100,48 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns the news, one output per request that has any."""
-        began = time.monotonic()
         ended, self._ended = self._ended, []
-        plan = self.scheduler.schedule()
-        if plan is None:
+        while len(self._under_way) < self._depth and self._start():
+            pass
+        if not self._under_way:
             self._step = StepStats()
             return ended
+        return ended + self._complete(*self._under_way.popleft())
+
+    def _start(self) -> bool:
+        """Schedule a step and hand it to the device; False when there is none before the next result."""
+        began = time.monotonic()
+        if self._under_way and self.runner.must_wait(self.scheduler.table):
+            return False
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
         self._note_admissions(plan, began)
-        result = self.runner.collect(self.runner.dispatch(plan, self.scheduler.table))
+        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
+        return True
+
+    def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
+        """Wait for a step, and take what it computed."""
+        plan, result = step.plan, self.runner.collect(step)
         for chunk in result.prompts:
             self._take_prompt_logprobs(chunk)
         finished = self.scheduler.update(plan, result.token_ids)
-        outputs = ended + self._outputs(plan, result, finished)
+        self._drop_wasted_steps()
+        outputs = self._outputs(plan, result, finished)
+        began, self._last_end = max(began, self._last_end), time.monotonic()
         self._step = StepStats(
             num_steps=1,
             num_rows=plan.num_rows,
             num_tokens=plan.num_tokens,
             bucket_tokens=result.bucket.tokens,
-            step_seconds=time.monotonic() - began,
+            step_seconds=self._last_end - began,
         )
         return outputs
+
+    def _drop_wasted_steps(self) -> None:
+        """Forget steps under way when no request is left that they could be for."""
+        if not self.scheduler.has_unfinished:
+            self._under_way.clear()
 
     def stats(self) -> StepStats:
         """What the last step did, and how things stand now."""
@@ -134,12 +163,16 @@ class Engine:
 
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
+        self._under_way.clear()
         self.runner.close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
-        self._prompt_logprobs.pop(request_id, None)
         self._scheduled.pop(request_id, None)
-        return self.scheduler.finish(request_id, reason, stop_reason)
+        request = self.scheduler.finish(request_id, reason, stop_reason)
+        if request is not None:
+            self._prompt_logprobs.pop(request, None)
+        self._drop_wasted_steps()
+        return request
 
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         """Remember when new requests were scheduled, until their first output takes it along."""
@@ -150,20 +183,20 @@ class Engine:
     def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
         outputs = []
         rows = np.flatnonzero(plan.samples).tolist()
+        prompts = self._prompt_logprobs
         for row, token_id in zip(rows, result.token_ids[plan.samples].tolist(), strict=True):
             request = plan.requests[row]
             output = EngineOutput(request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
             if result.logprobs is not None:
                 self._add_logprobs(output, request, result.logprobs, row)
+            if prompts:
+                output.prompt_logprobs = prompts.pop(request, None)
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
             for request in finished:
                 output = by_id[request.request_id]
                 output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
-        if self._prompt_logprobs:
-            for output in outputs:
-                output.prompt_logprobs = self._prompt_logprobs.pop(output.request_id, None)
         if self._scheduled:
             for output in outputs:
                 output.scheduled_time = self._scheduled.pop(output.request_id, None)
@@ -178,7 +211,9 @@ class Engine:
     def _take_prompt_logprobs(self, chunk: PromptChunk) -> None:
         """Keep a chunk's log-probabilities until the prompt is complete."""
         request = chunk.request
-        kept = self._prompt_logprobs[request.request_id]
+        kept = self._prompt_logprobs.get(request)
+        if kept is None:
+            return  # It was aborted while the step ran.
         for offset in range(chunk.end - chunk.begin):
             block, row = divmod(offset, len(chunk.blocks[0].logprob))
             position = chunk.begin + offset

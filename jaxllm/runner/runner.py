@@ -15,7 +15,7 @@ from jaxllm.runner.executables import Executables
 from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.sampler import SampledRows
 from jaxllm.runner.sampling_table import SamplingTable
-from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape
+from jaxllm.runner.step import FROM_DEVICE, PROMPT_LOGPROB_ROWS, DeviceState, StepShape
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
@@ -42,6 +42,11 @@ class Dispatched:
     sampled: SampledRows
     wants_logprobs: bool
     prompts: list[PromptChunk]
+
+    @property
+    def wanted(self) -> tuple[jax.Array, Logprobs | None]:
+        """What the host wants of it."""
+        return self.sampled.token_ids, self.sampled.logprobs if self.wants_logprobs else None
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,16 @@ class Runner:
         sampled, self._state = self._executables.step(bucket)(self._parameters, self._state, packed)
         jax.block_until_ready(sampled)
 
+    def must_wait(self, table: RequestTable) -> bool:
+        """Whether the next step needs tokens on the host that are still on the device.
+
+        What a row may sample can depend on its text so far, as with bad words of several tokens. Whatever else comes
+        to depend on it belongs into `SamplingTable.must_wait`. Such a step starts when the one before is collected.
+        """
+        return self._sampling.must_wait(table)
+
     def dispatch(self, plan: StepPlan, table: RequestTable) -> Dispatched:
-        """Start a step. Returns at once; the device works on while the host goes on."""
+        """Start a step, right after it was scheduled. Returns at once; the device works while the host goes on."""
         bucket = self._buckets.fit(plan.num_tokens)
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
@@ -103,13 +116,16 @@ class Runner:
             sampled, self._state = executable(self._parameters, self._state, packed)
             prompts = list(self._prompt_logprobs(plan, table))
         wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[plan.samples]).any())
-        return Dispatched(plan, bucket, sampled, wants_logprobs, prompts)
+        step = Dispatched(plan, bucket, sampled, wants_logprobs, prompts)
+        # The way to the host begins when the step ends, not when somebody asks.
+        for leaf in jax.tree.leaves(step.wanted):
+            leaf.copy_to_host_async()
+        return step
 
     def collect(self, step: Dispatched) -> StepResult:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
         rows = step.plan.num_rows
-        wanted = (step.sampled.token_ids, step.sampled.logprobs if step.wants_logprobs else None)
-        token_ids, logprobs = jax.tree.map(lambda leaf: leaf[:rows], jax.device_get(wanted))
+        token_ids, logprobs = jax.tree.map(lambda leaf: leaf[:rows], jax.device_get(step.wanted))
         prompts = [
             PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
         ]
@@ -128,11 +144,11 @@ class Runner:
             dense = self._sampling.set(request)
             if dense is not None:
                 sampling = self._executables.set_row(sampling, np.int32(request.slot), *dense)
-        if self._sampling.needs_last_tokens:
+        if self._sampling.watches_text:
             for request in plan.requests:
                 if request.params.bad_words_token_ids:
                     request.output_token_ids = table.output_tokens(request.slot).tolist()
-        for update in self._sampling.updates(table):
+        for update in self._sampling.updates(table, plan.slots[plan.samples], _steps(plan, table)[plan.samples]):
             sampling = self._executables.set_bias(sampling, *update)
         self._state = replace(self._state, sampling=sampling)
 
@@ -146,6 +162,9 @@ class Runner:
         offsets = plan.starts - (ends - plan.num_new_tokens)
         positions = np.arange(tokens, dtype=np.int32) + offsets[token_rows]
         views["token_ids"][:tokens] = table.token_ids[plan.slots[token_rows], positions]
+        # The last token of a decode may still be on its way, from the step before this one.
+        unknown = plan.starts[: plan.num_decodes] >= table.num_tokens[plan.slots[: plan.num_decodes]]
+        views["token_ids"][: plan.num_decodes][unknown] = FROM_DEVICE
         views["positions"][:tokens] = positions
         views["token_rows"][:tokens] = token_rows
         views["query_start"][1 : rows + 1] = ends
@@ -155,8 +174,7 @@ class Runner:
         views["num_tokens"][...] = tokens
         views["num_decodes"][...] = plan.num_decodes
         views["num_requests"][...] = rows
-        steps = table.num_tokens[plan.slots] - table.num_prompt_tokens[plan.slots]
-        ints, floats = self._sampling.pack(plan.slots, steps, plan.samples, bucket.rows)
+        ints, floats = self._sampling.pack(plan.slots, _steps(plan, table), plan.samples, bucket.rows)
         views["sampling_ints"][...] = ints
         views["sampling_floats"][...] = floats
         return packed
@@ -180,3 +198,9 @@ class Runner:
             part = targets[begin : begin + PROMPT_LOGPROB_ROWS]
             block[: len(part)] = part
             yield executable(self._parameters, self._state.hidden, np.int32(first + begin), block)
+
+
+def _steps(plan: StepPlan, table: RequestTable) -> Int32Array:
+    """Output tokens before the one that each row samples, int32 [n]; means nothing for rows that do not."""
+    steps: Int32Array = plan.starts + plan.num_new_tokens - table.num_prompt_tokens[plan.slots]
+    return steps

@@ -51,9 +51,16 @@ class SamplingTable:
         self._changing: dict[int, tuple[Request, TokenBias]] = {}
 
     @property
-    def needs_last_tokens(self) -> bool:
+    def watches_text(self) -> bool:
         """Whether a request is running whose forbidden tokens depend on the tokens it generated last."""
         return any(bias.watches_text for _, bias in self._changing.values())
+
+    def must_wait(self, table: RequestTable) -> bool:
+        """Whether the next step's parameters depend on tokens that the host does not know yet."""
+        return any(
+            bias.watches_text and table.num_pending[slot] > 0 and table.requests[slot] is request
+            for slot, (request, bias) in self._changing.items()
+        )
 
     def set(self, request: Request) -> DenseRow | None:
         """Take over the parameters of a request that was given `request.slot`, for the first time or once more.
@@ -72,19 +79,24 @@ class SamplingTable:
             self._ints[_TOP_K, slot] = params.top_k if 0 < params.top_k < self._vocab_size else 0
         return self._dense_row(request) if params.uses_penalties or params.uses_bias else None
 
-    def updates(self, table: RequestTable) -> list[BiasUpdate]:
+    def updates(self, table: RequestTable, slots: np.ndarray, steps: np.ndarray) -> list[BiasUpdate]:
         """Changes of the device's bias that the tokens so far ask for; mostly none.
 
-        `table.num_tokens` may be ahead of the requests' `output_token_ids` by tokens still on the device, unless
-        `needs_last_tokens`.
+        `slots` int32 [n] sample in this step, after `steps` int32 [n] output tokens each. These may be more than
+        the requests' `output_token_ids` by tokens still on the device, except where `must_wait` forbids it.
         """
+        if not self._changing:
+            return []
+        num_outputs_of = dict(zip(slots.tolist(), steps.tolist(), strict=True))
         entries: list[tuple[int, int, float]] = []
         for slot, (request, bias) in list(self._changing.items()):
             if table.requests[slot] is not request:
                 # Finished or preempted; it is set again when it returns.
                 del self._changing[slot]
                 continue
-            num_outputs = int(table.num_tokens[slot] - table.num_prompt_tokens[slot])
+            num_outputs = num_outputs_of.get(slot)
+            if num_outputs is None:
+                continue
             entries += ((slot, token, value) for token, value in bias.changes(request.output_token_ids, num_outputs))
             if bias.settled(num_outputs):
                 del self._changing[slot]

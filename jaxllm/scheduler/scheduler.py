@@ -103,12 +103,19 @@ class Scheduler:
         return request
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step, or None when nothing can run. Its tokens count as computed from here on."""
+        """Plan the next step. Its tokens count as computed from here on.
+
+        It may be called again before `update` has taken the tokens of earlier plans: those are in
+        `RequestTable.num_pending`, and only the device knows them. None when nothing can run, or nothing before the
+        next `update`.
+        """
         preempted: list[Request] = []
         while True:
             slots, counts, num_decodes = self._pick_running()
             if self._grow(slots, counts):
                 break
+            if self.table.num_pending.any():
+                return None  # Preempting now would lose tokens on their way, and the next update may free pages.
             preempted.append(self._preempt())
         admitted: list[Request] = []
         if not preempted and self._waiting:
@@ -122,7 +129,7 @@ class Scheduler:
     def _pick_running(self) -> tuple[Int32Array, Int32Array, int]:
         """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are."""
         table, slots = self.table, self._running.slots
-        behind = table.num_tokens[slots] - table.num_computed[slots]
+        behind = table.behind(slots)
         decodes = behind == 1
         num_decodes = int(np.count_nonzero(decodes))
         if num_decodes == len(slots):
@@ -199,7 +206,7 @@ class Scheduler:
         table = self.table
         starts = table.num_computed[slots]
         ends = starts + counts
-        samples = ends == table.num_tokens[slots]
+        samples = ends == table.num_tokens[slots] + table.num_pending[slots]
         if admitted:
             # A prompt that was cached up to its last token is a decode like any other.
             last_only = samples & (counts == 1)
@@ -207,6 +214,7 @@ class Scheduler:
             order = np.argsort(~last_only, kind="stable")
             slots, counts, starts, ends, samples = (array[order] for array in (slots, counts, starts, ends, samples))
         table.num_computed[slots] = ends
+        table.num_pending[slots[samples]] += 1
         return StepPlan(
             slots=slots,
             num_new_tokens=counts,
@@ -229,6 +237,7 @@ class Scheduler:
     def update(self, plan: StepPlan, sampled: Int32Array) -> list[Request]:
         """Take the tokens of a step, int32 [n] beside the plan's rows. Returns the requests that end with it.
 
+        Steps are taken in the order in which they were scheduled.
         Tokens of rows that do not sample are ignored, and so are rows whose request has left its slot since
         `schedule`; see `StepPlan.samples`. Output tokens stay in the table while a request runs, and are in
         `Request.output_token_ids` when it finishes or is preempted.
@@ -237,6 +246,7 @@ class Scheduler:
         live = table.generation[plan.slots] == plan.generations
         plan.samples &= live
         slots = plan.slots[plan.samples]
+        table.num_pending[slots] -= 1
         ended = slots[table.append(slots, sampled[plan.samples])]
         self._publish(plan, live)
         return [self._end(slot) for slot in ended.tolist()]

@@ -14,6 +14,7 @@ class RequestTable:
     """One row per slot (S of them); what a slot holds while nobody uses it has no meaning, but all counts are 0.
 
     token_ids: int32 [S, max_model_len], prompt and output. num_tokens, num_prompt_tokens: int32 [S].
+    num_pending: int32 [S], tokens that follow the known ones and are sampled by steps still under way.
     num_computed: int32 [S], tokens whose keys and values are in the cache, or will be after the steps scheduled so far.
     block_table: int32 [S, W], pages in order, 0 after the last; num_pages: int32 [S].
     max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.
@@ -27,6 +28,7 @@ class RequestTable:
         self.token_ids: Int32Array = np.zeros((num_slots, max_model_len), np.int32)
         self.num_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(num_slots, np.int32)
+        self.num_pending: Int32Array = np.zeros(num_slots, np.int32)
         self.num_computed: Int32Array = np.zeros(num_slots, np.int32)
         self.block_table: Int32Array = np.zeros((num_slots, pages_per_request), np.int32)
         self.num_pages: Int32Array = np.zeros(num_slots, np.int32)
@@ -76,6 +78,13 @@ class RequestTable:
         else:
             self.stop_ids[slot, : len(ids)] = list(ids)
 
+    def behind(self, slots: Int32Array) -> Int32Array:
+        """How many tokens each of `slots` has yet to compute, int32 [n]; 0 when its last one is already on its way."""
+        total = self.num_tokens[slots] + self.num_pending[slots]
+        missing: Int32Array = total - self.num_computed[slots]
+        missing[total >= self.max_total[slots]] = 0
+        return missing
+
     def append(self, slots: Int32Array, token_ids: Int32Array) -> npt.NDArray[np.bool_]:
         """Append one token to each of `slots` (int32 [n], distinct). Returns which of them now end, bool [n]."""
         ends = self.num_tokens[slots]
@@ -115,7 +124,7 @@ class RequestTable:
         self.generation[slot] += 1
         self._stop_sets.pop(slot, None)
         self.block_table[slot, : self.num_pages[slot]] = 0
-        for counts in (self.num_tokens, self.num_prompt_tokens, self.num_computed, self.num_pages):
+        for counts in (self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.num_pages):
             counts[slot] = 0
         self._free.append(slot)
         return request
@@ -128,8 +137,11 @@ class RequestTable:
             assert not self.block_table[slot, self.num_pages[slot] :].any()
             if request is None:
                 assert self.num_tokens[slot] == self.num_computed[slot] == self.num_pages[slot] == 0
+                assert self.num_pending[slot] == 0
             else:
                 assert request.slot == slot
                 assert self.pages(slot).all(), "a request holds the null page"
-                assert 0 <= self.num_computed[slot] <= self.num_tokens[slot] <= self.max_model_len
+                assert self.num_pending[slot] >= 0
+                total = self.num_tokens[slot] + self.num_pending[slot]
+                assert 0 <= self.num_computed[slot] <= total <= self.max_total[slot]
         assert set(self._stop_sets) == {slot for slot in used if self.many_stops[slot]}

@@ -53,7 +53,10 @@ def test_every_token_is_accounted_for(engine: Engine, prompts: list[list[int]]) 
     assert (grown["prefix_cache_queries_total"], grown["prefix_cache_hits_total"]) == (prompt_tokens, cached)
     assert grown["num_preemptions_total"] == grown["compilations_after_warmup_total"] == 0
     # The last token of a sequence is never computed with.
-    assert grown["iteration_tokens_total_sum"] == prompt_tokens - cached + generated - len(finished)
+    needed = prompt_tokens - cached + generated - len(finished)
+    # One that ends by a token which only the host understands may be part of one step too many.
+    wasted = sum(each.reason == "stop" for each in finished)
+    assert needed <= grown["iteration_tokens_total_sum"] <= needed + wasted
     assert grown["step_seconds_count"] == grown["iteration_tokens_total_count"] == grown["batch_fill_count"]
     assert 0 < grown["batch_fill_sum"] <= grown["batch_fill_count"]
     assert after["num_requests_running"] == after["num_requests_waiting"] == after["kv_cache_usage_perc"] == 0

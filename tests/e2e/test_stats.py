@@ -62,7 +62,7 @@ def test_an_aborted_prompt_says_when_it_was_scheduled(engine: Engine) -> None:
     budget = engine.info.max_num_batched_tokens
     engine.add_request(request("filler", [62] * (budget - 5), max_tokens=1))
     for name in ("begun", "waiting"):
-        engine.add_request(request(name, [63] * 100, max_tokens=1))
+        engine.add_request(request(name, [63] * (budget + 100), max_tokens=1))
     engine.step()
     assert (engine.stats().num_running, engine.stats().num_waiting) == (1, 1)
     engine.abort_request(["begun", "waiting"])

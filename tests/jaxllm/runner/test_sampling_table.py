@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxllm.request import Request
 from jaxllm.runner.sampling_rows import IN_PROMPT, SamplingRows, empty_state, set_bias, set_row
-from jaxllm.runner.sampling_table import UPDATE_SIZE, SamplingTable
+from jaxllm.runner.sampling_table import UPDATE_SIZE, BiasUpdate, SamplingTable
 from jaxllm.runner.token_bias import TokenBias
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.table import RequestTable
@@ -143,6 +143,12 @@ def request_table(*requests: Request) -> RequestTable:
     return table
 
 
+def updates(sampling: SamplingTable, table: RequestTable) -> list[BiasUpdate]:
+    """What a step changes in which every request samples a token."""
+    slots = np.array([request.slot for request in table.requests if request is not None], np.int32)
+    return sampling.updates(table, slots, table.num_tokens[slots] - table.num_prompt_tokens[slots])
+
+
 def advance(table: RequestTable, request: Request) -> None:
     table.num_prompt_tokens[request.slot] = len(request.prompt_token_ids)
     table.num_tokens[request.slot] = request.num_tokens
@@ -182,7 +188,7 @@ def test_updates_keep_the_device_equal_to_a_fresh_row(
     bias = np.zeros((SLOTS, VOCAB), np.float32)
     bias[2] = dense.bias
     for token in [*output[start:], 0]:
-        for update in table.updates(requests):
+        for update in updates(table, requests):
             assert len(update.slots) == UPDATE_SIZE
             used = update.slots >= 0
             bias[update.slots[used], update.token_ids[used]] = update.values[used]
@@ -197,16 +203,23 @@ def test_requests_that_cannot_change_any_more_cost_nothing() -> None:
     table, running = SamplingTable(SLOTS, VOCAB), request_table(*requests)
     for request in requests:
         table.set(request)
-    assert table.needs_last_tokens
-    assert table.updates(running) == []
+    assert table.watches_text
+    assert updates(table, running) == []
     requests[0].output_token_ids += [7, 7]
     advance(running, requests[0])
-    (update,) = table.updates(running)
+    (update,) = updates(table, running)
     assert list(update.slots[:2]) == [0, -1]
     assert (update.token_ids[0], update.values[0]) == (EOS, 0)
+    assert not table.must_wait(running)
+    running.num_pending[:] = 1, 1, 1, 0
+    assert table.must_wait(running)
+    running.num_pending[1] = 0
+    assert not table.must_wait(running), "only request 1 has bad words"
+    running.num_pending[1] = 1
     running.requests[1] = None
-    assert table.updates(running) == []
-    assert not table.needs_last_tokens
+    assert not table.must_wait(running)
+    assert updates(table, running) == []
+    assert not table.watches_text
     assert table._changing == {}
 
 
@@ -218,7 +231,7 @@ def test_more_changes_than_one_update_holds() -> None:
     running = request_table(request)
     request.output_token_ids.append(150)
     advance(running, request)
-    first, second = table.updates(running)
+    first, second = updates(table, running)
     changed = [*first.token_ids, *second.token_ids[second.slots >= 0]]
     assert sorted(changed) == sorted([*stops, EOS])
 
@@ -233,7 +246,7 @@ def test_the_device_takes_rows_and_updates_in_place() -> None:
     np.testing.assert_array_equal(np.asarray(state.seen[1]) >= IN_PROMPT, dense.prompt_seen)
     np.testing.assert_array_equal(state.bias[1], dense.bias)
     request.output_token_ids.append(6)
-    for update in table.updates(request_table(request)):
+    for update in updates(table, request_table(request)):
         state = jax.jit(set_bias, donate_argnums=0)(state, *update)
     assert not np.any(state.bias)
     for function, arguments in ((set_row, (np.int32(0), *dense)), (set_bias, update)):

@@ -1,9 +1,11 @@
 """Long random runs of the scheduler with a model on the host that remembers what each page holds.
 
 The model's next token depends on the whole sequence, and it reads the sequence from the pages as a device would. An
-oracle that knows no pages, steps or batches generates each request alone; all must agree with it.
+oracle that knows no pages, steps or batches generates each request alone; all must agree with it. As on a device, a
+step runs when it is scheduled, and the host may learn its tokens only after it has scheduled the next ones.
 """
 
+from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -25,6 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 EOS = 0
 VOCABULARY = 5
+MOST_AHEAD = 2
 
 
 def first_state(request: Request) -> int:
@@ -64,7 +67,7 @@ class Story:
     """All there is to know of a request in advance."""
 
     result: tuple[list[int], str, int | None]
-    tokens: Ints  # prompt and output, int64 [n]
+    tokens: Ints  # prompt and output, and what would follow if the host was late to see that it ends, int64 [n]
     states: Ints  # what the pages must hold for them, int64 [n]
 
     @classmethod
@@ -72,6 +75,9 @@ class Story:
         result = generate_alone(request, max_model_len)
         tokens = [*request.prompt_token_ids.tolist(), *result[0]]
         states = list(accumulate(tokens, next_state, initial=first_state(request)))[1:]
+        for _ in range(MOST_AHEAD):
+            tokens.append(next_token(states[-1]))
+            states.append(next_state(states[-1], tokens[-1]))
         return cls(result, np.array(tokens), np.array(states))
 
 
@@ -80,6 +86,7 @@ class PagedModel:
 
     def __init__(self, num_pages: int, block_size: int) -> None:
         self.block_size = block_size
+        self.last_tokens: dict[int, int] = {}  # by slot
         self.contents = np.full(num_pages * block_size, -1, np.int64)
 
     def run(self, plan: StepPlan, scheduler: Scheduler, stories: dict[str, Story]) -> npt.NDArray[np.int32]:
@@ -88,7 +95,11 @@ class PagedModel:
         of_row = [stories[request.request_id] for request in plan.requests]
         written: list[int] = []
         for (slot, start, end), story in zip(rows, of_row, strict=True):
-            assert np.array_equal(scheduler.table.token_ids[slot, :end], story.tokens[:end])
+            known = min(end, int(scheduler.table.num_tokens[slot]))
+            assert np.array_equal(scheduler.table.token_ids[slot, :known], story.tokens[:known])
+            if known < end:
+                assert start == end - 1, "the device knows the last token only"
+                assert self.last_tokens[slot] == story.tokens[start]
             places = self._places(scheduler, slot, end)
             assert np.array_equal(self.contents[places[:start]], story.states[:start]), "read from another's page"
             self.contents[places[start:]] = story.states[start:end]
@@ -98,7 +109,11 @@ class PagedModel:
             places = self._places(scheduler, slot, end)
             assert np.array_equal(self.contents[places], story.states[:end]), "wrote into a page that another reads"
         last = [self._places(scheduler, slot, end)[-1] for slot, _, end in rows]
-        return np.array([next_token(int(state)) for state in self.contents[last]], np.int32)
+        sampled = [next_token(int(state)) for state in self.contents[last]]
+        self.last_tokens.update(
+            (slot, token) for (slot, *_), token, counts in zip(rows, sampled, plan.samples, strict=True) if counts
+        )
+        return np.array(sampled, np.int32)
 
     def _places(self, scheduler: Scheduler, slot: int, end: int) -> Ints:
         positions = np.arange(end)
@@ -108,13 +123,18 @@ class PagedModel:
 
 
 class Run:
-    """A scheduler, its model, and the rules that every single step must keep."""
+    """A scheduler, its model, and the rules that every single step must keep.
 
-    def __init__(self, *, num_pages: int, block_size: int, caching: bool, **options: Any) -> None:
+    `ahead` steps are scheduled before the host learns the tokens of the first.
+    """
+
+    def __init__(self, *, num_pages: int, block_size: int, caching: bool, ahead: int, **options: Any) -> None:
         self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(pages=self.pages, **options)
         self.model = PagedModel(num_pages, block_size)
         self.options = options
+        self.ahead = ahead
+        self.under_way: deque[tuple[StepPlan, npt.NDArray[np.int32]]] = deque()
         self.requests: dict[str, Request] = {}
         self.stories: dict[str, Story] = {}
         self.live: list[str] = []
@@ -138,28 +158,51 @@ class Run:
         return (request.priority if self.options["policy"] == "priority" else 0, request.arrival)
 
     def step(self, abort: str | None = None) -> None:
-        """One step; `abort` ends that request between `schedule` and `update`."""
-        scheduler, table = self.scheduler, self.scheduler.table
-        running = sorted((each for each in table.requests if each is not None), key=self.key)
-        behind = {each: int(table.num_tokens[each.slot] - table.num_computed[each.slot]) for each in running}
-        waiting = sorted((self.requests[name] for name in self.live if self.requests[name].slot < 0), key=self.key)
-        plan = scheduler.schedule()
-        scheduler.check_integrity()
-        if plan is None:
-            assert not self.live
-            return
-        self._check_plan(plan, running, behind, waiting)
-        sampled = self.model.run(plan, scheduler, self.stories)
+        """Take the tokens of one step; `abort` ends that request between `schedule` and `update`."""
+        while len(self.under_way) <= self.ahead and self._start():
+            pass
         if abort is not None:
             self.finish(abort)
-        for request in scheduler.update(plan, sampled):
+        if not self.under_way:
+            assert not self.live
+            return
+        scheduler = self.scheduler
+        for request in scheduler.update(*self.under_way.popleft()):
             self.live.remove(request.request_id)
             result = (request.output_token_ids, request.finish_reason, request.stop_reason)
             assert result == self.stories[request.request_id].result
         scheduler.check_integrity()
 
+    def _start(self) -> bool:
+        """Schedule a step and run it."""
+        table = self.scheduler.table
+        running = sorted((each for each in table.requests if each is not None), key=self.key)
+        total = {each: int(table.num_tokens[each.slot] + table.num_pending[each.slot]) for each in running}
+        behind = {each: total[each] - int(table.num_computed[each.slot]) for each in running if self._goes_on(each)}
+        waiting = sorted((self.requests[name] for name in self.live if self.requests[name].slot < 0), key=self.key)
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        if plan is None:
+            assert self.under_way or not self.live
+            return False
+        self._check_plan(plan, running, total, behind, waiting)
+        self.under_way.append((plan, self.model.run(plan, self.scheduler, self.stories)))
+        return True
+
+    def _goes_on(self, request: Request) -> bool:
+        """Whether a running request has not sampled the last token that its length allows."""
+        table, slot, num_prompt = self.scheduler.table, request.slot, len(request.prompt_token_ids)
+        total = int(table.num_tokens[slot] + table.num_pending[slot])
+        limit, most = self.options["max_model_len"], request.params.max_tokens
+        return total < (limit if most is None else min(limit, num_prompt + most))
+
     def _check_plan(
-        self, plan: StepPlan, running: list[Request], behind: dict[Request, int], waiting: list[Request]
+        self,
+        plan: StepPlan,
+        running: list[Request],
+        total: dict[Request, int],
+        behind: dict[Request, int],
+        waiting: list[Request],
     ) -> None:
         counts = plan.num_new_tokens.tolist()
         owners = self.scheduler.table.requests
@@ -170,14 +213,14 @@ class Run:
         threshold = self.options["long_prefill_token_threshold"]
         assert not threshold or max(counts) <= threshold
         ends = (plan.starts + plan.num_new_tokens).tolist()
-        reached = [end == self.scheduler.table.num_tokens[slot] for end, slot in zip(ends, plan.slots, strict=True)]
+        reached = [end == total.get(each, each.num_tokens) for end, each in zip(ends, plan.requests, strict=True)]
         assert plan.samples.tolist() == reached
         last_only = [count == 1 and reaches for count, reaches in zip(counts, reached, strict=True)]
         assert last_only == [row < plan.num_decodes for row in range(plan.num_rows)], "decodes first"
         # Who runs: all decodes, and the first in order always.
         stayed = [request for request in running if request not in plan.preempted]
-        assert {request for request in stayed if behind[request] == 1} <= set(plan.requests)
-        assert (stayed + plan.admitted)[0] in plan.requests
+        assert {request for request in stayed if behind.get(request) == 1} <= set(plan.requests)
+        assert ([request for request in stayed if request in behind] + plan.admitted)[0] in plan.requests
         # Who leaves: the last in order. Who comes: the first in order, and nobody while others leave.
         assert plan.preempted == running[::-1][: len(plan.preempted)]
         assert plan.admitted == waiting[: len(plan.admitted)]
@@ -192,7 +235,7 @@ class Run:
 
     def drain(self) -> None:
         """Every accepted request finishes: in each step the first in order gains at least one token."""
-        for _ in range(len(self.live) * self.options["max_model_len"] + 1):
+        for _ in range((self.ahead + 1) * (len(self.live) * self.options["max_model_len"] + 1)):
             if not self.live:
                 break
             self.step()
@@ -221,6 +264,7 @@ def options_of(draw: st.DrawFn) -> dict[str, Any]:
     at_least = -(-max_model_len // block_size) + 1
     return {
         "block_size": block_size,
+        "ahead": draw(st.sampled_from([0, 1, 1, MOST_AHEAD])),
         "num_pages": draw(st.integers(at_least, 3 * at_least)),
         "caching": draw(st.booleans()),
         "max_num_seqs": draw(st.integers(1, 6)),
@@ -296,13 +340,15 @@ def test_outcomes_do_not_depend_on_how_they_were_scheduled(data: st.DataObject, 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool) -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool, ahead: int) -> None:
     """Preemption all the time, many times per request, and every output is still right."""
     rng = np.random.default_rng(3)
     run = Run(
         num_pages=13,
         block_size=2,
         caching=caching,
+        ahead=ahead,
         max_num_seqs=8,
         max_num_batched_tokens=16,
         max_model_len=24,
@@ -324,6 +370,7 @@ def test_later_arrivals_do_not_starve_a_long_prompt() -> None:
         num_pages=60,
         block_size=2,
         caching=False,
+        ahead=0,
         max_num_seqs=4,
         max_num_batched_tokens=4,
         max_model_len=24,
