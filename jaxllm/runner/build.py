@@ -1,12 +1,14 @@
 """From a plan to a runner that is ready: weights, memory, executables."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.bundle.kept import KeptExecutables, prune
 from jaxllm.bundle.read import Bundle
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.causal_lm import load_model
@@ -17,6 +19,7 @@ from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
 from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes
 from jaxllm.runner.plan import Plan
+from jaxllm.runner.recipes import StepSpec
 from jaxllm.runner.runner import Runner
 from jaxllm.runner.sampling_table import SamplingTable
 from jaxllm.runner.spec import make_spec
@@ -36,19 +39,19 @@ def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
         ConfigError: the checkpoint is broken or does not match its configuration.
         CapacityError: weights and a KV cache for one longest request do not fit.
     """
-    use_compilation_cache(plan.config.compile.compilation_cache_dir)
+    cache = use_compilation_cache(plan.config.compile.compilation_cache_dir)
     try:
         if plan.config.compile.executables is not None:
             bundle = Bundle.open(plan.config.compile.executables)
             pages = bundle.manifest.num_pages
-            return _build(plan, pages, None, progress, bundle), pages
+            return _build(plan, pages, None, progress, bundle=bundle), pages
         if plan.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
             pages = count_pages(plan, cpu_free_bytes(plan.config.cache.gpu_memory_utilization))
-            return _build(plan, pages, None, progress), pages
+            return _build(plan, pages, None, progress, cache=cache), pages
         model = _load(plan, progress)
         pages = count_pages(plan, _left_on_device(plan))
-        return _build(plan, pages, model, progress), pages
+        return _build(plan, pages, model, progress, cache=cache), pages
     except ModelError as error:
         raise ConfigError(str(error)) from error
 
@@ -71,11 +74,13 @@ def _build(
     pages: int,
     parameters: tuple[jax.Array, ...] | None,
     progress: Progress,
+    *,
     bundle: Bundle | None = None,
+    cache: Path | None = None,
 ) -> Runner:
-    """Load what is not loaded yet, and make the executables, or take them from `bundle`."""
+    """Load what is not loaded yet, and make the executables, or take them from `bundle` or `cache`."""
     spec, buckets = make_spec(plan, pages)
-    executables = Executables(spec, plan.config.compile) if bundle is None else bundle.executables(plan, spec, buckets)
+    executables = _executables(plan, spec, pages, cache) if bundle is None else bundle.executables(plan, spec, buckets)
     at_start = () if plan.config.compile.enforce_eager else buckets.all
     with executables.compiling(at_start, progress):
         loaded = _load(plan, progress) if parameters is None else parameters
@@ -90,6 +95,16 @@ def _build(
     )
     runner.warm_up()
     return runner
+
+
+def _executables(plan: Plan, spec: StepSpec, pages: int, cache: Path | None) -> Executables:
+    """Those that earlier starts kept in `cache`; the others are compiled."""
+    executables = Executables(spec, plan.config.compile)
+    if cache is None:
+        return executables
+    prune(cache)
+    kept = KeptExecutables.of(cache, plan, spec, pages, executables.compiler_options)
+    return Executables(spec, plan.config.compile, kept=kept)
 
 
 def _left_on_device(plan: Plan) -> int:

@@ -22,13 +22,28 @@ logger = logging.getLogger(__name__)
 Executable = jax.stages.Compiled
 """A compiled function, called with arrays like those of its recipe."""
 
+Keeper = Callable[[str, Recipe, Callable[[Recipe], Executable]], Executable]
+"""Gives the executable of a name (`name_of`) and a recipe, calling the function if it has to be compiled."""
 
-def use_compilation_cache(folder: str | None) -> None:
+KEPT = "engines"
+"""Folder beneath JAX's cache, see `jaxllm.bundle.kept`."""
+
+
+def use_compilation_cache(folder: str | None) -> Path | None:
     """Turn JAX's persistent compilation cache on, unless the process has chosen one itself.
 
-    None means the default folder, an empty string no cache.
+    None means the default folder, an empty string no cache. Returns the folder beneath it in which engines keep their
+    executables; None when there is no cache, or none in a local folder.
     """
-    if folder == "" or jax.config.values["jax_compilation_cache_dir"] is not None:
+    if folder == "":
+        return None
+    _turn_on(folder)
+    chosen = jax.config.values["jax_compilation_cache_dir"]
+    return Path(chosen) / KEPT if chosen and "://" not in chosen else None
+
+
+def _turn_on(folder: str | None) -> None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(folder) if folder else Path(cache) / "jaxllm" / "xla"
@@ -47,15 +62,21 @@ def use_compilation_cache(folder: str | None) -> None:
 class Executables:
     """The compiled step of every bucket, and the few executables beside it, which have one shape each.
 
-    They are compiled, unless `saved` gives them: it makes the executable of a name (`name_of`) and a recipe.
+    They are compiled, unless `saved` gives them: it makes the executable of a name (`name_of`) and a recipe. `kept`
+    gives those of an earlier start, and keeps the others for the next.
     """
 
     def __init__(
-        self, spec: StepSpec, options: CompileOptions, saved: Callable[[str, Recipe], Executable] | None = None
+        self,
+        spec: StepSpec,
+        options: CompileOptions,
+        saved: Callable[[str, Recipe], Executable] | None = None,
+        kept: Keeper | None = None,
     ) -> None:
         self._spec = spec
         self._options = options
         self._saved = saved
+        self._kept = kept
         self._ready: dict[Key, Executable] = {}
 
     @contextmanager
@@ -120,6 +141,11 @@ class Executables:
         how = recipe(self._spec, key)
         if self._saved is not None:
             return self._saved(name_of(key), how)
+        if self._kept is not None:
+            return self._kept(name_of(key), how, self._compile)
+        return self._compile(how)
+
+    def _compile(self, how: Recipe) -> Executable:
         return how.lower().compile(compiler_options=self.compiler_options)
 
     @property

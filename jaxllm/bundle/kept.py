@@ -1,0 +1,160 @@
+"""Executables that engines keep for their next start, which then neither traces nor compiles.
+
+JAX's persistent cache spares the compiler but not what comes before it: to find an entry, a step must be traced and
+lowered. Here an engine's executables lie in a folder named by a digest of what they depend on, known before tracing.
+
+They are as much to be trusted as JAX's cache, beneath which they lie: machine code that whoever can write the folder
+can change. Nothing is unpickled, and what is broken is compiled anew.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+from jax.errors import JaxRuntimeError
+
+from jaxllm.bundle.identity import engine_identity
+from jaxllm.bundle.portable import Place, SavedCall, load, save
+from jaxllm.errors import ConfigError
+from jaxllm.runner.capacity import devices_of
+from jaxllm.runner.executables import Executable
+from jaxllm.runner.plan import Plan
+from jaxllm.runner.recipes import Recipe, StepSpec
+
+logger = logging.getLogger(__name__)
+
+LARGEST_CACHE = 4 * 2**30
+"""Bytes that all engines' executables may take together; those used longest ago go first."""
+
+_MAGIC = b"jaxllm executable 1\n"
+_CHECKSUM = hashlib.sha256().digest_size
+_LENGTH = 8
+_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_NOT_IN_CODE = ("cache", "log", "dump", "traceback", "profiler", "coordination", "debug")
+"""Parts of names of JAX's settings that change nothing of an executable."""
+
+
+class KeptExecutables:
+    """The executables of one engine in one folder. Threads may make several at a time."""
+
+    def __init__(self, folder: Path, place: Place, *, rename: bool) -> None:
+        """`rename` gives functions the folder's digest as part of their name, see `of`."""
+        self.folder = folder
+        self._place = place
+        self._rename = rename
+
+    @classmethod
+    def of(
+        cls, cache: Path, plan: Plan, spec: StepSpec, num_pages: int, compiler_options: Mapping[str, Any]
+    ) -> "KeptExecutables":
+        """The folder in `cache` for an engine of this plan."""
+        known = {**engine_identity(plan, spec, num_pages, compiler_options), **_surroundings()}
+        digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        # On CPU, what JAX found in its own cache cannot be serialised: under another name it is not found there.
+        return cls(cache / digest, Place(devices_of(plan), plan.mesh), rename=plan.platform == "cpu")
+
+    def __call__(self, name: str, recipe: Recipe, compile_it: Callable[[Recipe], Executable]) -> Executable:
+        """The executable `name`: as kept, or compiled from `recipe` and kept from now on."""
+        found = self._read(name, recipe)
+        if found is None:
+            found = compile_it(self._named(name, recipe))
+            self._write(name, found)
+        return found
+
+    def _named(self, name: str, recipe: Recipe) -> Recipe:
+        if not self._rename:
+            return recipe
+        function = recipe.function
+
+        def renamed(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        renamed.__name__ = f"{name}_{self.folder.name[:8]}"
+        return replace(recipe, function=renamed)
+
+    def _read(self, name: str, recipe: Recipe) -> Executable | None:
+        path = self._path(name)
+        try:
+            call, data = _unpack(path.read_bytes())
+            made = load(data, call, recipe, self._place)
+            # When it was used last.
+            os.utime(self.folder)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ConfigError) as error:
+            logger.warning("%s cannot be used and is compiled anew: %s", path, error)
+            return None
+        return made
+
+    def _write(self, name: str, executable: Executable) -> None:
+        """Keep an executable if possible: an engine that cannot is only slower to start."""
+        path = self._path(name)
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            data, call = save(executable)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_bytes(_pack(call, data))
+            temporary.replace(path)
+        except (OSError, ConfigError, JaxRuntimeError) as error:
+            with suppress(OSError):
+                temporary.unlink()
+            logger.warning("executable %s is not kept for the next start: %s", name, error)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.bin"
+
+
+def prune(cache: Path, largest: int = LARGEST_CACHE) -> None:
+    """Remove the executables of engines that were started longest ago until all take at most `largest` bytes."""
+    folders = []
+    for folder in cache.glob("*/"):
+        try:
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            folders.append((folder.stat().st_mtime, size, folder))
+        except OSError:
+            # Another process is removing it, or writing to it.
+            logger.debug("skipped %s", folder)
+    total = sum(size for _, size, _ in folders)
+    for used, size, folder in sorted(folders):
+        # A start that is under way keeps its folder.
+        if total <= largest or time.time() - used < 3600:
+            break
+        shutil.rmtree(folder, ignore_errors=True)
+        total -= size
+
+
+def _surroundings() -> dict[str, Any]:
+    """What an engine's identity leaves to the operator of a bundle: settings of JAX and of compilers."""
+    settings = {
+        name: str(value) for name, value in jax.config.values.items() if not any(part in name for part in _NOT_IN_CODE)
+    }
+    environment = {name: os.environ.get(name, "") for name in _ENVIRONMENT}
+    return {"settings": settings, **environment, "flax": metadata.version("flax"), "cores": os.cpu_count()}
+
+
+def _pack(call: SavedCall, data: bytes) -> bytes:
+    header = msgspec.json.encode(call)
+    body = len(header).to_bytes(_LENGTH, "little") + header + data
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _unpack(content: bytes) -> tuple[SavedCall, bytes]:
+    """Raises `ValueError` for anything but what `_pack` made."""
+    start = len(_MAGIC) + _CHECKSUM
+    body = memoryview(content)[start:]
+    if not content.startswith(_MAGIC) or hashlib.sha256(body).digest() != content[len(_MAGIC) : start]:
+        raise ValueError("broken, or of another version")
+    end = _LENGTH + int.from_bytes(body[:_LENGTH], "little")
+    return msgspec.json.decode(body[_LENGTH:end], type=SavedCall), bytes(body[end:])

@@ -1,0 +1,137 @@
+"""Executables that engines keep for their next start."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxllm.bundle.kept import KeptExecutables, prune
+from jaxllm.config import EngineConfig
+from jaxllm.runner.executables import Executable
+from jaxllm.runner.plan import make_plan
+from jaxllm.runner.recipes import Recipe, recipe
+from jaxllm.runner.spec import make_spec
+from tests.conftest import RunPython
+
+THREE_STARTS = """
+import json, logging, sys
+from pathlib import Path
+import jax
+from tests.e2e.driving import make_engine, request, run
+
+logging.basicConfig(stream=sys.stderr)
+work = []
+def listen(event, duration, **details):
+    if "/jax/core/compile/" in event and str(details.get("fun_name", "")).startswith("step_"):
+        work.append((event.rsplit("/")[-1], details["fun_name"]))
+jax.monitoring.register_event_duration_secs_listener(listen)
+
+def start():
+    work.clear()
+    engine = make_engine(max_num_batched_tokens=8, max_model_len=64, max_num_seqs=4, compilation_cache_dir=sys.argv[1])
+    requests = [request(index, [5, 6, 7, 8 + index], max_tokens=6, temperature=0.8, seed=1) for index in range(3)]
+    tokens = {name: answer.token_ids for name, answer in run(engine, requests).items()}
+    engine.close()
+    return {"tokens": tokens, "work": sorted(work)}
+
+cold, warm = start(), start()
+kept = next(Path(sys.argv[1]).glob("engines/*/step_8.bin"))
+kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+print(json.dumps([cold, warm, start()]))
+"""
+
+
+def keeper(folder: Path, **options: Any) -> tuple[KeptExecutables, Recipe]:
+    plan = make_plan(EngineConfig.from_options(options))
+    spec, _ = make_spec(plan, 64)
+    return KeptExecutables.of(folder, plan, spec, 64, {}), recipe(spec, "empty_state")
+
+
+def compile_it(how: Recipe) -> Executable:
+    return how.lower().compile()
+
+
+def never(how: Recipe) -> Executable:
+    raise AssertionError("compiled although it was kept")
+
+
+def test_a_second_start_neither_traces_nor_compiles_and_what_is_broken_is_made_anew(
+    run_python: RunPython, tmp_path: Path
+) -> None:
+    done = run_python("-c", THREE_STARTS, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    cold, warm, broken = json.loads(done.stdout.splitlines()[-1])
+    assert {name.rsplit("_", 1)[0] for _, name in cold["work"]} == {"step_1", "step_8"}
+    assert warm["work"] == []
+    assert {name.rsplit("_", 1)[0] for _, name in broken["work"]} == {"step_8"}
+    assert "step_8.bin cannot be used and is compiled anew" in done.stderr
+    assert cold["tokens"] == warm["tokens"] == broken["tokens"]
+
+
+def test_a_kept_executable_is_used_again(tmp_path: Path) -> None:
+    kept, how = keeper(tmp_path)
+    kept("empty_state", how, compile_it)
+    again, how = keeper(tmp_path)
+    state = again("empty_state", how, never)()
+    assert jax.tree.map(lambda leaf: leaf.shape, state) == jax.tree.map(lambda leaf: leaf.shape, how.result)
+    assert not np.asarray(state.hidden).any()
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 8}, {"block_size": 32}, {"dtype": "bfloat16"}], ids=str)
+def test_another_engine_has_another_folder(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert keeper(tmp_path)[0].folder != keeper(tmp_path, **options)[0].folder
+
+
+def test_settings_of_the_compiler_are_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = keeper(tmp_path)[0].folder
+    assert keeper(tmp_path, seed=3)[0].folder == before
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+    assert keeper(tmp_path)[0].folder != before
+
+
+@pytest.mark.parametrize("content", [b"", b"jaxllm executable 1\n", b"x" * 200, b"jaxllm executable 0\n" + b"x" * 90])
+def test_what_is_no_executable_is_replaced(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    kept, how = keeper(tmp_path)
+    kept.folder.mkdir()
+    (kept.folder / "empty_state.bin").write_bytes(content)
+    kept("empty_state", how, compile_it)
+    assert "compiled anew" in caplog.text
+    kept("empty_state", how, never)
+
+
+def test_an_executable_of_other_arrays_is_replaced(tmp_path: Path) -> None:
+    small, how = keeper(tmp_path, max_num_seqs=8)
+    small("empty_state", how, compile_it)
+    kept, how = keeper(tmp_path)
+    (small.folder / "empty_state.bin").rename(kept.folder.parent / "moved.bin")
+    kept.folder.mkdir()
+    (kept.folder.parent / "moved.bin").rename(kept.folder / "set_row.bin")
+    spec, _ = make_spec(make_plan(EngineConfig.from_options({})), 64)
+    kept("set_row", recipe(spec, "set_row"), compile_it)
+    kept("set_row", recipe(spec, "set_row"), never)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "engines").write_text("a file")
+    kept, how = keeper(tmp_path / "engines")
+    kept("empty_state", how, compile_it)
+    assert "not kept for the next start" in caplog.text
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    for index, hours in enumerate((5, 3, 4, 0)):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        (folder / "step_1.bin").write_bytes(bytes(100))
+        when = folder.stat().st_mtime - 3600 * hours
+        os.utime(folder, (when, when))
+    prune(tmp_path, largest=400)
+    assert len(list(tmp_path.iterdir())) == 4
+    prune(tmp_path, largest=250)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["1", "3"]
+    prune(tmp_path, largest=0)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
