@@ -18,6 +18,7 @@ from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.progress import GenerationProgress, LoadProgress, UseTqdm
 from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
 from jaxllm.serving.text.input_processor import Prompt, TextRequest
+from jaxllm.serving.text.kept_tokenizer import LateTokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -179,7 +180,7 @@ class LLM:
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise EngineError("there is no tokenizer: skip_tokenizer_init was given")
-        return tokenizer.hf
+        return tokenizer.hf.whole if isinstance(tokenizer.hf, LateTokenizer) else tokenizer.hf
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters of requests that bring none: what the model's generation_config.json says."""

@@ -17,6 +17,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.generation_config import read_default_params
 from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.text.input_processor import InputProcessor, Prompt, TextRequest, naming_prompt
+from jaxllm.serving.text.kept_tokenizer import load_quickly
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.validation import RequestLimits
@@ -90,7 +91,7 @@ class LLMEngine:
         load = _background_engine if background else _engine_here
         with ThreadPoolExecutor(1, "load-tokenizer") as pool:
             # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
-            loading = None if skip_tokenizer_init else pool.submit(load_tokenizer, config.model)
+            loading = None if skip_tokenizer_init else pool.submit(load_tokenizer, config.model, quickly=True)
             engine = load(config, progress)
             try:
                 tokenizer = None if loading is None else loading.result()
@@ -182,12 +183,16 @@ def _background_engine(config: EngineConfig, progress: Progress) -> TokenEngine:
     return BackgroundEngine.from_config(config, progress)
 
 
-def load_tokenizer(options: ModelOptions) -> Tokenizer:
-    """The tokenizer asked for, or the model's own. Raises `ConfigError`."""
+def load_tokenizer(options: ModelOptions, *, quickly: bool = False) -> Tokenizer:
+    """The tokenizer asked for, or the model's own. Raises `ConfigError`.
+
+    With `quickly`, what only conversations need is left to the first of them (`kept_tokenizer`).
+    """
+    load = load_quickly if quickly else Tokenizer.load
     if options.tokenizer is None:
-        return Tokenizer.load(_model_folder(options))
+        return load(_model_folder(options))
     try:
-        return Tokenizer.load(resolve(options.tokenizer, None, options.download_dir, weights=False))
+        return load(resolve(options.tokenizer, None, options.download_dir, weights=False))
     except ModelError as error:
         raise ConfigError(f"tokenizer: {error}") from error
 

@@ -1,0 +1,114 @@
+"""Tokenizers without `transformers`, whose import takes longer than all else that a warm start does.
+
+`transformers` knows how each family's files become a tokenizer. What it made of them is kept as JSON in a folder of the
+user's, named by a digest of the files; the next start reads that with `tokenizers` alone. Chat templates still need
+`transformers`, which is then imported by the first conversation.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jaxllm.serving.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "jaxllm tokenizer 1"
+
+MOST_KEPT = 32
+"""Files; those used longest ago go first."""
+
+_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*", "*/*.jinja")
+"""All that a tokenizer may be made from, and some more."""
+
+
+class SavedTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `jaxllm.serving.text.tokenizer` needs of a `transformers` tokenizer; `backend` is that of `tokenizers`."""
+
+    backend: str
+    eos_token_id: int | None
+    chat_template: str | dict[str, str] | None
+
+
+class LateTokenizer:
+    """Looks like a `transformers` tokenizer, and becomes one when asked for more than is saved."""
+
+    def __init__(self, saved: SavedTokenizer, load: Callable[[], Any]) -> None:
+        """`load` makes the `transformers` tokenizer. Raises an exception of `tokenizers` for a broken backend."""
+        from tokenizers import Tokenizer as Backend
+
+        self.backend_tokenizer = Backend.from_str(saved.backend)
+        self.eos_token_id = saved.eos_token_id
+        self.chat_template = saved.chat_template
+        self._load = load
+
+    @cached_property
+    def whole(self) -> Any:
+        """The `transformers` tokenizer."""
+        return self._load()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+
+def load_quickly(folder: Path, cache: Path | None = None) -> Tokenizer:
+    """The tokenizer in `folder`, without `transformers` if one of the same files was loaded before.
+
+    `cache` is by default that of the user. Raises `ConfigError` like `Tokenizer.load`.
+    """
+    path = (cache or default_cache()) / f"{_digest(folder)}.json"
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=SavedTokenizer)
+        found = Tokenizer(LateTokenizer(saved, lambda: Tokenizer.load(folder).hf))
+        os.utime(path)
+    except FileNotFoundError:
+        found = None
+    # A broken file, for which `tokenizers` has no narrower type.
+    except Exception as error:  # noqa: BLE001
+        logger.warning("%s cannot be used: %s", path, error)
+        found = None
+    if found is None:
+        found = Tokenizer.load(folder)
+        _keep(path, found)
+    return found
+
+
+def default_cache() -> Path:
+    """The user's folder of kept tokenizers."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxllm" / "tokenizers"
+
+
+def _keep(path: Path, tokenizer: Tokenizer) -> None:
+    """Save if possible: who cannot is only slower to start."""
+    hf = tokenizer.hf
+    temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+    try:
+        saved = SavedTokenizer(hf.backend_tokenizer.to_str(), hf.eos_token_id, hf.chat_template)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_bytes(msgspec.json.encode(saved))
+        temporary.replace(path)
+        for old in sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-MOST_KEPT]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        logger.warning("the tokenizer is not kept for the next start: %s", error)
+
+
+def _digest(folder: Path) -> str:
+    """Of the files that the tokenizer is made from, and of what makes it."""
+    versions = [f"{name} {metadata.version(name)}" for name in ("transformers", "tokenizers")]
+    digest = hashlib.sha256("\n".join([_FORMAT, *versions]).encode())
+    for path in sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()}):
+        content = path.read_bytes()
+        digest.update(f"\0{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:32]
