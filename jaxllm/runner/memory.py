@@ -99,7 +99,11 @@ def plan_pages(
 
 
 def cpu_free_bytes(utilization: float) -> int:
-    """Bytes a CPU engine may take for its KV cache: a share of what the machine or its container has left."""
+    """Bytes a CPU engine may take for its KV cache: a share of what the machine or its container has left.
+
+    Rounded down to 4, 5, 6 or 7 times a power of two: with as many pages as free memory happens to allow, every start
+    would be of an engine of another shape, for which nothing is compiled yet.
+    """
     memory = psutil.virtual_memory()
     available = memory.available
     for path in _CGROUP_LIMITS:
@@ -107,7 +111,13 @@ def cpu_free_bytes(utilization: float) -> int:
             text = path.read_text().strip()
             if text.isdigit() and int(text) < memory.total:
                 available = min(available, max(int(text) - psutil.Process().memory_info().rss, 0))
-    return int(available * CPU_SHARE * utilization)
+    return steady(int(available * CPU_SHARE * utilization))
+
+
+def steady(size: int) -> int:
+    """The largest number up to `size` of which only the three leading bits are set."""
+    shift = max(size.bit_length() - 3, 0)
+    return size >> shift << shift
 
 
 def device_free_bytes(devices: Sequence[jax.Device], utilization: float, temporary_bytes: int) -> int:

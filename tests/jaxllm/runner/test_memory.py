@@ -6,7 +6,7 @@ import pytest
 
 from jaxllm.config import CacheOptions
 from jaxllm.errors import CapacityError
-from jaxllm.runner.memory import CacheShape, cpu_free_bytes, device_free_bytes, plan_pages
+from jaxllm.runner.memory import CacheShape, cpu_free_bytes, device_free_bytes, plan_pages, steady
 
 SHAPE = CacheShape(num_layers=2, page_size=16, num_kv_heads=4, head_size=8, dtype="float32")
 
@@ -50,6 +50,12 @@ def test_the_error_says_how_many_tokens_fit_and_what_to_change() -> None:
 
 def test_cpu_takes_a_share_of_free_memory() -> None:
     assert 0 < cpu_free_bytes(0.5) < cpu_free_bytes(1.0)
+
+
+def test_what_memory_is_free_by_chance_decides_little() -> None:
+    assert [steady(size) for size in (0, 5, 7, 8, 9, 10, 15, 16, 19, 5_500_000_000)] == [
+        0, 5, 7, 8, 8, 10, 14, 16, 16, 5 * 2**30,
+    ]  # fmt: skip
 
 
 def device(limit: int, used: int) -> jax.Device:
