@@ -14,7 +14,7 @@ from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.build import PROVISIONAL_PAGES
 from jaxllm.runner.capacity import bytes_on_device, count_pages
 from jaxllm.runner.executables import Executables
-from jaxllm.runner.memory import CPU_SHARE, cpu_free_bytes
+from jaxllm.runner.memory import CPU_SHARE, cpu_free_bytes, steady
 from jaxllm.runner.plan import Plan
 from jaxllm.runner.recipes import StepSpec
 from jaxllm.runner.spec import make_spec
@@ -112,7 +112,7 @@ def pages_for(plan: Plan, target: Target) -> int:
     if cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None:
         return count_pages(plan, 0)
     if plan.platform == "cpu":
-        return count_pages(plan, cpu_free_bytes(cache.gpu_memory_utilization))
+        return count_pages(plan, steady(cpu_free_bytes(cache.gpu_memory_utilization)))
     _, buckets = make_spec(plan, PROVISIONAL_PAGES)
     return count_pages(plan, max(measure(plan, target).for_cache(compile_step(plan, buckets.largest)), 0))
 

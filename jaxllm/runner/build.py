@@ -17,7 +17,7 @@ from jaxllm.progress import Progress, silent
 from jaxllm.runner.capacity import bytes_on_device, count_pages, devices_of
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
-from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes
+from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes, steady
 from jaxllm.runner.plan import Plan
 from jaxllm.runner.recipes import StepSpec
 from jaxllm.runner.runner import Runner
@@ -47,7 +47,7 @@ def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
             return _build(plan, pages, None, progress, bundle=bundle), pages
         if plan.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
-            pages = count_pages(plan, cpu_free_bytes(plan.config.cache.gpu_memory_utilization))
+            pages = count_pages(plan, steady(cpu_free_bytes(plan.config.cache.gpu_memory_utilization)))
             return _build(plan, pages, None, progress, cache=cache), pages
         model = _load(plan, progress)
         pages = count_pages(plan, _left_on_device(plan))

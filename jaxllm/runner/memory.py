@@ -99,11 +99,7 @@ def plan_pages(
 
 
 def cpu_free_bytes(utilization: float) -> int:
-    """Bytes a CPU engine may take for its KV cache: a share of what the machine or its container has left.
-
-    Rounded down to 4, 5, 6 or 7 times a power of two: with as many pages as free memory happens to allow, every start
-    would be of an engine of another shape, for which nothing is compiled yet.
-    """
+    """Bytes a CPU engine may take for its KV cache: a share of what the machine or its container has left."""
     memory = psutil.virtual_memory()
     available = memory.available
     for path in _CGROUP_LIMITS:
@@ -111,11 +107,15 @@ def cpu_free_bytes(utilization: float) -> int:
             text = path.read_text().strip()
             if text.isdigit() and int(text) < memory.total:
                 available = min(available, max(int(text) - psutil.Process().memory_info().rss, 0))
-    return steady(int(available * CPU_SHARE * utilization))
+    return int(available * CPU_SHARE * utilization)
 
 
 def steady(size: int) -> int:
-    """The largest number up to `size` of which only the three leading bits are set."""
+    """`size` rounded down to 4, 5, 6 or 7 times a power of two.
+
+    With as many pages as free memory happens to allow, every start would be of an engine of another shape, for which
+    nothing is compiled yet.
+    """
     shift = max(size.bit_length() - 3, 0)
     return size >> shift << shift
 
