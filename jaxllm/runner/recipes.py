@@ -17,7 +17,7 @@ from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.sampler import SampledRows
 from jaxllm.runner.sampling_rows import set_bias, set_row
 from jaxllm.runner.sampling_table import UPDATE_SIZE
-from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape, make_prompt_logprobs, make_step
+from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape, make_prompt_logprobs, make_step, set_pages
 from jaxllm.runner.vocabulary import SAME, SPLIT, over_vocabulary
 
 Shapes = Any
@@ -26,7 +26,7 @@ Shapes = Any
 Key = Bucket | str
 """Names an executable: the bucket of a step, or one of `OTHERS`."""
 
-OTHERS = ("empty_state", "prompt_logprobs", "set_row", "set_bias")
+OTHERS = ("empty_state", "prompt_logprobs", "set_row", "set_bias", "set_pages")
 """The executables beside the steps, which have one shape each."""
 
 
@@ -95,6 +95,7 @@ def recipe(spec: StepSpec, key: Key) -> Recipe:
         "prompt_logprobs": _prompt_logprobs,
         "set_row": _set_row,
         "set_bias": _set_bias,
+        "set_pages": _set_pages,
     }[key](spec)
 
 
@@ -149,6 +150,12 @@ def _set_bias(spec: StepSpec) -> Recipe:
     # Each device changes its part: left to itself, the compiler would gather the whole array for it.
     function = over_vocabulary(set_bias, spec.mesh, (SPLIT, SAME, SAME, SAME), SPLIT)
     return Recipe(function, (state, *entries), state, donated=(0,), out_shardings=_shardings(state), mesh=spec.mesh)
+
+
+def _set_pages(spec: StepSpec) -> Recipe:
+    table, rows = spec.state.page_table, spec.shape.rows_at_once
+    arguments = (table, spec.host((rows,)), spec.host((rows, table.shape[1])))
+    return Recipe(set_pages, arguments, _LEAF, donated=(0,), out_shardings=_shardings(table), mesh=spec.mesh)
 
 
 def _shardings(state: Any) -> Any:

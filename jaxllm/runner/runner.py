@@ -83,6 +83,7 @@ class Runner:
         self._executables = executables
         self._buckets = buckets
         self._shape = shape
+        self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
         self._sampling = sampling
 
     @property
@@ -93,7 +94,7 @@ class Runner:
     def warm_up(self) -> None:
         """Run an empty step, so that everything that happens once has happened."""
         bucket = self._buckets.all[0]
-        packed, _ = self._shape.layout(bucket).host_buffer()
+        packed, _ = self._layouts[bucket].host_buffer()
         sampled, self._state = self._executables.step(bucket)(self._parameters, self._state, packed)
         jax.block_until_ready(sampled)
 
@@ -111,6 +112,7 @@ class Runner:
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
         with self.watch.watching(bucket):
+            self._place_pages(plan, table)
             self._update_sampling(plan, table)
             packed = self._pack(plan, table, bucket)
             sampled, self._state = executable(self._parameters, self._state, packed)
@@ -137,6 +139,18 @@ class Runner:
         for leaf in jax.tree.leaves((self._parameters, self._state)):
             leaf.delete()
 
+    def _place_pages(self, plan: StepPlan, table: RequestTable) -> None:
+        """Write the pages of newly admitted requests into the device's table."""
+        size, width = self._shape.rows_at_once, self._shape.table_width
+        page_table = self._state.page_table
+        for first in range(0, len(plan.admitted), size):
+            admitted = [request.slot for request in plan.admitted[first : first + size]]
+            slots, pages = np.full(size, -1, np.int32), np.zeros((size, width), np.int32)
+            slots[: len(admitted)] = admitted
+            pages[: len(admitted)] = table.block_table[admitted]
+            page_table = self._executables.get("set_pages")(page_table, slots, pages)
+        self._state = replace(self._state, page_table=page_table)
+
     def _update_sampling(self, plan: StepPlan, table: RequestTable) -> None:
         """Take over the parameters of newly admitted requests, and what the outputs so far change about others."""
         sampling = self._state.sampling
@@ -154,7 +168,7 @@ class Runner:
 
     def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket) -> Int32Array:
         """The packed input of a plan."""
-        packed, views = self._shape.layout(bucket).host_buffer()
+        packed, views = self._layouts[bucket].host_buffer()
         rows, tokens = plan.num_rows, plan.num_tokens
         ends = np.cumsum(plan.num_new_tokens)
         token_rows = np.repeat(np.arange(rows, dtype=np.int32), plan.num_new_tokens)
@@ -169,8 +183,10 @@ class Runner:
         views["token_rows"][:tokens] = token_rows
         views["query_start"][1 : rows + 1] = ends
         views["query_start"][rows + 1 :] = tokens
-        views["kv_lens"][:rows] = plan.starts + plan.num_new_tokens
-        views["page_table"][:rows] = table.block_table[plan.slots]
+        kv_lens = plan.starts + plan.num_new_tokens
+        views["kv_lens"][:rows] = kv_lens
+        views["slots"][:rows] = plan.slots
+        views["last_pages"][:rows] = table.block_table[plan.slots, (kv_lens - 1) // self._shape.page_size]
         views["num_tokens"][...] = tokens
         views["num_decodes"][...] = plan.num_decodes
         views["num_requests"][...] = rows

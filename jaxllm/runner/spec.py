@@ -25,13 +25,14 @@ def make_spec(plan: Plan, pages: int) -> tuple[StepSpec, Buckets]:
     buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs)
     shape = StepShape(
         table_width=-(-plan.max_model_len // plan.config.cache.block_size),
+        page_size=plan.config.cache.block_size,
         max_logprobs=min(plan.config.output.max_logprobs, plan.model.vocab_size),
         sample_rows=SAMPLE_ROWS.get(plan.platform, OTHER_SAMPLE_ROWS),
     )
-    return StepSpec(graph, parameters, _state(plan, pages, buckets), shape, plan.mesh), buckets
+    return StepSpec(graph, parameters, _state(plan, pages, buckets, shape), shape, plan.mesh), buckets
 
 
-def _state(plan: Plan, pages: int, buckets: Buckets) -> DeviceState:
+def _state(plan: Plan, pages: int, buckets: Buckets, shape: StepShape) -> DeviceState:
     """Shapes of the device state. The cache is split along its heads, what is kept per token along the vocabulary."""
 
     def array(shape: tuple[int, ...], dtype: Any, *axes: str | None) -> Any:
@@ -44,6 +45,7 @@ def _state(plan: Plan, pages: int, buckets: Buckets) -> DeviceState:
         sampling=SamplingState(
             array(per_token, jnp.int32, None, "vocab"), array(per_token, jnp.float32, None, "vocab")
         ),
+        page_table=array((slots, shape.table_width), jnp.int32),
         last_tokens=array((slots,), jnp.int32),
         hidden=array((buckets.largest.tokens, plan.model.hidden_size), dtype),
     )

@@ -17,6 +17,7 @@ from jax import lax
 from jaxllm.models.batch import Batch
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE
 from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.inputs import PackedLayout
 from jaxllm.runner.logprobs import Logprobs, gather_logprobs, no_logprobs
@@ -39,6 +40,8 @@ class DeviceState:
     kv_cache: jax.Array
     """[L, P, C, 2K, H], or as the attention has it (`paged_attention.layout`)."""
     sampling: SamplingState
+    page_table: jax.Array
+    """int32 [S, W], pages of the request in each slot, in order; `NULL_PAGE` where there is none yet."""
     last_tokens: jax.Array
     """int32 [S], the token sampled last in each slot."""
     hidden: jax.Array
@@ -50,9 +53,15 @@ class StepShape:
     """What all step executables of an engine have in common."""
 
     table_width: int
+    page_size: int
     max_logprobs: int
     sample_rows: int
     """Rows whose logits are computed at a time; the last block may be partly padding."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of the page table that one call of `set_pages` writes: at most 16, and about 64 kB."""
+        return max(1, min(16, 16384 // self.table_width))
 
     def layout(self, bucket: Bucket) -> PackedLayout:
         """The packed input of a bucket."""
@@ -64,7 +73,8 @@ class StepShape:
                 "token_rows": ((tokens,), np.int32),
                 "query_start": ((rows + 1,), np.int32),
                 "kv_lens": ((rows,), np.int32),
-                "page_table": ((rows, self.table_width), np.int32),
+                "slots": ((rows,), np.int32),
+                "last_pages": ((rows,), np.int32),  # where each row's last token goes
                 "num_tokens": ((), np.int32),
                 "num_decodes": ((), np.int32),
                 "num_requests": ((), np.int32),
@@ -82,9 +92,10 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
         model = nnx.merge(graph, parameters)
         inputs = layout.unpack(packed)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
+        page_table, inputs["page_table"] = _update_pages(state.page_table, inputs, shape.page_size)
         ragged = RaggedBatch(**{field.name: inputs[field.name] for field in fields(RaggedBatch)})
         known = inputs["token_ids"]
-        previous = state.last_tokens[rows.slot[ragged.token_rows]]
+        previous = state.last_tokens[inputs["slots"][ragged.token_rows]]
         batch = Batch(token_ids=jnp.where(known == FROM_DEVICE, previous, known), ragged=ragged)
         hidden, kv_cache = model(batch, state.kv_cache)
 
@@ -94,11 +105,33 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
         return sampled, DeviceState(
             kv_cache=kv_cache,
             sampling=sampling,
+            page_table=page_table,
             last_tokens=state.last_tokens.at[slots].set(sampled.token_ids, mode="drop"),
             hidden=lax.dynamic_update_slice(state.hidden, hidden, (0, 0)),
         )
 
     return step
+
+
+def _update_pages(page_table: jax.Array, inputs: dict[str, jax.Array], page_size: int) -> tuple[jax.Array, jax.Array]:
+    """Write down the pages that the rows have grown into; the table [S, W], and the rows' part of it [R, W].
+
+    A request is given all pages for its known tokens when it is admitted, so the only page that can be new is that of
+    the row's last token. Writing it again in every step does no harm.
+    """
+    slots, kv_lens = inputs["slots"], inputs["kv_lens"]
+    is_row = kv_lens > 0
+    column = jnp.maximum(kv_lens - 1, 0) // page_size
+    outside = jnp.where(is_row, slots, page_table.shape[0])
+    page_table = page_table.at[outside, column].set(inputs["last_pages"], mode="drop")
+    rows = page_table.at[slots].get(mode="promise_in_bounds")
+    return page_table, jnp.where(is_row[:, None], rows, NULL_PAGE)
+
+
+def set_pages(page_table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
+    """Replace the rows of `slots` (int32 [U]) in a table [S, W] by `rows` [U, W]; a slot of -1 is padding."""
+    outside = jnp.where(slots < 0, page_table.shape[0], slots)
+    return page_table.at[outside].set(rows, mode="drop")
 
 
 def _sample_in_blocks(

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxllm.engine import Engine
@@ -85,6 +86,20 @@ def test_on_and_off_agree_under_preemption(crowded: Engine, prompts: list[list[i
     with synchronous(crowded):
         assert_equal(ahead, run(crowded, mixed(prompts, kinds, longest=24)))
     assert crowded.scheduler.num_preemptions > preempted + 5
+
+
+def test_the_device_has_the_page_table_of_the_host(crowded: Engine, prompts: list[list[int]]) -> None:
+    for each in mixed(prompts, [index % len(FEATURES) for index in range(18)], longest=24):
+        crowded.add_request(each)
+    table, compared = crowded.scheduler.table, 0
+    while crowded.has_unfinished_requests():
+        crowded.step()
+        on_device = np.asarray(crowded.runner._state.page_table)
+        for slot in (each.slot for each in table.requests if each is not None):
+            used = crowded.pages.pages_for(int(table.num_computed[slot]))
+            assert np.array_equal(on_device[slot, :used], table.block_table[slot, :used])
+            compared += used
+    assert compared > 1000
 
 
 def test_the_device_has_the_next_step_before_the_host_has_the_last(engine: Engine, prompts: list[list[int]]) -> None:
