@@ -21,7 +21,6 @@ class Meaningless(NamedTuple):
 
 
 MEANINGLESS: Mapping[str, Meaningless] = {
-    "async-scheduling": Meaningless(False, "how host and device overlap is not an option"),
     "disable-cascade-attn": Meaningless(False, "there is no cascade attention"),
     "disable-custom-all-reduce": Meaningless(False, "XLA makes the collectives"),
     "disable-log-requests": Meaningless(False, "requests are logged only by a server with --enable-log-requests"),
