@@ -10,6 +10,9 @@ others it is the one at which the matrix units give the published peak:
 `mxu_rows`, the rows that enter one matrix unit per cycle, is 1 up to v5p. For v6e and TPU7x it must be 2: at 1 their
 clock would have to be 3.5 and 4.4 GHz, and libtpu's own estimate of a 4096 x 4096 x 4096 product (301,616 cycles on
 v6e) is less than the 524,288 cycles that two 256 x 256 units need at one row per cycle.
+
+`link_bandwidth` is the one-way figure of "How to Scale Your Model", chapter 2 (jax-ml.github.io/scaling-book/tpus). The
+Cloud TPU pages give it per chip, both ways and all links together, and round up (v6e: 800 GB/s over 4 links).
 """
 
 from collections.abc import Mapping
@@ -37,6 +40,7 @@ class Chip:
         cores: Cores that one JAX device drives: TensorCores of a TPU, multiprocessors of a GPU.
         topology: Smallest topology name for `jax.experimental.topologies.get_topology_desc`; empty for GPUs.
         mxu_rows: Rows of bfloat16 that enter one matrix unit per cycle; 0 for GPUs.
+        link_bandwidth: Bytes per second, one way, of one link to a neighbouring chip (ICI); 0 for GPUs.
         topology_options: Further keywords for `get_topology_desc`, without which it describes another device.
     """
 
@@ -52,6 +56,7 @@ class Chip:
     cores: int
     topology: str
     mxu_rows: int = 0
+    link_bandwidth: float = 0
     topology_options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,6 +74,7 @@ _ALL = (
         cores=2,  # megacore: one device drives both TensorCores
         topology="v4:2x2x1",
         mxu_rows=1,
+        link_bandwidth=45e9,
         topology_options={"chip_config_name": "megacore"},  # else the description has one device per core
     ),
     Chip(
@@ -84,6 +90,7 @@ _ALL = (
         cores=1,
         topology="v5e:2x2",
         mxu_rows=1,
+        link_bandwidth=45e9,
     ),
     Chip(
         name="v5p",
@@ -98,6 +105,7 @@ _ALL = (
         cores=2,  # megacore
         topology="v5p:2x2x1",
         mxu_rows=1,
+        link_bandwidth=90e9,
     ),
     Chip(
         name="v6e",
@@ -112,6 +120,7 @@ _ALL = (
         cores=1,
         topology="v6e:2x2",
         mxu_rows=2,
+        link_bandwidth=90e9,
     ),
     Chip(
         name="tpu7x",
@@ -127,6 +136,7 @@ _ALL = (
         cores=1,
         topology="tpu7x:2x2x1",
         mxu_rows=2,
+        link_bandwidth=90e9,
     ),
     Chip(
         name="h100",

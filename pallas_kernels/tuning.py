@@ -1,13 +1,16 @@
 """Block sizes that were tuned for a chip: one JSON file per chip and operation, `tuned/<chip>/<operation>.json`.
 
-A file is `{"command": how it was made, "entries": [{"key": {...}, "blocks": {...}}, ...]}`. An operation looks its key
-up and falls back on a heuristic of its own where there is none.
+A file is `{"command": how it was made, "entries": [{"key": {...}, "blocks": {...}, "case": ..., "share": ...}, ...]}`.
+An operation looks its key up and falls back on a heuristic of its own where there is none. `share` is the part of the
+roofline that these blocks reach in `case`, by the static model (docs/kernels.md): an estimate, for plans.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from typing import Any, cast
 
 Key = tuple[tuple[str, int | str], ...]
 
@@ -17,15 +20,38 @@ def _key(fields: Mapping[str, int | str]) -> Key:
 
 
 @cache
-def tuned_blocks(operation: str, chip: str) -> Mapping[Key, Mapping[str, int]]:
-    """All tuned block sizes of an operation on a chip (`chips.Chip.name`); empty where there are none."""
+def _entries(operation: str, chip: str) -> Mapping[Key, Mapping[str, Any]]:
     file = resources.files("jaxllm.pallas_kernels") / "tuned" / chip / f"{operation}.json"
     if not file.is_file():
         return {}
-    entries = json.loads(file.read_text())["entries"]
-    return {_key(entry["key"]): entry["blocks"] for entry in entries}
+    return {_key(entry["key"]): entry for entry in json.loads(file.read_text())["entries"]}
+
+
+def tuned_blocks(operation: str, chip: str) -> Mapping[Key, Mapping[str, int]]:
+    """All tuned block sizes of an operation on a chip (`chips.Chip.name`); empty where there are none."""
+    return {key: entry["blocks"] for key, entry in _entries(operation, chip).items()}
 
 
 def find_blocks(operation: str, chip: str, fields: Mapping[str, int | str]) -> Mapping[str, int] | None:
     """Tuned block sizes for the key `fields`, or None."""
-    return tuned_blocks(operation, chip).get(_key(fields))
+    entry = _entries(operation, chip).get(_key(fields))
+    return None if entry is None else cast(Mapping[str, int], entry["blocks"])
+
+
+def nearest_share(operation: str, chip: str, fields: Mapping[str, int | str]) -> float | None:
+    """The share of the roofline at the key nearest to `fields`, from 0 to 1; None where the chip has no such figure.
+
+    Words of the key that differ weigh as much as a number that differs by a factor of two, but `kernel` must agree.
+    """
+    found = [
+        (sum(_distance(value, fields[name]) for name, value in key), entry["share"])
+        for key, entry in _entries(operation, chip).items()
+        if "share" in entry and dict(key)["kernel"] == fields["kernel"]
+    ]
+    return min(found)[1] if found else None
+
+
+def _distance(one: int | str, other: int | str) -> float:
+    if isinstance(one, int) and isinstance(other, int):
+        return abs(math.log2(one / other))
+    return float(one != other)

@@ -1,8 +1,9 @@
-"""How long a step takes at the least: what it must read and compute, against the chip's peaks.
+"""How long a step may take: what it must read, compute and send, against the chip's peaks.
 
-An estimate, and a low one. Not counted: communication between devices, activations, the start of every kernel, and
-all in which kernels stay behind their roofline. The compiler's own cost analysis is no substitute: it counts the body
-of a loop over layers once.
+An estimate, and a low one. Matrices are taken at their roofline, and attention at the share of its own that the static
+model found for the kernel (`pallas_kernels/tuned`); the parts follow each other. Not counted: activations, sampling,
+the start of every kernel. The compiler's own cost analysis is no substitute: it counts the body of a loop over layers
+once.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ import jax.numpy as jnp
 import msgspec
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.sharding import split_kv_heads
 from jaxllm.pallas_kernels.chips import Chip
+from jaxllm.pallas_kernels.tuning import nearest_share
+from jaxllm.planning.communication import communication_seconds
 from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.plan import Plan
 
@@ -20,7 +24,10 @@ CONTEXT = 1024
 
 
 class StepEstimate(msgspec.Struct, frozen=True):
-    """A step of one bucket at its roofline: the whole bucket in use, by requests that all decode, or by one prompt."""
+    """A step of one bucket: the whole bucket in use, by requests that all decode, or by one prompt.
+
+    `seconds` is the sum of `matrices`, `attention` and `communication`.
+    """
 
     work: str
     """'decode' or 'prefill'."""
@@ -28,7 +35,13 @@ class StepEstimate(msgspec.Struct, frozen=True):
     tokens_per_second: float
     """Of all devices together: generated, or of the prompt."""
     bound: str
-    """'memory' or 'compute': what it waits for."""
+    """'memory', 'compute' or 'links': what the longest part waits for."""
+    matrices: float
+    attention: float
+    communication: float | None
+    """Between devices; None where it is not known, and not counted."""
+    attention_share: float | None
+    """Part of its roofline that attention is taken to reach; None where no figure is known and it is taken as 1."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,14 @@ class Work:
     flops: float
     bytes: float
 
+    def seconds(self, chip: Chip) -> float:
+        """At the roofline."""
+        return max(self.flops / chip.bf16_flops, self.bytes / chip.hbm_bandwidth)
+
+    def bound(self, chip: Chip) -> str:
+        """'memory' or 'compute'."""
+        return "compute" if self.flops / chip.bf16_flops > self.bytes / chip.hbm_bandwidth else "memory"
+
 
 def estimate(plan: Plan, chip: Chip, weight_bytes: int, page_bytes: int, bucket: Bucket) -> StepEstimate:
     """The step of a bucket. `weight_bytes` and `page_bytes` are those of one device.
@@ -45,36 +66,70 @@ def estimate(plan: Plan, chip: Chip, weight_bytes: int, page_bytes: int, bucket:
     A bucket with a request for every token is taken to decode, each request `CONTEXT` tokens into its text; any other
     to compute the first tokens of one prompt.
     """
-    decode = bucket.tokens <= bucket.rows
+    kind = "decode" if bucket.tokens <= bucket.rows else "prefill"
     context = min(CONTEXT, plan.max_model_len)
-    lengths = [context] * bucket.tokens if decode else list(range(1, bucket.tokens + 1))
-    work = step_work(plan, weight_bytes, page_bytes, lengths, rows=bucket.tokens if decode else 1)
-    compute, memory = work.flops / chip.bf16_flops, work.bytes / chip.hbm_bandwidth
-    seconds = max(compute, memory)
+    lengths = [context] * bucket.tokens if kind == "decode" else list(range(1, bucket.tokens + 1))
+    rows = bucket.tokens if kind == "decode" else 1
+    matrices, attention = matrix_work(plan, weight_bytes, len(lengths), rows), attention_work(plan, page_bytes, lengths)
+    share = attention_share(plan, chip, kind)
+    sending = communication_seconds(plan, chip, bucket.tokens)
+    parts = (
+        (matrices.seconds(chip), matrices.bound(chip)),
+        (attention.seconds(chip) / (share or 1), attention.bound(chip)),
+        (sending or 0.0, "links"),
+    )
+    seconds = sum(time for time, _ in parts)
     return StepEstimate(
-        work="decode" if decode else "prefill",
+        work=kind,
         seconds=seconds,
         tokens_per_second=bucket.tokens / seconds,
-        bound="compute" if compute > memory else "memory",
+        bound=max(parts)[1],
+        matrices=parts[0][0],
+        attention=parts[1][0],
+        communication=sending,
+        attention_share=share,
     )
 
 
-def step_work(plan: Plan, weight_bytes: int, page_bytes: int, lengths: list[int], rows: int) -> Work:
-    """The work of one device, for tokens that each see `lengths` tokens, themselves included, in `rows` requests.
-
-    Requests of a prefill read what they have just written, once for all their tokens.
-    """
+def matrix_work(plan: Plan, weight_bytes: int, tokens: int, rows: int) -> Work:
+    """The work of one device beside attention, with logits for `rows` of the tokens."""
     model, devices = plan.model, plan.num_devices
     item = jnp.dtype(plan.dtype).itemsize
     table = plan.vocab_size * model.hidden_size
     # Of the embedding only single rows are read, unless it gives the logits as well.
     read = weight_bytes - (0 if model.tie_word_embeddings else table * item // devices)
-    per_token = 2 * (_layer_weights(model) * len(lengths) + table * rows)
+    return Work(2 * (_layer_weights(model) * tokens + table * rows) / devices, read)
+
+
+def attention_work(plan: Plan, page_bytes: int, lengths: list[int]) -> Work:
+    """The work of one device in attention, for tokens that each see `lengths` tokens, themselves included.
+
+    Tokens that see as many are requests of their own, which each read what they see; others are one prompt, which is
+    read once for all of them.
+    """
+    model = plan.model
     seen = sum(sum(min(length, window or length) for length in lengths) for window in model.windows)
-    attention = 4 * model.num_heads * model.head_size * seen
-    longest = sum(lengths) if rows == len(lengths) else max(lengths)
-    cache = (longest + len(lengths)) * page_bytes / plan.config.cache.block_size
-    return Work((per_token + attention) / devices, read + cache)
+    read = sum(lengths) if lengths[0] == lengths[-1] else lengths[-1]
+    cache = (read + len(lengths)) * page_bytes / plan.config.cache.block_size
+    return Work(4 * model.num_heads * model.head_size * seen / plan.num_devices, cache)
+
+
+def attention_share(plan: Plan, chip: Chip, kernel: str) -> float | None:
+    """Part of its roofline that the kernel reaches by the static model, in the nearest case that was looked at."""
+    if plan.forward.attention != "tpu":
+        return None
+    model, devices = plan.model, plan.num_devices
+    heads = split_kv_heads(model, devices) // devices
+    key: dict[str, int | str] = {
+        "kernel": kernel,
+        "head_size": model.head_size,
+        "num_kv_heads": heads,
+        "group": model.num_heads // devices // heads,
+        "page_size": plan.config.cache.block_size,
+        "q_dtype": plan.dtype,
+        "kv_dtype": plan.dtype,
+    }
+    return nearest_share("paged_attention", chip.name, key)
 
 
 def _layer_weights(model: ModelConfig) -> int:

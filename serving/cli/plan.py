@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +13,7 @@ from jaxllm.serving.cli.target_flags import add_target_flags, find_plan
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
     from jaxllm.planning.report import Report, Step
+    from jaxllm.planning.roofline import StepEstimate
 
 HELP = "Work out whether a model fits some devices, what it takes of their memory, and how fast it may be."
 USAGE = "[MODEL] [--device NAME] [flags]"
@@ -90,16 +91,33 @@ def _memory(report: "Report") -> Iterator[str]:
 
 
 def _steps(report: "Report") -> Iterator[str]:
-    yield "steps            compiled in   estimated time    estimated tokens/s"
+    yield "steps            compiled in  estimated, ms  = matrices + attention +  links           tokens/s"
     yield from map(_step, report.steps)
-    if any(step.estimate for step in report.steps):
-        yield (
-            f"Estimates are lower bounds of the time: bytes and operations of a step against the chip's peaks. Decodes "
-            f"have {report.decode_context:,} tokens behind them;"
-        )
-        yield "prefill is the beginning of one prompt. Communication between devices is not counted."
-    else:
+    estimates = [step.estimate for step in report.steps if step.estimate]
+    if not estimates:
         yield "No estimates: the peaks of this device are not known."
+        return
+    yield (
+        "Estimates, likely too low: bytes and operations against the chip's peaks"
+        f"{_attention(estimates)}{_links(report.num_devices, estimates)}."
+    )
+    yield (
+        f"Decodes have {report.decode_context:,} tokens behind them; prefill is the beginning of one prompt. "
+        "Operations between the matrices are not counted."
+    )
+
+
+def _attention(estimates: "Sequence[StepEstimate]") -> str:
+    shares = {estimate.work: estimate.attention_share for estimate in estimates}
+    known = [f"{share:.0%} of them ({work})" for work, share in shares.items() if share is not None]
+    return f"; attention reaches {', '.join(known)} by the static model" if known else ""
+
+
+def _links(devices: int, estimates: "Sequence[StepEstimate]") -> str:
+    if devices == 1:
+        return ""
+    unknown = estimates[0].communication is None
+    return "; what devices send each other is not counted" if unknown else "; two sums per layer travel over the links"
 
 
 def _step(step: "Step") -> str:
@@ -108,4 +126,9 @@ def _step(step: "Step") -> str:
     found = step.estimate
     if found is None:
         return line.rstrip()
-    return f"{line} {found.seconds * 1000:13.2f} ms {found.tokens_per_second:19,.0f}  {found.work}, {found.bound} bound"
+    parts = (found.seconds, found.matrices, found.attention, found.communication)
+    times = [
+        f"{'?' if part is None else format(part * 1000, '.2f'):>{width}}"
+        for part, width in zip(parts, (15, 13, 12, 8), strict=True)
+    ]
+    return f"{line}{''.join(times)} {found.tokens_per_second:18,.0f}  {found.work}, {found.bound} bound"

@@ -2,7 +2,7 @@ import pytest
 
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
-from jaxllm.pallas_kernels.tuning import find_blocks, tuned_blocks
+from jaxllm.pallas_kernels.tuning import find_blocks, nearest_share, tuned_blocks
 
 KEY: dict[str, int | str] = {
     "kernel": "decode",
@@ -32,3 +32,12 @@ def test_all_entries_are_valid_blocks(chip: str) -> None:
         blocks, page_size = Blocks(**fields), int(dict(key)["page_size"])
         assert blocks.keys % page_size == 0
         assert blocks.keys % blocks.chunk == 0
+
+
+def test_the_nearest_share() -> None:
+    exact = nearest_share("paged_attention", "v6e", KEY)
+    assert exact is not None
+    assert 0 < exact <= 1.05
+    assert nearest_share("paged_attention", "v6e", {**KEY, "kv_dtype": "int8"}) == exact
+    assert nearest_share("paged_attention", "none", KEY) is None
+    assert nearest_share("paged_attention", "v6e", {**KEY, "kernel": "other"}) is None

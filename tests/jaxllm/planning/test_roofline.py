@@ -1,12 +1,14 @@
-"""Estimates against figures worked out by hand for Llama 3 8B on one v6e: 918 TFLOP/s, 1,638 GB/s."""
+"""Estimates against figures worked out by hand for Llama 3 8B on v6e: 918 TFLOP/s, 1,638 GB/s, links of 90 GB/s."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.planning.roofline import estimate, step_work
+from jaxllm.planning.communication import communication_seconds, sum_seconds, summed_bytes
+from jaxllm.planning.roofline import attention_share, attention_work, estimate, matrix_work
 from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.plan import Plan, make_plan
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
@@ -23,9 +25,11 @@ def plan(tmp_path: Path) -> Plan:
 
 def test_one_decode_reads_the_weights(plan: Plan) -> None:
     found = estimate(plan, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(1, 1))
-    read = LLAMA_3_8B_WEIGHTS - EMBEDDING + 1025 * PAGE / 16
     assert (found.work, found.bound) == ("decode", "memory")
-    assert found.seconds == pytest.approx(read / 1.638e12)
+    assert found.matrices == pytest.approx((LLAMA_3_8B_WEIGHTS - EMBEDDING) / 1.638e12)
+    assert found.attention == pytest.approx(1025 * PAGE / 16 / 1.638e12)
+    assert (found.communication, found.attention_share) == (0, None), "one device, and not the TPU's kernel"
+    assert found.seconds == pytest.approx(found.matrices + found.attention)
     assert found.tokens_per_second == pytest.approx(1 / found.seconds)
 
 
@@ -34,20 +38,54 @@ def test_a_large_prefill_computes(plan: Plan) -> None:
     matrices = (LLAMA_3_8B_WEIGHTS // 2 - 2 * 128256 * 4096 - 65 * 4096) * 2048 + 128256 * 4096
     attention = 32 * 2 * 4096 * 2048 * 2049 // 2
     assert (found.work, found.bound) == ("prefill", "compute")
-    assert found.seconds == pytest.approx(2 * (matrices + attention) / 918e12)
+    assert found.matrices == pytest.approx(2 * matrices / 918e12)
+    assert found.attention == pytest.approx(2 * attention / 918e12)
 
 
 def test_many_decodes_read_every_context(plan: Plan) -> None:
-    one, many = (step_work(plan, LLAMA_3_8B_WEIGHTS, PAGE, [500] * rows, rows) for rows in (1, 64))
+    one, many = (attention_work(plan, PAGE, [500] * rows) for rows in (1, 64))
     assert many.bytes - one.bytes == 63 * 501 * PAGE / 16
     assert many.flops == 64 * one.flops
+
+
+def test_attention_takes_the_share_that_the_static_model_found(plan: Plan) -> None:
+    tpu = _with_tpu_kernel(plan)
+    without, found = (estimate(each, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(2048, 64)) for each in (plan, tpu))
+    share = attention_share(tpu, CHIPS["v6e"], "prefill")
+    assert share is not None
+    assert 0 < share < 1
+    assert found.attention == pytest.approx(without.attention / share)
+    assert (found.attention_share, found.matrices) == (share, without.matrices)
+
+
+def test_devices_sum_over_their_links(tmp_path: Path) -> None:
+    options = {"model": write_model(tmp_path / "llama"), "dtype": "bfloat16", "tensor_parallel_size": 8}
+    plan, v6e = make_plan(EngineConfig.from_options(options)), CHIPS["v6e"]
+    assert summed_bytes(plan, 2048) == (65, 2048 * 4096 * 2)
+    # Of 16 MiB each device sends 7/8 twice, half of it in each direction.
+    assert communication_seconds(plan, v6e, 2048) == pytest.approx(65 * 2 * 2048 * 4096 * 2 * 7 / 8 / 2 / 90e9)
+    # 8 KiB: what counts is the way, twice halfway around.
+    assert communication_seconds(plan, v6e, 1) == pytest.approx(65 * 2 * 4e-6)
+    assert communication_seconds(plan, CHIPS["h100"], 1) is None
+    found = estimate(plan, v6e, LLAMA_3_8B_WEIGHTS // 8, PAGE // 8, Bucket(1, 1))
+    assert found.communication == pytest.approx(65 * 2 * 4e-6)
+    assert found.seconds == pytest.approx(found.matrices + found.attention + 65 * 2 * 4e-6)
+
+
+def test_two_devices_have_one_link() -> None:
+    assert sum_seconds(CHIPS["v5e"], 2, 9_000_000) == pytest.approx(2 * 9_000_000 / 2 / 45e9)
+
+
+def _with_tpu_kernel(plan: Plan) -> Plan:
+    compile_options = replace(plan.config.compile, attention_backend="tpu")
+    return replace(plan, attention="tpu", config=replace(plan.config, compile=compile_options))
 
 
 def test_a_window_limits_what_is_seen(tmp_path: Path) -> None:
     changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 100}
     folder = write_model(tmp_path / "mistral", **changes)
     plan = make_plan(EngineConfig.from_options({"model": folder, "dtype": "bfloat16"}))
-    short, long = (step_work(plan, LLAMA_3_8B_WEIGHTS, PAGE, [length], 1).flops for length in (100, 4000))
+    short, long = (attention_work(plan, PAGE, [length]).flops for length in (100, 4000))
     assert short == long
 
 
@@ -56,6 +94,6 @@ def test_a_tied_embedding_is_read_for_the_logits(tmp_path: Path) -> None:
         make_plan(EngineConfig.from_options({"model": write_model(tmp_path / str(tied), tie_word_embeddings=tied)}))
         for tied in (False, True)
     ]
-    untied, tied = (step_work(plan, LLAMA_3_8B_WEIGHTS, PAGE, [1], 1).bytes for plan in plans)
+    untied, tied = (matrix_work(plan, LLAMA_3_8B_WEIGHTS, 1, 1).bytes for plan in plans)
     # float32 on CPU.
     assert tied - untied == 2 * EMBEDDING
