@@ -1,7 +1,7 @@
 """Which block sizes the kernels use: tuned ones, or a heuristic."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.experimental.pallas import tpu as pltpu
 
@@ -31,7 +31,20 @@ def target() -> Target:
 
 
 def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
-    """Block sizes of `kernel` ("decode" or "prefill") for a step of `tokens` tokens."""
+    """Block sizes of `kernel` ("decode" or "prefill") for a step of `tokens` tokens.
+
+    Both kernels cut a context into the same chunks, those of prefill. Weights are rounded beside the largest score so
+    far, so a token's result would depend a little on which of the two computes it.
+    """
+    blocks = _fit(_known_or_guessed("prefill", dims, chip), dims, tokens, chip)
+    if kernel == "prefill":
+        return blocks
+    decode = _known_or_guessed("decode", dims, chip)
+    return _fit(replace(decode, chunk=blocks.chunk, keys=max(decode.keys, blocks.chunk)), dims, tokens, chip)
+
+
+def _known_or_guessed(kernel: str, dims: Dims, chip: Target) -> Blocks:
+    """Tuned block sizes, or those of the heuristic."""
     key: dict[str, int | str] = {
         "kernel": kernel,
         "head_size": dims.head_size,
@@ -42,8 +55,7 @@ def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
         "kv_dtype": dims.kv_dtype,
     }
     found = find_blocks("paged_attention", chip.chip, key)
-    blocks = Blocks(**found) if found is not None else _heuristic(kernel, dims, chip)
-    return _fit(blocks, dims, tokens, chip)
+    return Blocks(**found) if found is not None else _heuristic(kernel, dims, chip)
 
 
 def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:

@@ -80,8 +80,8 @@ class Scalars(NamedTuple):
     """int32 [1], 0: none."""
     counts: Ref
     """int32 [2]: decodes, and other rows with tokens."""
-    factors: Ref
-    """float32 [2]: what scores and what values are multiplied with."""
+    value_factor: Ref
+    """float32 [1]: what values are multiplied with."""
     kv_lens: Ref
     query_start: Ref
     order: Ref
@@ -290,8 +290,8 @@ def wide(x: jax.Array, lanes: int) -> jax.Array:
     return x if lanes == LANES else jnp.concatenate([x] * (lanes // LANES), axis=1)
 
 
-def scores_of(queries: jax.Array, keys: jax.Array, factor: Any, options: Options) -> jax.Array:
-    """Scores times log2(e) before ALiBi and masks: [rows, chunk] float32."""
+def scores_of(queries: jax.Array, keys: jax.Array, options: Options) -> jax.Array:
+    """Scores times log2(e) before ALiBi and masks: [rows, chunk] float32. Their factor is part of the queries."""
     products = lax.dot_general(
         queries,
         keys,
@@ -299,8 +299,6 @@ def scores_of(queries: jax.Array, keys: jax.Array, factor: Any, options: Options
         precision=options.dot_precision,
         preferred_element_type=jnp.float32,
     )
-    if factor is not None:
-        products = products * factor
     if options.soft_cap is None:
         return products
     return (options.soft_cap * LOG2_E) * jnp.tanh(products)

@@ -241,7 +241,7 @@ class _Decode:
         def head(number: Any) -> tuple[jax.Array, jax.Array]:
             queries = load_queries(self.memory.q, q_slot, number, options).astype(options.dims.compute_dtype)
             keys, values = load_head(self.memory.kv, slot, number, start, seen, options)
-            scores = scores_of(queries, keys, self.scalars.factors[0], options)
+            scores = scores_of(queries, keys, options)
             if distance is not None:
                 scores = scores + self.memory.heads[0, number][:rows, :1] * LOG2_E * distance
             return jnp.where(visible, scores, MASKED), values
@@ -260,7 +260,7 @@ class _Decode:
         options, slot = self.options, rem(row, self.row_slots)
         for head in range(options.dims.num_kv_heads):
             sink = self.memory.heads[1, head][: options.dims.group_rows] if options.has_sinks else None
-            result = attended(self.memory.run, head, self.scalars.factors[1], sink)
+            result = attended(self.memory.run, head, self.scalars.value_factor[0], sink)
             store_queries(self.memory.q, slot, head, result, options)
         self.out_copy(row).start()
 

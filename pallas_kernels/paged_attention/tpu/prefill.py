@@ -306,21 +306,10 @@ class _Prefill:
         memory, (key_step, query_step) = self.memory, steps
         span, place = self.span(row, index), rem(query_step, 2)
         self.wait_queries(place, span.end - span.begin, memory.q_sems)
-        self.scale_queries(place)
         first, end = self.first_block(span), cdiv(span.end, self.options.blocks.keys)
         key_step = lax.fori_loop(first, end, lambda block, step: self.keys(span, block, place, step), key_step)
         self.finish(span, place)
         return key_step, query_step + 1
-
-    def scale_queries(self, place: Any) -> None:
-        """Multiply the queries with the factor of their scores: once, and not every score."""
-        options, factor = self.options, self.scalars.factors[0]
-
-        def head(index: Any, _: None) -> None:
-            queries = load_queries(self.memory.q, place, index, options)
-            store_queries(self.memory.q, place, index, queries.astype(jnp.float32) * factor, options)
-
-        lax.fori_loop(0, options.dims.num_kv_heads, head, None)
 
     def keys(self, span: Span, block: Any, place: Any, step: Any) -> Any:
         """One block of keys."""
@@ -371,7 +360,7 @@ class _Prefill:
             keys, values = load_head(self.memory.kv, slot, index, start, seen if masked else None, self.options)
             queries = load_queries(self.memory.q, place, index, self.options)
             queries = queries.astype(self.options.dims.compute_dtype)
-            scores = scores_of(queries, keys, None, self.options)
+            scores = scores_of(queries, keys, self.options)
             scores = self.biased(scores, first - span.begin, index)
             return self.visible(scores, first - span.begin, window) if masked else scores, values
 
@@ -422,7 +411,7 @@ class _Prefill:
 
         def head(index: Any, _: None) -> None:
             sink = self.per_row(1, index) if options.has_sinks else None
-            result = attended(self.memory.run, index, self.scalars.factors[1], sink)
+            result = attended(self.memory.run, index, self.scalars.value_factor[0], sink)
             store_queries(self.memory.q, place, index, result, options)
 
         lax.fori_loop(0, options.dims.num_kv_heads, head, None)
