@@ -95,12 +95,14 @@ class Case:
         return max(self.least_bytes() / chip.hbm_bandwidth, self.flops() / chip.bf16_flops)
 
 
-def _decode(model: str, rows: int, length: int, page_size: int) -> Case:
+def decode_case(model: str, rows: int, length: int, page_size: int) -> Case:
+    """Rows with one new token each, and as many tokens as `length` with it."""
     name = f"{model}/decode-{rows}x{length}/page{page_size}"
     return Case(name, MODELS[model], page_size, ((1, length),) * rows)
 
 
-def _prefill(model: str, rows: int, new: int, length: int, page_size: int) -> Case:
+def prefill_case(model: str, rows: int, new: int, length: int, page_size: int) -> Case:
+    """Rows with `new` new tokens each, and as many tokens as `length` with them."""
     kind = f"prefill-{rows}x{new}" + (f"-over-{length - new}" if length > new else "")
     return Case(f"{model}/{kind}/page{page_size}", MODELS[model], page_size, ((new, length),) * rows)
 
@@ -120,21 +122,21 @@ def _ragged(model: str, page_size: int) -> Case:
 CASES = {
     case.name: case
     for case in (
-        _decode("llama-3-8b", 64, 1024, 16),
-        _decode("llama-3-8b", 64, 1024, 32),
-        _decode("llama-3-8b", 64, 1024, 64),
-        _decode("llama-3-8b", 8, 8192, 16),
-        _decode("llama-3-8b", 8, 8192, 64),
-        _decode("llama-3-8b", 256, 1024, 64),
+        decode_case("llama-3-8b", 64, 1024, 16),
+        decode_case("llama-3-8b", 64, 1024, 32),
+        decode_case("llama-3-8b", 64, 1024, 64),
+        decode_case("llama-3-8b", 8, 8192, 16),
+        decode_case("llama-3-8b", 8, 8192, 64),
+        decode_case("llama-3-8b", 256, 1024, 64),
         _ragged("llama-3-8b", 64),
-        _prefill("llama-3-8b", 1, 2048, 2048, 64),
-        _prefill("llama-3-8b", 4, 512, 8192, 64),
+        prefill_case("llama-3-8b", 1, 2048, 2048, 64),
+        prefill_case("llama-3-8b", 4, 512, 8192, 64),
         _mixed("llama-3-8b", 64),
-        _decode("llama-3-70b-tp8", 64, 1024, 64),
-        _prefill("llama-3-70b-tp8", 1, 2048, 2048, 64),
-        _decode("qwen3-0.6b", 64, 1024, 64),
-        _decode("qwen3-30b-a3b", 64, 1024, 64),
-        _prefill("qwen3-30b-a3b", 1, 2048, 2048, 64),
+        decode_case("llama-3-70b-tp8", 64, 1024, 64),
+        prefill_case("llama-3-70b-tp8", 1, 2048, 2048, 64),
+        decode_case("qwen3-0.6b", 64, 1024, 64),
+        decode_case("qwen3-30b-a3b", 64, 1024, 64),
+        prefill_case("qwen3-30b-a3b", 1, 2048, 2048, 64),
     )
 }
 """By name."""

@@ -37,9 +37,7 @@ def compile_case(chip: str, kernel: str, case: str, folder: Path, peer_path: Pat
 
 def run_child(command: list[str], folder: Path, timeout: float) -> None:
     """Run `command` with libtpu's dumps going to `folder`; raises RuntimeError with its last words if it fails."""
-    # Without the label the compiler would write its program after each of its seventy passes.
-    flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_"
-    environment = os.environ | ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags}
+    environment = os.environ | ENVIRONMENT | {"LIBTPU_INIT_ARGS": dump_flags(folder)}
     with tempfile.TemporaryFile("w+") as log:
         try:
             result = subprocess.run(
@@ -51,6 +49,12 @@ def run_child(command: list[str], folder: Path, timeout: float) -> None:
         text = log.read()
     if result.returncode:
         raise RuntimeError("\n".join(text.splitlines()[-8:]))
+
+
+def dump_flags(folder: Path) -> str:
+    """Flags of libtpu (`LIBTPU_INIT_ARGS`) with which it writes its programs into `folder`."""
+    # Without the label the compiler would write its program after each of its seventy passes.
+    return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_"
 
 
 def compile_for(chip_name: str, call: "Call", folder: Path) -> None:

@@ -46,39 +46,33 @@ def _pages(case: Case) -> int:
     return max(len(case.rows) * case.pages_per_row + 1, 2**30 // page_bytes)
 
 
-def _jaxllm(case: Case) -> Call:
-    from jaxllm.pallas_kernels.paged_attention.api import paged_attention
+def jaxllm_call(case: Case, **blocks: Any) -> Call:
+    """Our kernels; `decode_blocks` and `prefill_blocks` (`Blocks`) in place of their own choice.
+
+    What is the same in every layer is made before, as a model does.
+    """
     from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
     from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+    from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
+    from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
 
     model, starts, lengths = case.model, case.query_start(), case.kv_lens()
     news = np.diff(starts)
     rows = np.repeat(np.arange(len(case.rows), dtype=np.int32), news)
     positions = np.concatenate([np.arange(length - new, length) for new, length in case.rows]).astype(np.int32)
     geometry = CacheGeometry(LAYERS, _pages(case), case.page_size, model.num_kv_heads, model.head_size, "bfloat16")
+    counts = (case.num_tokens, int((news == 1).sum()), len(case.rows))
+    arrays = (positions, rows, starts, lengths, case.page_table(), *counts)
+    batch = tpu_prepare(RaggedBatch(*(jnp.asarray(array, jnp.int32) for array in arrays)))
+    fields, structure = jax.tree.flatten(jax.tree.map(np.asarray, batch))
 
     def call(q: Any, k: Any, v: Any, cache: Any, layer: Any, *fields: Any) -> Any:
-        batch = RaggedBatch(*fields)
-        scale = model.head_size**-0.5
-        return paged_attention(q, k, v, cache, layer, batch, scale=scale, implementation="tpu")
+        batch = jax.tree.unflatten(structure, fields)
+        return tpu_paged_attention(q, k, v, cache, layer, batch, scale=model.head_size**-0.5, **blocks)
 
     new_kv = _shape(case.num_tokens, model.num_kv_heads, model.head_size)
-    arguments = (
-        _shape(case.num_tokens, model.num_heads, model.head_size),
-        new_kv,
-        new_kv,
-        _shape(*cache_shape("tpu", geometry)),
-        np.int32(1),
-        positions,
-        rows,
-        starts,
-        lengths,
-        case.page_table(),
-        np.int32(case.num_tokens),
-        np.int32((news == 1).sum()),
-        np.int32(len(case.rows)),
-    )
-    return Call(call, arguments, (3,), "as tuned or chosen for the chip")
+    q, cache = _shape(case.num_tokens, model.num_heads, model.head_size), _shape(*cache_shape("tpu", geometry))
+    return Call(call, (q, new_kv, new_kv, cache, np.int32(1), *fields), (3,), "as tuned or chosen for the chip")
 
 
 def _jax(case: Case) -> Call:
@@ -153,7 +147,7 @@ def build(kernel: str, case: Case, peer_path: Path | None) -> Call:
     return _BUILDERS[kernel](case)
 
 
-_BUILDERS: Mapping[str, Callable[[Case], Call]] = {"jaxllm": _jaxllm, "jax": _jax}
+_BUILDERS: Mapping[str, Callable[[Case], Call]] = {"jaxllm": jaxllm_call, "jax": _jax}
 
 KERNELS = (*_BUILDERS, "tpu-inference")
 """Names of the kernels."""
