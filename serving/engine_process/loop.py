@@ -1,5 +1,6 @@
 """The loop that runs the steps: takes messages, computes, hands on the outputs."""
 
+import gc
 import logging
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
@@ -31,6 +32,9 @@ def run(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
 
     Messages are taken between steps, so that an abort counts before the step after the running one is scheduled.
     """
+    # What lives now lives as long as the process: garbage collections need not look at it again, nor stop a step.
+    gc.collect()
+    gc.freeze()
     while True:
         for message in _arrived(inbox, wait=not engine.has_unfinished_requests()):
             if message is None:

@@ -282,6 +282,56 @@ def test_finish_between_schedule_and_update_drops_the_token() -> None:
     assert scheduler.table.num_tokens[later.slots[-1]] == 8
 
 
+def take(scheduler: Scheduler, plan: StepPlan, token: int = TOKEN) -> list[Request]:
+    finished = scheduler.update(plan, np.full(plan.num_rows, token, np.int32))
+    scheduler.check_integrity()
+    return finished
+
+
+def test_steps_ahead_count_on_tokens_that_nobody_knows_yet() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("a", 6, max_tokens=3))
+    plans = [plan_of(scheduler) for _ in range(3)]
+    assert [rows(plan) for plan in plans] == [[("a", 0, 6, True)], [("a", 6, 1, True)], [("a", 7, 1, True)]]
+    assert scheduler.schedule() is None, "its length is reached"
+    assert scheduler.has_unfinished
+    assert scheduler.table.num_pending.sum() == 3
+    assert take(scheduler, plans[0], 11) == take(scheduler, plans[1], 12) == []
+    (finished,) = take(scheduler, plans[2], 13)
+    assert (finished.output_token_ids, finished.finish_reason) == ([11, 12, 13], "length")
+    assert not scheduler.has_unfinished
+
+
+def test_the_step_after_a_stop_token_is_wasted() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(request_of("a", 6, stop_token_ids=[11]))
+    scheduler.add(request_of("b", 6))
+    first, second = plan_of(scheduler), plan_of(scheduler)
+    (finished,) = take(scheduler, first, 11)
+    scheduler.add(request_of("c", 6))
+    third = plan_of(scheduler)
+    assert rows(third) == [("b", 7, 1, True), ("c", 0, 6, True)]
+    assert third.slots[1] == first.slots[0], "c has a's slot"
+    assert take(scheduler, second, 12) == []
+    assert second.samples.tolist() == [False, True]
+    assert finished.output_token_ids == [11]
+    assert scheduler.table.output_tokens(int(third.slots[1])).tolist() == []
+
+
+def test_pages_that_run_out_wait_for_the_tokens_on_their_way() -> None:
+    scheduler = scheduler_of(num_pages=9, block_size=2, max_model_len=12)
+    for name in "ab":
+        scheduler.add(request_of(name, 6, max_tokens=6))
+    plans = [plan_of(scheduler) for _ in range(3)]
+    assert scheduler.schedule() is None, "eight pages hold eight tokens of each"
+    assert scheduler.num_preemptions == 0
+    for plan in plans:
+        take(scheduler, plan)
+    plan = plan_of(scheduler)
+    assert [request.request_id for request in plan.preempted] == ["b"]
+    assert plan.preempted[0].output_token_ids == [TOKEN] * 3
+
+
 def test_names_are_unique_among_unfinished_requests() -> None:
     scheduler = scheduler_of()
     scheduler.add(request_of("a", 3, max_tokens=1))
