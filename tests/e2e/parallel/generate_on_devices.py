@@ -59,6 +59,9 @@ def run(devices: int) -> dict[str, Any]:
     with LLM(num_gpu_blocks_override=32, **options) as llm:
         engine: Any = llm.llm_engine.engine
         result: dict[str, Any] = {"devices": devices, "preempted": tokens(llm), "cached": tokens(llm)}
+        engine._depth = 1  # as with async_scheduling=False
+        result["synchronous"] = tokens(llm)
+        engine._depth = 2
         stats = engine.stats()
         result |= {"preemptions": stats.num_preemptions, "prefix_hits": stats.prefix_hits}
         result["logprobs"] = logprobs(llm)

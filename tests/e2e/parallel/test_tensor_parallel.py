@@ -27,6 +27,7 @@ def check(runs: Runs, devices: int) -> None:
     assert min(one["prefix_hits"], many["prefix_hits"]) > 0
     assert many["preempted"] == one["preempted"]
     assert many["cached"] == one["preempted"]
+    assert many["synchronous"] == one["synchronous"] == one["preempted"]
     for ours, theirs in zip(many["logprobs"], one["logprobs"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-3)
     assert many["compilations"] == 0
