@@ -13,9 +13,10 @@ import logging
 import os
 import secrets
 import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -38,9 +39,10 @@ logger = logging.getLogger(__name__)
 LARGEST_CACHE = 4 * 2**30
 """Bytes that all engines' executables may take together; those used longest ago go first."""
 
-_MAGIC = b"jaxllm executable 1\n"
+_MAGIC = b"jaxllm executable 2\n"
 _CHECKSUM = hashlib.sha256().digest_size
 _LENGTH = 8
+_HIT = "/jax/compilation_cache/cache_hits"
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _NOT_IN_CODE = ("cache", "log", "dump", "traceback", "profiler", "coordination", "debug")
 """Parts of names of JAX's settings that change nothing of an executable."""
@@ -50,7 +52,7 @@ class KeptExecutables:
     """The executables of one engine in one folder. Threads may make several at a time."""
 
     def __init__(self, folder: Path, place: Place, *, rename: bool) -> None:
-        """`rename` gives functions the folder's digest as part of their name, see `of`."""
+        """`rename`: functions are compiled under a name that JAX's own cache has never seen, see `of`."""
         self.folder = folder
         self._place = place
         self._rename = rename
@@ -60,17 +62,21 @@ class KeptExecutables:
         cls, cache: Path, plan: Plan, spec: StepSpec, num_pages: int, compiler_options: Mapping[str, Any]
     ) -> "KeptExecutables":
         """The folder in `cache` for an engine of this plan."""
-        known = {**engine_identity(plan, spec, num_pages, compiler_options), **_surroundings()}
+        known = {**engine_identity(plan, spec, num_pages, compiler_options), **_surroundings(), "format": str(_MAGIC)}
         digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
-        # On CPU, what JAX found in its own cache cannot be serialised: under another name it is not found there.
+        # What JAX found in its own cache must not be serialised again: on CPU the result may lack functions, which only
+        # shows when it runs. There it is always compiled, the cheaper way; elsewhere JAX's cache remains of use when
+        # code changes that the compiler does not see.
         return cls(cache / digest, Place(devices_of(plan), plan.mesh), rename=plan.platform == "cpu")
 
     def __call__(self, name: str, recipe: Recipe, compile_it: Callable[[Recipe], Executable]) -> Executable:
         """The executable `name`: as kept, or compiled from `recipe` and kept from now on."""
         found = self._read(name, recipe)
         if found is None:
-            found = compile_it(self._named(name, recipe))
-            self._write(name, found)
+            with _noticing_hits() as hits:
+                found = compile_it(self._named(name, recipe))
+            if not hits:
+                self._write(name, found)
         return found
 
     def _named(self, name: str, recipe: Recipe) -> Recipe:
@@ -81,7 +87,7 @@ class KeptExecutables:
         def renamed(*arguments: Any) -> Any:
             return function(*arguments)
 
-        renamed.__name__ = f"{name}_{self.folder.name[:8]}"
+        renamed.__name__ = f"{name}_{secrets.token_hex(4)}"
         return replace(recipe, function=renamed)
 
     def _read(self, name: str, recipe: Recipe) -> Executable | None:
@@ -114,6 +120,23 @@ class KeptExecutables:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.bin"
+
+
+@contextmanager
+def _noticing_hits() -> Iterator[list[str]]:
+    """Yields a list that is not empty once this thread has found something in JAX's cache."""
+    hits: list[str] = []
+    thread = threading.get_ident()
+
+    def listen(event: str, **details: str | int) -> None:
+        if event == _HIT and threading.get_ident() == thread:
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield hits
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
 
 
 def prune(cache: Path, largest: int = LARGEST_CACHE) -> None:

@@ -17,7 +17,7 @@ from jaxllm.runner.recipes import Recipe, recipe
 from jaxllm.runner.spec import make_spec
 from tests.conftest import RunPython
 
-THREE_STARTS = """
+FOUR_STARTS = """
 import json, logging, sys
 from pathlib import Path
 import jax
@@ -41,7 +41,8 @@ def start():
 cold, warm = start(), start()
 kept = next(Path(sys.argv[1]).glob("engines/*/step_8.bin"))
 kept.write_bytes(kept.read_bytes()[:-1] + b"?")
-print(json.dumps([cold, warm, start()]))
+broken, mended = start(), start()
+print(json.dumps([cold, warm, broken, mended]))
 """
 
 
@@ -62,14 +63,38 @@ def never(how: Recipe) -> Executable:
 def test_a_second_start_neither_traces_nor_compiles_and_what_is_broken_is_made_anew(
     run_python: RunPython, tmp_path: Path
 ) -> None:
-    done = run_python("-c", THREE_STARTS, str(tmp_path))
+    done = run_python("-c", FOUR_STARTS, str(tmp_path))
     assert done.returncode == 0, done.stderr
-    cold, warm, broken = json.loads(done.stdout.splitlines()[-1])
+    cold, warm, broken, mended = json.loads(done.stdout.splitlines()[-1])
     assert {name.rsplit("_", 1)[0] for _, name in cold["work"]} == {"step_1", "step_8"}
-    assert warm["work"] == []
+    assert warm["work"] == mended["work"] == []
     assert {name.rsplit("_", 1)[0] for _, name in broken["work"]} == {"step_8"}
     assert "step_8.bin cannot be used and is compiled anew" in done.stderr
-    assert cold["tokens"] == warm["tokens"] == broken["tokens"]
+    assert cold["tokens"] == warm["tokens"] == broken["tokens"] == mended["tokens"]
+
+
+def test_what_jax_found_in_its_own_cache_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On CPU such an executable serialises without an error, but may lack functions when it is loaded again."""
+    kept, how = keeper(tmp_path)
+
+    def found_by_jax(how: Recipe) -> Executable:
+        jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+        return compile_it(how)
+
+    kept("empty_state", how, found_by_jax)
+    assert not kept.folder.exists()
+    names = []
+
+    def noting(how: Recipe) -> Executable:
+        names.append(how.function.__name__)
+        return compile_it(how)
+
+    for name in ("empty_state", "another"):
+        kept(name, how, noting)
+        (kept.folder / f"{name}.bin").unlink()
+        kept(name, how, noting)
+    assert len(set(names)) == 4, "names that JAX's cache cannot know"
+    assert not caplog.records
 
 
 def test_a_kept_executable_is_used_again(tmp_path: Path) -> None:
@@ -93,7 +118,7 @@ def test_settings_of_the_compiler_are_part_of_the_name(tmp_path: Path, monkeypat
     assert keeper(tmp_path)[0].folder != before
 
 
-@pytest.mark.parametrize("content", [b"", b"jaxllm executable 1\n", b"x" * 200, b"jaxllm executable 0\n" + b"x" * 90])
+@pytest.mark.parametrize("content", [b"", b"jaxllm executable 2\n", b"x" * 200, b"jaxllm executable 1\n" + b"x" * 90])
 def test_what_is_no_executable_is_replaced(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     kept, how = keeper(tmp_path)
     kept.folder.mkdir()
