@@ -1,12 +1,19 @@
-"""Limits on the headers of a request, which uvicorn keeps only for its slower parser."""
+"""Uvicorn's fast protocol, with limits on headers, which it keeps only for its slower parser, and `DirectBody`."""
+
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from jaxllm.serving.direct_body import EXTENSION, DirectBody
 
 _ANSWER = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 def limited_protocol(max_bytes: int, max_headers: int) -> type[HttpToolsProtocol]:
-    """Uvicorn's protocol that refuses requests (status 431) whose headers are larger or more than this."""
+    """Uvicorn's protocol that refuses requests (status 431) whose headers are larger or more than this.
+
+    Applications find a `DirectBody` for the response in the scope's extensions.
+    """
 
     class LimitedProtocol(HttpToolsProtocol):
         """Counts what comes before the body."""
@@ -32,6 +39,9 @@ def limited_protocol(max_bytes: int, max_headers: int) -> type[HttpToolsProtocol
         def on_headers_complete(self) -> None:
             self._in_headers = False
             super().on_headers_complete()
+            # The application has not begun: it runs in a task.
+            scope: dict[str, Any] = {"extensions": {EXTENSION: DirectBody(self.cycle)}}
+            self.scope.update(scope)  # type: ignore[typeddict-item]
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

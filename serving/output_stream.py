@@ -11,28 +11,43 @@ class OutputStream(AsyncIterator[RequestOutput]):
     """An asynchronous iterator of a request's results, in which those not yet read merge into one.
 
     A slow reader so gets fewer and larger pieces, and never holds more than the text itself. Belongs to one event loop.
+
+    A reader may give a `sink`. While it waits for the next result, and nothing is left to read, results go to the sink
+    and wake nobody: waking a task for every token costs more than the token. The sink takes a result, or returns
+    False for one that the reader shall read after all. The iteration ends behind a last result that it took.
     """
 
     def __init__(self, request: TextRequest, on_close: Callable[[str], None]) -> None:
         """`on_close` is called with the request's id if the reader goes before the end."""
         self.request = request
+        self.sink: Callable[[RequestOutput], bool] | None = None
         self._on_close = on_close
         self._waiting: RequestOutput | None = None
         self._error: Exception | None = None
         self._ended = False
         self._arrived = asyncio.Event()
+        self._reader_waits = False
 
     def put(self, output: RequestOutput) -> None:
         """Add results."""
+        if self._reader_waits and self.sink is not None and self.sink(output):
+            if output.finished:
+                self._ended = True
+                self._wake()
+            return
         if self._waiting is None:
             self._waiting = output
         else:
             merge(self._waiting, output)
-        self._arrived.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Let the reader have this error, after the results that wait."""
         self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        self._reader_waits = False
         self._arrived.set()
 
     def __aiter__(self) -> "OutputStream":
@@ -42,7 +57,13 @@ class OutputStream(AsyncIterator[RequestOutput]):
         """Wait for results. Raises `EngineError` when the engine fails."""
         if self._ended:
             raise StopAsyncIteration
-        await self._arrived.wait()
+        self._reader_waits = not self._arrived.is_set()
+        try:
+            await self._arrived.wait()
+        finally:
+            self._reader_waits = False
+        if self._ended:
+            raise StopAsyncIteration
         output, self._waiting = self._waiting, None
         if output is None:
             assert self._error is not None
@@ -52,6 +73,11 @@ class OutputStream(AsyncIterator[RequestOutput]):
         if self._error is None:
             self._arrived.clear()
         return output
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more comes: the end was read or taken, or the reader has left."""
+        return self._ended
 
     def close(self) -> None:
         """The reader goes: what is not finished is aborted."""

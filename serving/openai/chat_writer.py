@@ -17,7 +17,7 @@ from jaxllm.serving.openai.protocol.chat import (
 )
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs
 from jaxllm.serving.openai.state import ServerState
-from jaxllm.serving.openai.stream import EventFrame
+from jaxllm.serving.openai.stream import TEXT, EventFrame, TextEvent
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.text.input_processor import TextRequest
@@ -45,6 +45,7 @@ class ChatWriter:
         self._logprobs = _logprob_format(server, body)
         self._counter = UsageCounter([len(request.prompt_token_ids)])
         self._begun: set[int] = set()
+        self._texts: dict[int, TextEvent] = {}
         self._frame = EventFrame(
             self._empty_chunk(),
             self._counter,
@@ -75,6 +76,11 @@ class ChatWriter:
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         """The role of each new answer, its text, and why it ended, in chunks of their own."""
         self._counter.add(prompt_index, output)
+        if len(output.outputs) == 1:
+            (completion,) = output.outputs
+            quick = self._texts.get(completion.index)
+            if quick is not None and completion.text and completion.finish_reason is None:
+                return quick.event(completion.text)
         return b"".join(event for completion in output.outputs for event in self._events(completion))
 
     def end(self) -> bytes:
@@ -87,6 +93,7 @@ class ChatWriter:
         if index not in self._begun:
             events.append(self._first(index))
             self._begun.add(index)
+            self._prepare(index)
         logprobs = self._logprobs_of(completion)
         token_ids = self._token_ids_of(completion)
         if completion.text or token_ids or (logprobs is not None and logprobs.content):
@@ -103,6 +110,13 @@ class ChatWriter:
             )
             events.append(self._frame.event(last))
         return events
+
+    def _prepare(self, index: int) -> None:
+        """Prepare the events that only bring text, if this answer has such."""
+        if self._logprobs is None and not self._body.return_token_ids:
+            event = self._frame.text_event(ChatChunkChoice(index=index, delta=ChatDelta(content=TEXT)))
+            if event is not None:
+                self._texts[index] = event
 
     def _first(self, index: int) -> bytes:
         delta = ChatDelta(role=self._role, content=self._begin, refusal=None)

@@ -10,7 +10,7 @@ from jaxllm.serving.openai.logprobs import LogprobFormat, TextOffsets, prompt_lo
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
 from jaxllm.serving.openai.state import ServerState
-from jaxllm.serving.openai.stream import EventFrame
+from jaxllm.serving.openai.stream import TEXT, EventFrame, TextEvent
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput, TokenChoices
 from jaxllm.serving.text.input_processor import TextRequest
@@ -35,6 +35,7 @@ class CompletionWriter:
         )
         self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._offsets: dict[int, TextOffsets] = {}
+        self._texts: dict[int, TextEvent] = {}
         self._prompt_logprobs: dict[int, list[TokenChoices | None]] = {}
         self._frame = EventFrame(
             self._completion([]),
@@ -53,6 +54,12 @@ class CompletionWriter:
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         """A chunk for each choice with news."""
+        if len(output.outputs) == 1:
+            (completion,) = output.outputs
+            quick = self._texts.get(prompt_index * self._n + completion.index)
+            if quick is not None and completion.finish_reason is None:
+                self._counter.add(prompt_index, output)
+                return quick.event(completion.text)
         return b"".join(self._frame.event(choice) for choice in self._choices(prompt_index, output))
 
     def end(self) -> bytes:
@@ -73,6 +80,8 @@ class CompletionWriter:
         request = self._requests[prompt_index]
         first = index not in self._offsets
         offsets = self._offsets.setdefault(index, TextOffsets())
+        if first:
+            self._prepare(index)
         choice = CompletionChoice(
             index=index,
             text=completion.text,
@@ -88,6 +97,16 @@ class CompletionWriter:
         if self._body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(self._prompt_logprobs[prompt_index])
         return choice
+
+    def _prepare(self, index: int) -> None:
+        """Prepare the events that only bring text, if this choice has such."""
+        body = self._body
+        more = body.return_token_ids or body.logprobs is not None or body.prompt_logprobs is not None
+        if not more and not self._prompt_only:
+            choice = CompletionChoice(index=index, text=TEXT, logprobs=None, finish_reason=None)
+            event = self._frame.text_event(choice)
+            if event is not None:
+                self._texts[index] = event
 
     def _logprobs_of(
         self,

@@ -64,7 +64,9 @@ async def respond(request: Request, server: ServerState, requests: Sequence[Text
         _log(requests, request.scope["request_id"], server.options.max_log_len)
     streams = server.llm.submit(requests)
     if requests[0].stream:
-        return EventStream(streams, writer, request.scope["request_id"])
+        # Middleware of the operator's may want to see or change what is sent.
+        direct = not server.options.middleware
+        return EventStream(streams, writer, request.scope["request_id"], direct=direct)
     try:
         outputs = await unless_gone(request.receive, _results(streams))
     finally:

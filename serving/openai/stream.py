@@ -1,7 +1,7 @@
 """Server-sent events: the results of a request, as they come."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from jaxllm.serving.direct_body import DirectBody, direct_body
 from jaxllm.serving.openai.disconnect import unless_gone
 from jaxllm.serving.openai.errors import event_of
 from jaxllm.serving.openai.protocol.base import Answer
@@ -31,6 +32,23 @@ class EventWriter(Protocol):
 
     def end(self) -> bytes:
         """What comes when all is generated."""
+
+
+TEXT = "\0the text\0"
+"""Stands in a choice where the text goes; no other field can be this."""
+
+
+class TextEvent:
+    """An event but for a text in it: most events of a stream are nothing else."""
+
+    __slots__ = ("_before", "_behind")
+
+    def __init__(self, before: bytes, behind: bytes) -> None:
+        self._before, self._behind = before, behind
+
+    def event(self, text: str) -> bytes:
+        """The event with this text."""
+        return self._before + _encode(text) + self._behind
 
 
 class EventFrame:
@@ -56,6 +74,13 @@ class EventFrame:
         more = b"," + _encode(extra)[1:] if extra else b"}"
         return self._head + _encode(choice) + b"]" + more + b"\n\n"
 
+    def text_event(self, choice: Answer) -> "TextEvent | None":
+        """Events with this choice and different texts, of which `TEXT` stands for one. None: they differ in more."""
+        if self._continuous:
+            return None
+        before, _, behind = self.event(choice).rpartition(_encode(TEXT))
+        return TextEvent(before, behind)
+
     def end(self) -> bytes:
         """The event with the usage, if there is to be one."""
         if not self._usage_at_end:
@@ -68,7 +93,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, streams: Sequence[OutputStream], writer: EventWriter, request_id: str) -> None:
+    def __init__(
+        self, streams: Sequence[OutputStream], writer: EventWriter, request_id: str, *, direct: bool = False
+    ) -> None:
+        """`direct`: events may go to the connection past whatever middleware there is, where the server offers it."""
         self.status_code = 200
         self.background = None
         # Proxies must hold nothing back.
@@ -77,28 +105,54 @@ class EventStream(Response):
         self._streams = streams
         self._writer = writer
         self._request_id = request_id
+        self._direct = direct
+        self._failure: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events."""
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(scope, send))
         except ClientDisconnect:
             pass
         finally:
             for stream in self._streams:
                 stream.close()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = direct_body(scope) if self._direct else None
+        if body is not None and len(self._streams) == 1:
+            self._streams[0].sink = self._sink(body)
         async with aclosing(self._events()) as events:
             async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _sink(self, body: DirectBody) -> Callable[[RequestOutput], bool]:
+        """Writes a result to the connection as soon as it is there, if the connection takes it."""
+        # What is called for every token is looked up once.
+        ready, write_body, write_events = body.ready, body.write, self._writer.write
+
+        def take(output: RequestOutput) -> bool:
+            if not ready():
+                return False
+            try:
+                data = write_events(0, output)
+            except Exception as error:  # noqa: BLE001  (the task of this response raises it)
+                self._failure = error
+                return False
+            if data:
+                write_body(data)
+            return True
+
+        return take
+
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(in_turn(self._streams)) as results:
                 async for prompt_index, output in results:
+                    if self._failure is not None:
+                        raise self._failure
                     data = self._writer.write(prompt_index, output)
                     if data:
                         yield data

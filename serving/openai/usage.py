@@ -17,7 +17,8 @@ class UsageCounter:
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Take a result, or the news, of one prompt."""
         self._cached[prompt_index] = output.num_cached_tokens
-        self._completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self._completion_tokens += len(completion.token_ids)
 
     @property
     def usage(self) -> Usage:

@@ -13,7 +13,7 @@ class IncrementalDecoder:
     is wrong. What was shown of such a run by then stays, and so differs from the text decoded at once.)
     """
 
-    __slots__ = ("_after_added", "_held_from", "_join_added", "_skip", "_stream", "_tokenizer", "token_ids")
+    __slots__ = ("_after_added", "_held_from", "_hidden", "_join_added", "_skip", "_step", "_tokenizer", "token_ids")
 
     def __init__(
         self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
@@ -21,7 +21,8 @@ class IncrementalDecoder:
         self.token_ids: list[int] = []
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._stream = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._step = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
         self._join_added = not skip_special_tokens and not spaces_between_special_tokens
         self._after_added = False
         self._held_from = 0
@@ -29,10 +30,10 @@ class IncrementalDecoder:
     def push(self, token_id: int) -> str:
         """Take the next token; return the text it completes, which may be empty."""
         self.token_ids.append(token_id)
-        if self._skip and token_id in self._tokenizer.special_ids:
+        if token_id in self._hidden:
             return ""
         try:
-            piece = self._tokenizer.step_stream(self._stream, token_id)
+            piece = self._step(token_id)
         except Exception:  # noqa: BLE001  (the library has no narrower type)
             piece = self._restart()
         if self._join_added:
@@ -53,8 +54,8 @@ class IncrementalDecoder:
 
     def _restart(self) -> str | None:
         """Decode afresh behind the text already shown, which a later byte would have changed ("Invalid prefix")."""
-        self._stream = self._tokenizer.decode_stream(skip_special_tokens=self._skip)
-        pieces = [self._tokenizer.step_stream(self._stream, token_id) for token_id in self.token_ids[self._held_from :]]
+        self._step = self._tokenizer.decode_stream(skip_special_tokens=self._skip)
+        pieces = [self._step(token_id) for token_id in self.token_ids[self._held_from :]]
         return "".join(piece or "" for piece in pieces) or None
 
 

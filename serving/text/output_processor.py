@@ -1,14 +1,14 @@
 """The engine's token ids to text and results: per step for streams, at the end for everybody else."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.outputs import EngineOutput
 from jaxllm.serving.measurements import Measurements, Meter
-from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
-from jaxllm.serving.text.detokenizer import IncrementalDecoder, StopStrings
+from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.sequence import RequestState, Sequence
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
@@ -36,8 +36,8 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer | None, measure: bool = False) -> None:
         self._tokenizer = tokenizer
         self._meter = Meter() if measure else None
-        self._sequences: dict[str, _Sequence] = {}
-        self._requests: dict[str, _RequestState] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._requests: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
         """Unfinished requests."""
@@ -49,10 +49,10 @@ class OutputProcessor:
     def add(self, request: TextRequest) -> None:
         """Expect outputs of this request's children from now on."""
         assert request.request_id not in self._requests
-        state = _RequestState(request)
+        state = RequestState(request)
         self._requests[request.request_id] = state
         for index, child in enumerate(request.children):
-            self._sequences[child.request_id] = _Sequence(state, index, self._tokenizer)
+            self._sequences[child.request_id] = Sequence(state, index, self._tokenizer)
         if self._meter is not None:
             self._meter.add(request)
 
@@ -64,29 +64,41 @@ class OutputProcessor:
             sequence = self._sequences.get(output.request_id)
             if sequence is None:
                 continue
-            state = sequence.state
-            if output.token_ids and state.metrics.first_token_time is None:
-                state.metrics.first_token_time = now
-                state.num_cached_tokens = output.num_cached_tokens
-            if output.prompt_logprobs is not None:
-                state.take_prompt_logprobs(output.prompt_logprobs, self._tokenizer)
-            if meter is not None:
-                meter.take(output, now)
-            stop = sequence.take(output)
-            if stop is not None:
-                processed.stopped.append((output.request_id, stop))
-            if sequence.finish_reason is not None:
-                del self._sequences[output.request_id]
-                state.unfinished -= 1
+            if sequence.quick and output.finish_reason is None and len(output.token_ids) == 1:
                 if meter is not None:
-                    meter.finish(output.request_id, sequence.finish_reason, now)
-            result = self._result(sequence, now)
-            if result is not None:
-                processed.outputs.append(result)
+                    meter.take(output, now)
+                result = sequence.take_text(output.token_ids[0])
+                if result is not None:
+                    processed.outputs.append(result)
+                continue
+            self._take(output, sequence, now, processed)
         processed.measurements = None if meter is None else meter.read()
         return processed
 
-    def _result(self, sequence: "_Sequence", now: float) -> RequestOutput | None:
+    def _take(self, output: EngineOutput, sequence: Sequence, now: float, processed: Processed) -> None:
+        """Take any news of a sequence."""
+        state, meter = sequence.state, self._meter
+        if output.token_ids and state.metrics.first_token_time is None:
+            state.metrics.first_token_time = now
+            state.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            state.take_prompt_logprobs(output.prompt_logprobs, self._tokenizer)
+        if meter is not None:
+            meter.take(output, now)
+        stop = sequence.take(output)
+        sequence.quick = sequence.only_text and state.metrics.first_token_time is not None
+        if stop is not None:
+            processed.stopped.append((output.request_id, stop))
+        if sequence.finish_reason is not None:
+            del self._sequences[output.request_id]
+            state.unfinished -= 1
+            if meter is not None:
+                meter.finish(output.request_id, sequence.finish_reason, now)
+        result = self._result(sequence, now)
+        if result is not None:
+            processed.outputs.append(result)
+
+    def _result(self, sequence: Sequence, now: float) -> RequestOutput | None:
         """What is to be told of the request after news of this sequence."""
         state = sequence.state
         finished = state.unfinished == 0
@@ -117,184 +129,3 @@ class OutputProcessor:
     def abort_all(self) -> list[str]:
         """Forget every request, as `abort`."""
         return self.abort(list(self._requests))
-
-
-class _RequestState:
-    """A request in flight: what its sequences share."""
-
-    __slots__ = ("completions", "metrics", "num_cached_tokens", "prompt_logprobs", "request", "unfinished")
-
-    def __init__(self, request: TextRequest) -> None:
-        self.request = request
-        self.metrics = RequestMetrics(request.arrival_time)
-        self.unfinished = len(request.children)
-        self.completions: list[CompletionOutput] = []
-        self.prompt_logprobs: list[TokenChoices | None] | None = None
-        self.num_cached_tokens = 0
-
-    def take_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs | None], tokenizer: Tokenizer | None) -> None:
-        # Every sequence computes them; they are the same.
-        if self.prompt_logprobs is None:
-            self.prompt_logprobs = [None if item is None else _choices(item, tokenizer) for item in logprobs]
-
-    def best(self) -> list[CompletionOutput]:
-        """The `n` sequences to return, the most likely first if there is a choice, else in order."""
-        params = self.request.params
-        if params.num_sequences == params.n:
-            return sorted(self.completions, key=lambda completion: completion.index)
-        ranked = sorted(self.completions, key=lambda completion: -(completion.cumulative_logprob or 0.0))[: params.n]
-        for index, completion in enumerate(ranked):
-            completion.index = index
-            if params.logprobs is None:
-                completion.logprobs = None
-        return ranked
-
-    def result(self, outputs: list[CompletionOutput], finished: bool) -> RequestOutput:
-        prompt_logprobs = self.prompt_logprobs
-        if self.request.stream:
-            self.prompt_logprobs = None
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt=self.request.prompt,
-            prompt_token_ids=self.request.prompt_token_ids,
-            outputs=outputs,
-            finished=finished,
-            prompt_logprobs=prompt_logprobs,
-            metrics=self.metrics,
-            num_cached_tokens=self.num_cached_tokens,
-        )
-
-
-class _Sequence:
-    """One sequence in flight: its tokens, its text so far, and why it ended."""
-
-    __slots__ = (
-        "_cumulative", "_decoder", "_logprobs", "_pieces", "_reported", "_stops", "_tokenizer",
-        "finish_reason", "index", "state", "stop_reason", "token_ids",
-    )  # fmt: skip
-
-    def __init__(self, state: _RequestState, index: int, tokenizer: Tokenizer | None) -> None:
-        params = state.request.params
-        self.state = state
-        self.index = index
-        self.token_ids: list[int] = []
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self._tokenizer = tokenizer if params.detokenize else None
-        self._cumulative = 0.0
-        self._logprobs: list[TokenChoices] | None = None
-        self._pieces: list[str] = []
-        self._reported = 0
-        self._stops = (
-            StopStrings(params.stop_strings, include=params.include_stop_str_in_output) if params.stop else None
-        )
-        # Joining special tokens without spaces is the incremental decoder's business alone.
-        joins = not params.skip_special_tokens and not params.spaces_between_special_tokens
-        live = state.request.stream or self._stops is not None or joins
-        self._decoder: IncrementalDecoder | None = None
-        if live and self._tokenizer is not None:
-            self._decoder = IncrementalDecoder(
-                self._tokenizer,
-                skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
-            )
-
-    def take(self, output: EngineOutput) -> str | None:
-        """Take one step's news. Returns the stop string that ends the sequence, if the engine does not know of it."""
-        self.token_ids += output.token_ids
-        if output.logprobs is not None:
-            self._take_logprobs(output.logprobs)
-        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-        if self._decoder is None:
-            return None
-        first = len(self.token_ids) - len(output.token_ids)
-        stop = self._decode(self._decoder, first)
-        if stop is None and output.finish_reason is not None:
-            stop = self._flush(self._decoder)
-        if stop is None:
-            return None
-        self.finish_reason, self.stop_reason = "stop", stop
-        return stop if output.finish_reason is None else None
-
-    def _decode(self, decoder: IncrementalDecoder, first: int) -> str | None:
-        """Decode the tokens from index `first` on; at a stop string, forget those behind it and return it."""
-        params, stops = self.state.request.params, self._stops
-        for place in range(first, self._text_end()):
-            piece = decoder.push(self.token_ids[place])
-            if stops is not None:
-                piece = stops.push(piece, check=place >= params.min_tokens)
-            if piece:
-                self._pieces.append(piece)
-            if stops is not None and stops.matched is not None:
-                del self.token_ids[place + 1 :]
-                if self._logprobs is not None:
-                    del self._logprobs[place + 1 :]
-                return stops.matched
-        return None
-
-    def _flush(self, decoder: IncrementalDecoder) -> str | None:
-        """Let out what was held back: the sequence is over. Returns the stop string this completes, if any."""
-        rest = decoder.flush()
-        stops = self._stops
-        if stops is not None:
-            rest = stops.push(rest) + stops.flush()
-        if rest:
-            self._pieces.append(rest)
-        return None if stops is None else stops.matched
-
-    def _text_end(self) -> int:
-        """Number of tokens that belong to the text: not the stop token, unless it was asked for."""
-        hidden = self.finish_reason == "stop" and not self.state.request.params.include_stop_str_in_output
-        return len(self.token_ids) - hidden
-
-    def _take_logprobs(self, items: Sequence[TokenLogprobs]) -> None:
-        self._cumulative += sum(item.logprob for item in items)
-        if self._logprobs is None:
-            self._logprobs = []
-        # Without a request for them, they are here for best_of alone.
-        if self.state.request.params.logprobs is not None:
-            self._logprobs += [_choices(item, self._tokenizer) for item in items]
-
-    def _text(self) -> str:
-        """All text, when it was not decoded on the way."""
-        if self._decoder is not None:
-            return "".join(self._pieces)
-        if self._tokenizer is None:
-            return ""
-        skip = self.state.request.params.skip_special_tokens
-        return self._tokenizer.decode(self.token_ids[: self._text_end()], skip_special_tokens=skip)
-
-    def completion(self) -> CompletionOutput:
-        """The whole sequence."""
-        return self._output(self._text(), self.token_ids, self._logprobs)
-
-    def delta(self) -> CompletionOutput | None:
-        """What is new since the last call; None while new tokens show no text yet."""
-        first = self._reported
-        if self.finish_reason is None and not (self._pieces or (self._decoder is None and first < len(self.token_ids))):
-            return None
-        text = "".join(self._pieces)
-        self._pieces.clear()
-        self._reported = len(self.token_ids)
-        return self._output(text, self.token_ids[first:], None if self._logprobs is None else self._logprobs[first:])
-
-    def _output(self, text: str, token_ids: list[int], logprobs: list[TokenChoices] | None) -> CompletionOutput:
-        return CompletionOutput(
-            index=self.index,
-            text=text,
-            token_ids=token_ids,
-            cumulative_logprob=None if self._logprobs is None else self._cumulative,
-            logprobs=logprobs,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
-
-
-def _choices(item: TokenLogprobs, tokenizer: Tokenizer | None) -> TokenChoices:
-    """The chosen token and its alternatives as a dictionary, the chosen one first."""
-    text = tokenizer.token_text if tokenizer is not None else lambda token_id: None
-    choices = {item.token_id: Logprob(item.logprob, item.rank, text(item.token_id))}
-    for rank, (token_id, logprob) in enumerate(zip(item.top_ids, item.top_logprobs, strict=True), start=1):
-        if token_id not in choices:
-            choices[token_id] = Logprob(logprob, rank, text(token_id))
-    return choices

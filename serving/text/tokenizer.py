@@ -1,14 +1,12 @@
 """Text to token ids and back, on Hugging Face's fast tokenizers."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from jaxllm.errors import ConfigError, RequestError
-
-if TYPE_CHECKING:
-    from tokenizers.decoders import DecodeStream
 
 
 class Tokenizer:
@@ -79,16 +77,15 @@ class Tokenizer:
             text = self._token_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
         return text
 
-    def decode_stream(self, *, skip_special_tokens: bool = True) -> "DecodeStream":
-        """A fresh incremental decoder; give `step_stream` its tokens."""
+    def decode_stream(self, *, skip_special_tokens: bool = True) -> Callable[[int], str | None]:
+        """A fresh incremental decoder: a function of the next token.
+
+        It returns the text that the token completes, or None when the characters it belongs to are not complete.
+        """
         from tokenizers.decoders import DecodeStream
 
-        return DecodeStream(skip_special_tokens=skip_special_tokens)
-
-    def step_stream(self, stream: "DecodeStream", token_id: int) -> str | None:
-        """Text that `token_id` completes, or None when the characters it belongs to are not complete."""
-        text: str | None = stream.step(self._backend, token_id)
-        return text
+        # Called for every token of every stream: nothing of Python's stands between.
+        return partial(DecodeStream(skip_special_tokens=skip_special_tokens).step, self._backend)
 
 
 def check_text(text: Any, parameter: str = "prompt") -> None:

@@ -85,3 +85,80 @@ async def test_closing_aborts_once_and_only_what_is_unfinished() -> None:
     assert closed == ["r"]
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=30), st.booleans())
+def test_with_a_sink_nothing_is_lost_doubled_or_out_of_order(
+    events: list[tuple[int, bool, bool]], takes_the_last: bool
+) -> None:
+    """An event is a token, whether the sink takes results from then on, and whether the event loop turns before it."""
+
+    async def run() -> tuple[dict[int, list[int]], bool]:
+        stream = make_stream()
+        got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        taking = True
+
+        def keep(output: RequestOutput) -> None:
+            for completion in output.outputs:
+                got[completion.index] += completion.token_ids
+
+        def sink(output: RequestOutput) -> bool:
+            if taking:
+                keep(output)
+            return taking
+
+        async def read() -> None:
+            async for output in stream:
+                # As a connection that takes nothing more for a while.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                keep(output)
+
+        stream.sink = sink
+        reading = asyncio.ensure_future(read())
+        for number, (index, takes, turns) in enumerate(events):
+            if turns:
+                await asyncio.sleep(0)
+            taking = takes
+            stream.put(delta(index, number))
+        taking = takes_the_last
+        stream.put(delta(0, 1000, last=True, finished=True))
+        await asyncio.wait_for(reading, 10)
+        return got, stream.closed
+
+    got, closed = asyncio.run(run())
+    want: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for number, (index, _, _) in enumerate(events):
+        want[index].append(number)
+    want[0].append(1000)
+    assert got == want
+    assert closed
+
+
+async def test_a_sink_is_not_called_once_its_reader_has_left() -> None:
+    stream, taken = make_stream(), list[RequestOutput]()
+
+    def sink(output: RequestOutput) -> bool:
+        taken.append(output)
+        return True
+
+    stream.sink = sink
+    reading = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    stream.put(delta(0, 1))
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    stream.put(delta(0, 2))
+    assert [output.outputs[0].token_ids for output in taken] == [[1]]
+    assert (await anext(stream)).outputs[0].token_ids == [2]
+
+
+async def test_an_error_comes_behind_what_the_sink_took() -> None:
+    stream = make_stream()
+    stream.sink = lambda output: True
+    reading = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    stream.put(delta(0, 1))
+    stream.fail(EngineError("dead"))
+    with pytest.raises(EngineError, match="dead"):
+        await reading

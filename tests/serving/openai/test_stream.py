@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.types import Message
 
 from jaxllm.errors import EngineError
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.direct_body import EXTENSION
+from jaxllm.serving.openai.protocol.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice
 from jaxllm.serving.openai.protocol.generation import StreamOptions
-from jaxllm.serving.openai.stream import DONE, EventFrame, EventStream, in_turn
+from jaxllm.serving.openai.stream import DONE, TEXT, EventFrame, EventStream, in_turn
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput
@@ -64,9 +69,28 @@ class Client:
         self.complete = message["type"] == "http.response.body" and not message.get("more_body")
 
 
-def _serve(source: Source, client: Client) -> "asyncio.Task[None]":
-    response = EventStream(source.streams, TextWriter(), "request-1")
-    return asyncio.ensure_future(response({"type": "http"}, client.receive, client.send))
+def _serve(source: Source, client: Client, connection: "Connection | None" = None) -> "asyncio.Task[None]":
+    writer = TextWriter()
+    response = EventStream(source.streams, writer, "request-1", direct=connection is not None)
+    scope = {"type": "http", "extensions": {EXTENSION: connection}}
+    return asyncio.ensure_future(response(scope, client.receive, client.send))
+
+
+class Connection:
+    """The direct way to a client, which can be blocked."""
+
+    def __init__(self, client: Client) -> None:
+        self.open = True
+        self.writes = 0
+        self._client = client
+
+    def ready(self) -> bool:
+        return self.open
+
+    def write(self, data: bytes) -> None:
+        assert self._client.status == 200, "the headers come first"
+        self.writes += 1
+        self._client.body += data
 
 
 async def _until(condition: Any) -> None:
@@ -84,6 +108,57 @@ async def test_a_stream_ends_with_done() -> None:
     await serving
     assert client.body == b"0a|0b|end|" + DONE
     assert (client.status, client.complete, source.closed) == (200, True, [])
+
+
+async def test_results_go_to_the_connection_without_a_turn_of_the_event_loop() -> None:
+    source, client = Source(), Client()
+    connection = Connection(client)
+    serving = _serve(source, client, connection)
+    source.put(0, "a")
+    await _until(lambda: client.body)
+    await asyncio.sleep(0)
+    source.put(0, "b")
+    source.put(0, "c")
+    assert client.body == b"0a|0b|0c|"
+    connection.open = False
+    source.put(0, "d")
+    source.put(0, "e")
+    assert client.body == b"0a|0b|0c|", "a slow client is left to the task, which waits for it"
+    connection.open = True
+    source.put(0, "f")
+    assert connection.writes == 2, "nothing overtakes what waits"
+    await _until(lambda: client.body.endswith(b"0def|"))
+    await asyncio.sleep(0)
+    source.put(0, "g", finished=True)
+    assert connection.writes == 3
+    await serving
+    assert client.body == b"0a|0b|0c|0def|0g|end|" + DONE
+    assert (client.complete, source.closed) == (True, [])
+
+
+async def test_an_error_while_writing_directly_ends_the_stream_and_its_request() -> None:
+    source, client = Source(), Client()
+    serving = _serve(source, client, Connection(client))
+    source.put(0, "a")
+    await _until(lambda: client.body)
+    await asyncio.sleep(0)
+    source.streams[0].put(RequestOutput("0", "p", [7], [], finished=False))
+    await serving
+    assert client.body.startswith(b'0a|data: {"error":')
+    assert client.body.count(b"internal error") == 1
+    assert (client.complete, source.closed) == (True, ["0"])
+
+
+async def test_several_streams_never_write_directly() -> None:
+    source, client = Source(2), Client()
+    connection = Connection(client)
+    serving = _serve(source, client, connection)
+    for index in range(2):
+        source.put(index, "a")
+        await _until(lambda index=index: client.body.count(b"|") == index + 1)
+        source.put(index, "b", finished=True)
+    await serving
+    assert connection.writes == 0
 
 
 async def test_results_that_wait_merge() -> None:
@@ -153,6 +228,39 @@ def _events(options: StreamOptions | None, *, force_usage: bool = False) -> list
     choice = CompletionChoice(index=0, text="x", logprobs=None, finish_reason=None)
     data: Sequence[bytes] = (frame.event(choice) + frame.end()).split(b"\n\n")[:-1]
     return [json.loads(event.removeprefix(b"data: ")) for event in data]
+
+
+@pytest.mark.parametrize(
+    "options", [None, StreamOptions(include_usage=True), StreamOptions(include_usage=True, continuous_usage_stats=True)]
+)
+@given(text=st.text(), index=st.integers(0, 2000))
+def test_prepared_events_are_what_the_model_of_the_event_says(
+    options: StreamOptions | None, text: str, index: int
+) -> None:
+    name = f"{TEXT} demo"
+    for empty, make in (
+        (Completion(id="i", created=5, model=name, system_fingerprint="fp", choices=[]), _completion_choice),
+        (ChatChunk(id="i", created=5, model=name, system_fingerprint="fp", choices=[]), _chat_choice),
+    ):
+        frame = EventFrame(empty, UsageCounter([3]), options, force_usage=False)
+        prepared = frame.text_event(make(index, TEXT))
+        if options is not None and options.continuous_usage_stats:
+            assert prepared is None
+        else:
+            assert prepared is not None
+            event = prepared.event(text)
+            assert event == frame.event(make(index, text))
+            chunk = msgspec.json.decode(event.removeprefix(b"data: "), type=type(empty))
+            assert chunk.choices == [make(index, text)]
+            assert chunk.model == name
+
+
+def _completion_choice(index: int, text: str) -> CompletionChoice:
+    return CompletionChoice(index=index, text=text, logprobs=None, finish_reason=None)
+
+
+def _chat_choice(index: int, text: str) -> ChatChunkChoice:
+    return ChatChunkChoice(index=index, delta=ChatDelta(content=text))
 
 
 USAGE = {

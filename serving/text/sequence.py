@@ -1,0 +1,215 @@
+"""Requests and sequences in flight: what the engine has said of them so far, as text."""
+
+from collections import abc
+
+from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
+from jaxllm.serving.text.detokenizer import IncrementalDecoder, StopStrings
+from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.tokenizer import Tokenizer
+
+
+class RequestState:
+    """A request in flight: what its sequences share."""
+
+    __slots__ = ("completions", "metrics", "num_cached_tokens", "prompt_logprobs", "request", "unfinished")
+
+    def __init__(self, request: TextRequest) -> None:
+        self.request = request
+        self.metrics = RequestMetrics(request.arrival_time)
+        self.unfinished = len(request.children)
+        self.completions: list[CompletionOutput] = []
+        self.prompt_logprobs: list[TokenChoices | None] | None = None
+        self.num_cached_tokens = 0
+
+    def take_prompt_logprobs(self, logprobs: abc.Sequence[TokenLogprobs | None], tokenizer: Tokenizer | None) -> None:
+        """Take the log-probabilities of the prompt."""
+        # Every sequence computes them; they are the same.
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = [None if item is None else _choices(item, tokenizer) for item in logprobs]
+
+    def best(self) -> list[CompletionOutput]:
+        """The `n` sequences to return, the most likely first if there is a choice, else in order."""
+        params = self.request.params
+        if params.num_sequences == params.n:
+            return sorted(self.completions, key=lambda completion: completion.index)
+        ranked = sorted(self.completions, key=lambda completion: -(completion.cumulative_logprob or 0.0))[: params.n]
+        for index, completion in enumerate(ranked):
+            completion.index = index
+            if params.logprobs is None:
+                completion.logprobs = None
+        return ranked
+
+    def result(self, outputs: list[CompletionOutput], finished: bool) -> RequestOutput:
+        """A result of the request with these outputs."""
+        prompt_logprobs = self.prompt_logprobs
+        if self.request.stream:
+            self.prompt_logprobs = None
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.request.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=outputs,
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
+            metrics=self.metrics,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+
+class Sequence:
+    """One sequence in flight: its tokens, its text so far, and why it ended.
+
+    Of most sequences nothing is to be told but text, token for token (`only_text`). After its first token such a
+    sequence is `quick`: single tokens may be given to `take_text` instead of `take`.
+    """
+
+    __slots__ = (
+        "_cumulative", "_decoder", "_logprobs", "_pieces", "_reported", "_stops", "_tokenizer",
+        "finish_reason", "index", "only_text", "quick", "state", "stop_reason", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, state: RequestState, index: int, tokenizer: Tokenizer | None) -> None:
+        params = state.request.params
+        self.state = state
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._tokenizer = tokenizer if params.detokenize else None
+        self._cumulative = 0.0
+        self._logprobs: list[TokenChoices] | None = None
+        self._pieces: list[str] = []
+        self._reported = 0
+        self._stops = (
+            StopStrings(params.stop_strings, include=params.include_stop_str_in_output) if params.stop else None
+        )
+        # Joining special tokens without spaces is the incremental decoder's business alone.
+        joins = not params.skip_special_tokens and not params.spaces_between_special_tokens
+        live = state.request.stream or self._stops is not None or joins
+        self._decoder: IncrementalDecoder | None = None
+        if live and self._tokenizer is not None:
+            self._decoder = IncrementalDecoder(
+                self._tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+
+        self.only_text = (
+            self._decoder is not None
+            and state.request.stream
+            and self._stops is None
+            and params.logprobs is None
+            and params.num_sequences == params.n
+        )
+        self.quick = False
+
+    def take_text(self, token_id: int) -> RequestOutput | None:
+        """Take one more token, which does not end the sequence; the delta, if there is text."""
+        assert self._decoder is not None
+        self.token_ids.append(token_id)
+        piece = self._decoder.push(token_id)
+        if not piece:
+            return None
+        first, self._reported = self._reported, len(self.token_ids)
+        return self.state.result([CompletionOutput(self.index, piece, self.token_ids[first:])], finished=False)
+
+    def take(self, output: EngineOutput) -> str | None:
+        """Take one step's news. Returns the stop string that ends the sequence, if the engine does not know of it."""
+        self.token_ids += output.token_ids
+        if output.logprobs is not None:
+            self._take_logprobs(output.logprobs)
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        if self._decoder is None:
+            return None
+        first = len(self.token_ids) - len(output.token_ids)
+        stop = self._decode(self._decoder, first)
+        if stop is None and output.finish_reason is not None:
+            stop = self._flush(self._decoder)
+        if stop is None:
+            return None
+        self.finish_reason, self.stop_reason = "stop", stop
+        return stop if output.finish_reason is None else None
+
+    def _decode(self, decoder: IncrementalDecoder, first: int) -> str | None:
+        """Decode the tokens from index `first` on; at a stop string, forget those behind it and return it."""
+        params, stops = self.state.request.params, self._stops
+        for place in range(first, self._text_end()):
+            piece = decoder.push(self.token_ids[place])
+            if stops is not None:
+                piece = stops.push(piece, check=place >= params.min_tokens)
+            if piece:
+                self._pieces.append(piece)
+            if stops is not None and stops.matched is not None:
+                del self.token_ids[place + 1 :]
+                if self._logprobs is not None:
+                    del self._logprobs[place + 1 :]
+                return stops.matched
+        return None
+
+    def _flush(self, decoder: IncrementalDecoder) -> str | None:
+        """Let out what was held back: the sequence is over. Returns the stop string this completes, if any."""
+        rest = decoder.flush()
+        stops = self._stops
+        if stops is not None:
+            rest = stops.push(rest) + stops.flush()
+        if rest:
+            self._pieces.append(rest)
+        return None if stops is None else stops.matched
+
+    def _text_end(self) -> int:
+        """Number of tokens that belong to the text: not the stop token, unless it was asked for."""
+        hidden = self.finish_reason == "stop" and not self.state.request.params.include_stop_str_in_output
+        return len(self.token_ids) - hidden
+
+    def _take_logprobs(self, items: abc.Sequence[TokenLogprobs]) -> None:
+        self._cumulative += sum(item.logprob for item in items)
+        if self._logprobs is None:
+            self._logprobs = []
+        # Without a request for them, they are here for best_of alone.
+        if self.state.request.params.logprobs is not None:
+            self._logprobs += [_choices(item, self._tokenizer) for item in items]
+
+    def _text(self) -> str:
+        """All text, when it was not decoded on the way."""
+        if self._decoder is not None:
+            return "".join(self._pieces)
+        if self._tokenizer is None:
+            return ""
+        skip = self.state.request.params.skip_special_tokens
+        return self._tokenizer.decode(self.token_ids[: self._text_end()], skip_special_tokens=skip)
+
+    def completion(self) -> CompletionOutput:
+        """The whole sequence."""
+        return self._output(self._text(), self.token_ids, self._logprobs)
+
+    def delta(self) -> CompletionOutput | None:
+        """What is new since the last call; None while new tokens show no text yet."""
+        first = self._reported
+        if self.finish_reason is None and not (self._pieces or (self._decoder is None and first < len(self.token_ids))):
+            return None
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        self._reported = len(self.token_ids)
+        return self._output(text, self.token_ids[first:], None if self._logprobs is None else self._logprobs[first:])
+
+    def _output(self, text: str, token_ids: list[int], logprobs: list[TokenChoices] | None) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=None if self._logprobs is None else self._cumulative,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+def _choices(item: TokenLogprobs, tokenizer: Tokenizer | None) -> TokenChoices:
+    """The chosen token and its alternatives as a dictionary, the chosen one first."""
+    text = tokenizer.token_text if tokenizer is not None else lambda token_id: None
+    choices = {item.token_id: Logprob(item.logprob, item.rank, text(item.token_id))}
+    for rank, (token_id, logprob) in enumerate(zip(item.top_ids, item.top_logprobs, strict=True), start=1):
+        if token_id not in choices:
+            choices[token_id] = Logprob(logprob, rank, text(token_id))
+    return choices
