@@ -9,16 +9,26 @@ from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, sharding
 
-WEIGHT_LEFT_ROWS = 64
-"""Up to this many rows XLA's CPU matmul is 2 to 4 times faster with the weight as its left operand (measured)."""
-
 
 def matmul(x: jax.Array, weight: jax.Array, platform: str, out_dtype: jnp.dtype | None = None) -> jax.Array:
     """`x [T, in]` times `weight [out, in]` transposed: [T, out] in `out_dtype`, float32 by default."""
     kind = jnp.float32 if out_dtype is None else out_dtype
-    if platform == "cpu" and x.shape[0] <= WEIGHT_LEFT_ROWS:
-        return lax.dot_general(weight, x, (((1,), (1,)), ((), ())), preferred_element_type=kind).T
+    if platform == "cpu":
+        return _weight_left(x, weight, kind)
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=kind)
+
+
+def _weight_left(x: jax.Array, weight: jax.Array, kind: jnp.dtype | type) -> jax.Array:
+    """The same with the weight as the left operand and the few activations, transposed, as the right one.
+
+    XLA's CPU matmul is then up to twice as fast: 1.0 x for 1 row, 1.9 x for 2 to 8, 1.5 x for 32, 1.15 x for 512
+    (measured on 125 M parameters). The barriers keep XLA from folding the transposes back into the product, which
+    would exchange the operands again.
+    """
+    columns = lax.optimization_barrier(x.T)
+    return lax.optimization_barrier(
+        lax.dot_general(weight, columns, (((1,), (0,)), ((), ())), preferred_element_type=kind)
+    ).T
 
 
 class Linear(nnx.Module):
