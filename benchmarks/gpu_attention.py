@@ -30,6 +30,7 @@ from jaxllm.pallas_kernels.paged_attention.cases import (
     minimum_bytes,
     tolerance,
 )
+from jaxllm.pallas_kernels.paged_attention.layout import canonical, head_major
 
 REPEATS = 20
 """Times that an operation runs in one call, each waiting for the one before: what the host does is not measured."""
@@ -70,11 +71,18 @@ def attention_flops(case: Case) -> int:
     return 4 * seen * case.num_heads * case.head_size
 
 
+def _with_own_cache(inputs: Inputs, implementation: str) -> Inputs:
+    """`inputs` with the cache in the shape of the implementation."""
+    return dataclasses.replace(inputs, kv_cache=head_major(inputs.kv_cache)) if implementation == "xla" else inputs
+
+
 def largest_error(case: Case, implementation: str) -> float:
     """Largest difference between `implementation` and the reference, over what is not padding; infinite for NaN."""
     inputs = make_inputs(case)
+    own = _with_own_cache(inputs, implementation)
     wide = dataclasses.replace(inputs, **{name: getattr(inputs, name).astype(jnp.float32) for name in ("q", "k", "v")})
-    got, cache = jax.jit(lambda inputs: inputs.call(implementation))(inputs)
+    got, cache = jax.jit(lambda inputs: inputs.call(implementation))(own)
+    cache = canonical(cache) if implementation == "xla" else cache
     with jax.default_matmul_precision("highest"):
         expected, expected_cache = jax.jit(lambda inputs: inputs.call("reference"))(wide)
     if not np.array_equal(np.asarray(cache)[:, 1:].view(np.uint8), np.asarray(expected_cache)[:, 1:].view(np.uint8)):
@@ -127,7 +135,7 @@ def measure_machine() -> Machine:
 
 def time_paged(case: Case, implementation: str) -> float:
     """Seconds of one paged attention, as in a model: the cache carried along, each call waiting for the last."""
-    inputs = make_inputs(case)
+    inputs = _with_own_cache(make_inputs(case), implementation)
 
     def layers(q: jax.Array, kv_cache: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
         def layer(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

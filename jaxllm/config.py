@@ -187,9 +187,9 @@ class CompileOptions(Section):
     layer_stack: Literal["auto", "scan", "loop"] = option(
         "auto", "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, loop on CPU and GPU."
     )
-    attention_backend: Literal["auto", "reference", "xla", "cpu", "tpu", "gpu"] = option(
+    attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu"] = option(
         "auto",
-        "Implementation of paged attention. 'auto': cpu on CPU, tpu on TPU, else xla. 'gpu' is for Hopper.",
+        "Implementation of paged attention. 'auto': tpu on TPU, else xla. 'gpu' is for Hopper.",
     )
 
 

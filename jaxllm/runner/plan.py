@@ -114,7 +114,7 @@ def _choose_attention(asked: str, platform: str) -> str:
     if asked in ("tpu", "gpu") and asked != platform:
         raise ConfigError(f"attention_backend={asked!r} needs a {asked.upper()}; this is a {platform.upper()}")
     # The kernel for GPUs has to be asked for until it has been measured on one.
-    return asked if asked != "auto" else {"cpu": "cpu", "tpu": "tpu"}.get(platform, "xla")
+    return asked if asked != "auto" else {"tpu": "tpu"}.get(platform, "xla")
 
 
 def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:

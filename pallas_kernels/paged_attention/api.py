@@ -1,6 +1,5 @@
 """Ragged paged attention: one operation for any mix of prefill chunks and decodes."""
 
-from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -50,12 +49,11 @@ def _gpu_paged_attention(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Arra
 IMPLEMENTATIONS: dict[str, PagedAttention] = {
     "reference": reference_paged_attention,
     "xla": xla_paged_attention,
-    "cpu": partial(xla_paged_attention, flat_pages=True),
     "tpu": _tpu_paged_attention,
     "gpu": _gpu_paged_attention,
 }
-"""`reference` is slow and obvious, `xla` runs everywhere, `cpu` is `xla` with pages as CPUs like them, `tpu` a
-Mosaic kernel with a cache layout of its own, `gpu` a Mosaic kernel for Hopper."""
+"""`reference` is slow and obvious, `xla` runs everywhere and fast on CPU, `tpu` is a Mosaic kernel, `gpu` a Mosaic
+kernel for Hopper. `layout.SHAPES` names those with a cache layout of their own."""
 
 
 def paged_attention(

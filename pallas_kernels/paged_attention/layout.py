@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
+
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import tpu_cache_shape
 
 
@@ -23,7 +25,24 @@ def canonical_shape(geometry: CacheGeometry) -> tuple[int, ...]:
     return (geometry.layers, geometry.pages, geometry.page_size, 2 * geometry.num_kv_heads, geometry.head_size)
 
 
-SHAPES: dict[str, Callable[[CacheGeometry], tuple[int, ...]]] = {"tpu": tpu_cache_shape}
+def head_major_shape(geometry: CacheGeometry) -> tuple[int, ...]:
+    """[L, P, 2, K, C, H]: in a page, all tokens of key head 0, of key head 1, ..., then of the value heads."""
+    return (geometry.layers, geometry.pages, 2, geometry.num_kv_heads, geometry.page_size, geometry.head_size)
+
+
+def head_major(cache: jax.Array) -> jax.Array:
+    """A canonical cache in that shape, for tests and tools; a running engine never converts."""
+    layers, pages, page_size, twice_heads, head_size = cache.shape
+    return cache.reshape(layers, pages, page_size, twice_heads // 2, 2, head_size).transpose(0, 1, 4, 3, 2, 5)
+
+
+def canonical(cache: jax.Array) -> jax.Array:
+    """What `head_major` made, back."""
+    layers, pages, _, num_kv_heads, page_size, head_size = cache.shape
+    return cache.transpose(0, 1, 4, 3, 2, 5).reshape(layers, pages, page_size, 2 * num_kv_heads, head_size)
+
+
+SHAPES: dict[str, Callable[[CacheGeometry], tuple[int, ...]]] = {"tpu": tpu_cache_shape, "xla": head_major_shape}
 """By implementation, where it is not the canonical one."""
 
 

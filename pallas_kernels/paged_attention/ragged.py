@@ -68,22 +68,43 @@ def write_kv(
     updated in place where it is donated.
     """
     layers, pages, page_size, heads, head_size = kv_cache.shape
-    tokens = k.shape[0]
     stored = [quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)]
-    new = jnp.stack(stored, axis=2).reshape(tokens, heads, head_size)
-    column, offset = _divide(batch.positions, page_size)
-    page = batch.page_table.at[batch.token_rows, column].get(mode="promise_in_bounds")
-    is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
-    page = jnp.where(is_token, page, NULL_PAGE)
+    new = jnp.stack(stored, axis=2).reshape(k.shape[0], heads, head_size)
+    page, offset, new = _places(batch, page_size, new)
     place = (layer * pages + page) * page_size + offset
     # The last two dimensions stay apart: TPUs tile them, and joining them would copy the cache.
     flat = kv_cache.reshape(layers * pages * page_size, heads, head_size)
-    if tokens == 1:
-        # XLA turns a scatter of one row into an update slice, fuses that into each of its users, and copies the whole
-        # cache for it. Writing the row twice keeps it a scatter.
-        place, new = jnp.repeat(place, 2), jnp.repeat(new, 2, axis=0)
     flat = flat.at[place].set(new, mode="promise_in_bounds")
     return flat.reshape(kv_cache.shape)
+
+
+def write_head_major(
+    kv_cache: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    k_scale: float | jax.Array | None = None,
+    v_scale: float | jax.Array | None = None,
+) -> jax.Array:
+    """`write_kv` for a cache [L, P, 2, K, C, H]."""
+    new = jnp.stack([quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)], axis=1)
+    page, offset, new = _places(batch, kv_cache.shape[4], new)
+    # Without a reshape of the cache, which would copy it where there is one KV head.
+    return kv_cache.at[layer, page, :, :, offset].set(new, mode="promise_in_bounds")
+
+
+def _places(batch: RaggedBatch, page_size: int, new: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Page and offset in it of each token [T], and `new` [T, ...], what goes there."""
+    column, offset = _divide(batch.positions, page_size)
+    page = batch.page_table.at[batch.token_rows, column].get(mode="promise_in_bounds")
+    is_token = jnp.arange(len(page), dtype=jnp.int32) < batch.num_tokens
+    page = jnp.where(is_token, page, NULL_PAGE)
+    if len(page) == 1:
+        # XLA turns a scatter of one row into an update slice, fuses that into each of its users, and copies the whole
+        # cache for it. Writing the row twice keeps it a scatter.
+        page, offset, new = (jnp.repeat(each, 2, axis=0) for each in (page, offset, new))
+    return page, offset, new
 
 
 def _divide(positions: jax.Array, page_size: int) -> tuple[jax.Array, jax.Array]:

@@ -4,8 +4,8 @@ Decodes are computed in blocks of rows, prefill chunks row by row in blocks of q
 with an online softmax ("FlashAttention", arXiv 2205.14135) and stop at the longest context present, so that short
 contexts cost little, whatever the width of the page table.
 
-All KV heads of a block are handled in one matrix product with block-diagonal queries: the interleaved keys and values
-are read as they lie in memory. On CPU this beats strided or transposed reads, although most products are with zeros.
+In a page of the cache the tokens of one head lie together (`head_major_shape`), so that gathered keys and values are
+operands of a batched matrix product as they are.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_head_major
 
 MASKED = -1e30
 """Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
 
 DECODE_ROWS = 16
 DECODE_KEYS = 128
-PREFILL_QUERIES = 64
-PREFILL_KEYS = 256
-"""Block sizes, in rows or tokens. Chosen on a 2-core AVX2 machine."""
+PREFILL_QUERIES = 128
+PREFILL_KEYS = 128
+"""Block sizes, in rows or tokens. Chosen on machines of two cores."""
 
 
 def _slice(array: jax.Array, start: jax.Array, size: int, axis: int = 0) -> jax.Array:
@@ -85,16 +84,16 @@ class _Heads:
         """A value per head [N] as [K, G * queries]."""
         return jnp.repeat(per_head.reshape(self.num_kv_heads, self.group), queries, axis=1)
 
-    def start(self, sinks: jax.Array | None, shape: tuple[int, ...], size: int) -> _Running:
-        """A softmax over `shape`, with values of `size`, that has seen only the sinks, which broadcast to `shape`."""
-        weighted = jnp.zeros((*shape, size), jnp.float32)
+    def start(self, sinks: jax.Array | None, shape: tuple[int, ...]) -> _Running:
+        """A softmax over `shape` that has seen only the sinks, which broadcast to `shape`."""
+        weighted = jnp.zeros((*shape, self.head_size), jnp.float32)
         if sinks is None:
             return _Running(jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), weighted)
         return _Running(jnp.broadcast_to(sinks, shape), jnp.ones(shape, jnp.float32), weighted)
 
-    def finish(self, weighted: jax.Array, total: jax.Array) -> jax.Array:
+    def finish(self, run: _Running) -> jax.Array:
         """Weighted sums of stored values as results."""
-        attended = weighted / jnp.maximum(total, 1e-30)[..., None]
+        attended = run.weighted / jnp.maximum(run.total, 1e-30)[..., None]
         return attended if self.v_scale is None else attended * self.v_scale
 
 
@@ -113,25 +112,18 @@ def xla_paged_attention(
     alibi_slopes: jax.Array | None = None,
     k_scale: float | jax.Array | None = None,
     v_scale: float | jax.Array | None = None,
-    flat_pages: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `paged_attention`.
-
-    With `flat_pages` a page is gathered as one vector. CPUs do that twice as fast; on TPUs, which tile the last two
-    dimensions, it would copy the cache.
-    """
-    kv_cache = write_kv(kv_cache, k, v, layer, batch, k_scale, v_scale)
-    layers, pages, page_size, twice_kv_heads, head_size = kv_cache.shape
+    """See `paged_attention`. The cache is [L, P, 2, K, C, H]."""
+    kv_cache = write_head_major(kv_cache, k, v, layer, batch, k_scale, v_scale)
+    _, _, _, num_kv_heads, page_size, head_size = kv_cache.shape
     sinks, alibi_slopes, k_scale, v_scale = (
         None if value is None else jnp.asarray(value, jnp.float32) for value in (sinks, alibi_slopes, k_scale, v_scale)
     )
     # The key scale goes into the scores and the value scale into the result: both once, not for every key.
     scale_of_stored = scale if k_scale is None else scale * k_scale
-    heads = _Heads(q.shape[1], twice_kv_heads // 2, head_size, scale_of_stored, soft_cap, sinks, alibi_slopes, v_scale)
-    page_shape = (page_size * twice_kv_heads * head_size,) if flat_pages else kv_cache.shape[2:]
-    flat = kv_cache.reshape(layers * pages, *page_shape)
+    heads = _Heads(q.shape[1], num_kv_heads, head_size, scale_of_stored, soft_cap, sinks, alibi_slopes, v_scale)
     starts = window_start(batch.positions, window)
-    context = _Context(flat, jnp.asarray(layer * pages, jnp.int32), page_size, batch.page_table)
+    context = _Context(kv_cache, jnp.asarray(layer, jnp.int32), page_size, batch.page_table)
     out = _decode(q, context, batch, starts, heads)
     if q.shape[0] > 1:
         out = _prefill(q, out, context, batch, starts, heads)
@@ -142,9 +134,9 @@ def xla_paged_attention(
 class _Context:
     """The pages of one layer, and the table that finds them."""
 
-    flat: jax.Array
-    """[L * P, C * 2K * H], or [L * P, C, 2K, H]."""
-    first_page: jax.Array
+    kv_cache: jax.Array
+    """[L, P, 2, K, C, H]."""
+    layer: jax.Array
     page_size: int
     page_table: jax.Array
     """[R, W]."""
@@ -157,11 +149,14 @@ class _Context:
         """The table, wide enough that every block slice lies inside it."""
         return jnp.pad(self.page_table, ((0, 0), (0, -self.page_table.shape[1] % block_pages)))
 
-    def gather(self, tables: jax.Array) -> jax.Array:
-        """Keys and values of the pages in `tables` [rows, pages] as [rows, pages * C, 2K * H]."""
-        # Trusted indices make XLA's CPU gather of flat pages a memory copy: 5 times faster than the default.
-        kv = self.flat.at[(self.first_page + tables).reshape(-1)].get(mode="promise_in_bounds")
-        return kv.reshape(tables.shape[0], tables.shape[1] * self.page_size, -1)
+    def gather(self, tables: jax.Array, which: int) -> jax.Array:
+        """Keys (`which` 0) or values (1) of the pages in `tables` [B, pages] as [B, K, pages * C, H]."""
+        num_kv_heads, head_size = self.kv_cache.shape[3], self.kv_cache.shape[5]
+        each_head = jnp.arange(num_kv_heads, dtype=jnp.int32)[:, None]
+        # Indices of every axis, and no reshape of the cache: that would copy it where there is one KV head. Trusted
+        # indices make XLA's CPU gather a memory copy: 5 times faster than the default.
+        place = self.kv_cache.at[self.layer, tables[:, None, :], which, each_head]
+        return place.get(mode="promise_in_bounds").reshape(tables.shape[0], num_kv_heads, -1, head_size)
 
 
 def _decode(q: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads) -> jax.Array:
@@ -204,34 +199,46 @@ def _decode_block(
 ) -> jax.Array:
     """One block of rows, [B, N, H], over all their pages."""
     size, keys = queries.shape[0], block_pages * context.page_size
-    # The query of head n, placed where its key head lies among the 2K interleaved heads.
-    place = jnp.asarray(np.eye(2 * heads.num_kv_heads)[::2].repeat(heads.group, axis=0), queries.dtype)
-    spread = jnp.einsum("bnh,nj->bnjh", queries, place).reshape(size, heads.num_heads, -1)
+    grouped = queries.reshape(size, heads.num_kv_heads, heads.group, heads.head_size)
+    sinks = None if heads.sinks is None else heads.by_query(heads.sinks, 1)
+    slopes = None if heads.alibi_slopes is None else heads.by_query(heads.alibi_slopes, 1)[..., None]
 
     def visit(index: jax.Array, run: _Running) -> _Running:
-        kv = context.gather(_slice(table, index * block_pages, block_pages, axis=1))
-        kv = kv.astype(queries.dtype)
+        tables = _slice(table, index * block_pages, block_pages, axis=1)
         positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
-        distances = positions[:, None] - (kv_lens - 1)[:, None, None]
-        scores = heads.scores(jnp.einsum("bsx,bnx->bsn", kv, spread), heads.alibi_slopes, distances)
+        distances = (positions - (kv_lens - 1)[:, None])[:, None, None]
         visible = (positions < kv_lens[:, None]) & (positions >= starts[:, None])
-        scores = jnp.where(visible[..., None], scores, MASKED)
-        maximum = jnp.maximum(run.maximum, scores.max(axis=1))
-        weights = jnp.where(visible[..., None], jnp.exp(scores - maximum[:, None]), 0.0)
-        decay = jnp.exp(run.maximum - maximum)
-        weighted = jnp.einsum("bsn,bsx->bnx", weights.astype(kv.dtype), kv)
-        return _Running(
-            maximum,
-            run.total * decay + weights.sum(axis=1),
-            run.weighted * decay[..., None] + weighted.astype(jnp.float32),
-        )
+        return _attend_block(grouped, tables, visible[:, None, None], distances, slopes, run, context, heads)
 
-    run = heads.start(heads.sinks, (size, heads.num_heads), 2 * heads.num_kv_heads * heads.head_size)
+    run = heads.start(sinks, (size, heads.num_kv_heads, heads.group))
     first = jnp.min(jnp.where(kv_lens > 0, starts, jnp.iinfo(jnp.int32).max))
     run = lax.fori_loop(lax.div(first, jnp.int32(keys)), _blocks(kv_lens.max(), keys), visit, run)
-    pairs = run.weighted.reshape(size, heads.num_kv_heads, heads.group, heads.num_kv_heads, 2, heads.head_size)
-    values = jnp.concatenate([pairs[:, k, :, k, 1] for k in range(heads.num_kv_heads)], axis=1)
-    return heads.finish(values, run.total)
+    return heads.finish(run).reshape(queries.shape)
+
+
+def _attend_block(
+    queries: jax.Array,
+    tables: jax.Array,
+    visible: jax.Array,
+    distances: jax.Array,
+    slopes: jax.Array | None,
+    run: _Running,
+    context: _Context,
+    heads: _Heads,
+) -> _Running:
+    """`run` after the keys S in the pages of `tables` [B, pages], for `queries` [B, K, Q, H].
+
+    `visible` and `distances` (see `_Heads.scores`) broadcast to [B, K, Q, S], `slopes` too.
+    """
+    keys = context.gather(tables, 0).astype(queries.dtype)
+    products = jnp.einsum("bkqh,bksh->bkqs", queries, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible, heads.scores(products, slopes, distances), MASKED)
+    maximum = jnp.maximum(run.maximum, scores.max(axis=-1))
+    weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
+    decay = jnp.exp(run.maximum - maximum)
+    values = context.gather(tables, 1).astype(queries.dtype)
+    weighted = jnp.einsum("bkqs,bksh->bkqh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return _Running(maximum, run.total * decay + weights.sum(axis=-1), run.weighted * decay[..., None] + weighted)
 
 
 def _prefill(
@@ -287,31 +294,19 @@ def _prefill_block(
     """One block of queries [B, N, H] of a single row against its keys from `first_key` to `end_key`."""
     size, keys = queries.shape[0], block_pages * context.page_size
     grouped = queries.reshape(size, heads.num_kv_heads, heads.group, heads.head_size)
-    grouped = grouped.transpose(1, 2, 0, 3).reshape(heads.num_kv_heads, heads.group * size, heads.head_size)
+    grouped = grouped.transpose(1, 2, 0, 3).reshape(1, heads.num_kv_heads, heads.group * size, heads.head_size)
     sinks = None if heads.sinks is None else heads.by_query(heads.sinks, size)
     slopes = None if heads.alibi_slopes is None else heads.by_query(heads.alibi_slopes, size)[..., None]
 
     def visit(index: jax.Array, run: _Running) -> _Running:
-        kv = context.gather(_slice(table, index * block_pages, block_pages, axis=1))
-        kv = kv.reshape(keys, heads.num_kv_heads, 2, heads.head_size).astype(queries.dtype)
+        tables = _slice(table, index * block_pages, block_pages, axis=1)
         key_positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
         distances = jnp.tile(key_positions - positions[:, None], (heads.group, 1))
-        scores = heads.scores(jnp.einsum("kqh,skh->kqs", grouped, kv[:, :, 0]), slopes, distances)
         visible = (key_positions <= positions[:, None]) & (key_positions >= starts[:, None])
         visible = jnp.tile(visible, (heads.group, 1))
-        scores = jnp.where(visible, scores, MASKED)
-        maximum = jnp.maximum(run.maximum, scores.max(axis=-1))
-        weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
-        decay = jnp.exp(run.maximum - maximum)
-        weighted = jnp.einsum("kqs,skh->kqh", weights.astype(kv.dtype), kv[:, :, 1])
-        return _Running(
-            maximum,
-            run.total * decay + weights.sum(axis=-1),
-            run.weighted * decay[..., None] + weighted.astype(jnp.float32),
-        )
+        return _attend_block(grouped, tables, visible, distances, slopes, run, context, heads)
 
-    run = heads.start(sinks, (heads.num_kv_heads, heads.group * size), heads.head_size)
+    run = heads.start(sinks, (1, heads.num_kv_heads, heads.group * size))
     run = lax.fori_loop(lax.div(first_key, jnp.int32(keys)), _blocks(end_key, keys), visit, run)
-    attended = heads.finish(run.weighted, run.total)
-    attended = attended.reshape(heads.num_kv_heads, heads.group, size, heads.head_size)
+    attended = heads.finish(run).reshape(heads.num_kv_heads, heads.group, size, heads.head_size)
     return attended.transpose(2, 0, 1, 3).reshape(queries.shape)

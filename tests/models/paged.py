@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxllm.models.batch import Batch
 from jaxllm.models.causal_lm import CausalLM
+from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 PAGE_SIZE, NUM_PAGES, WIDTH, ROWS = 4, 48, 16, 4
@@ -18,11 +19,10 @@ Step = Callable[[State, Batch, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def empty_cache(model: CausalLM, dtype: str = "float32") -> jax.Array:
-    """A cache [L, P, C, 2K, H] of zeros."""
+    """A cache of zeros."""
     config = model.config
-    return jnp.zeros(
-        (len(config.windows), NUM_PAGES, PAGE_SIZE, 2 * config.num_kv_heads, config.head_size), jnp.dtype(dtype)
-    )
+    geometry = CacheGeometry(len(config.windows), NUM_PAGES, PAGE_SIZE, config.num_kv_heads, config.head_size, dtype)
+    return jnp.zeros(cache_shape(model.options.attention, geometry), jnp.dtype(dtype))
 
 
 def compiled_step(model: CausalLM) -> tuple[State, Step]:

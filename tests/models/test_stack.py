@@ -19,6 +19,7 @@ from jaxllm.models.family import Family
 from jaxllm.models.layers.decoder import DecoderLayer
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.stack import ScanStack
+from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
 
@@ -105,7 +106,7 @@ def test_the_cache_is_not_copied(kind: Kind, tokens: int) -> None:
     config = dataclasses.replace(small.MODEL, windows=(0,) * 4)
     model = abstract_model(config, ForwardOptions(stack=kind), "float32")
     graph, state = nnx.split(model)
-    cache = jax.ShapeDtypeStruct((4, 20_000, 16, 4, 4), jnp.float32)
+    cache = jax.ShapeDtypeStruct(cache_shape("xla", CacheGeometry(4, 20_000, 16, 2, 4, "float32")), jnp.float32)
 
     def step(state: Any, batch: Any, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
         model = nnx.merge(graph, state)

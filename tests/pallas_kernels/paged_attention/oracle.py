@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
+from jaxllm.pallas_kernels.paged_attention.layout import canonical, head_major
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Compiler options: compiling takes nearly all the time of these tests, and their arrays are too small to care."""
@@ -18,8 +20,15 @@ Result = tuple[jax.Array, jax.Array]
 
 @functools.cache
 def run_function(implementation: str) -> Callable[[Inputs], Result]:
-    """`Inputs.call` of `implementation`, jitted."""
-    return jax.jit(lambda inputs: inputs.call(implementation, jnp.int32(LAYER)), compiler_options=QUICK)
+    """`Inputs.call` of `implementation`, jitted, from and to the canonical cache."""
+
+    def run(inputs: Inputs) -> Result:
+        if implementation != "xla":
+            return inputs.call(implementation, jnp.int32(LAYER))
+        out, cache = replace(inputs, kv_cache=head_major(inputs.kv_cache)).call("xla", jnp.int32(LAYER))
+        return out, canonical(cache)
+
+    return jax.jit(run, compiler_options=QUICK)
 
 
 @functools.cache

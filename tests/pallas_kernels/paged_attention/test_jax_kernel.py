@@ -43,7 +43,7 @@ def _check(inputs: Inputs, out: jax.Array, cache: jax.Array, monkeypatch: pytest
 @pytest.mark.parametrize("name", QUICK)
 def test_cpu_matches_the_kernel_of_jax(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = cached_inputs(ALLOWED[name])
-    _check(inputs, *run_function("cpu")(inputs), monkeypatch)
+    _check(inputs, *run_function("xla")(inputs), monkeypatch)
 
 
 @pytest.mark.proof

@@ -20,7 +20,7 @@ def test_matches_reference_of_jax(name: str) -> None:
     # Its queries have no padding, and its scales are numbers.
     case = replace(BY_NAME[name], padding_tokens=0, padding_rows=0, traced=False)
     inputs = cached_inputs(case)
-    out, cache = run_function("cpu")(inputs)
+    out, cache = run_function("xla")(inputs)
     # It loops over rows in Python: their places must be known while it is traced.
     kv_lens: Any = np.asarray(inputs.batch.kv_lens)
     query_start: Any = np.asarray(inputs.batch.query_start)
