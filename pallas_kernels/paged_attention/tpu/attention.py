@@ -41,15 +41,13 @@ def tpu_paged_attention(
     new = pack(quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype), dims)
     factor = scale * (1.0 if k_scale is None else jnp.asarray(k_scale, jnp.float32))
     factor = factor * LOG2_E if soft_cap is None else factor / soft_cap
-    # Here and not in the kernels, where it would be work per score or a rounding per kernel: XLA makes it part of what
-    # rotates the queries, so that they are rounded once, and alike for decode and prefill.
-    q = (q.astype(jnp.float32) * factor).astype(q.dtype)
+    factors = [jnp.asarray(x, jnp.float32).reshape(()) for x in (factor, 1.0 if v_scale is None else v_scale)]
     prepared = tpu_prepare(batch)
     scalars = Scalars(
         jnp.asarray(layer, jnp.int32).reshape(1),
         jnp.asarray(0 if window is None else window, jnp.int32).reshape(1),
         prepared.counts,
-        jnp.asarray(1.0 if v_scale is None else v_scale, jnp.float32).reshape(1),
+        jnp.stack(factors),
         batch.kv_lens,
         batch.query_start,
         prepared.order,

@@ -80,8 +80,8 @@ class Scalars(NamedTuple):
     """int32 [1], 0: none."""
     counts: Ref
     """int32 [2]: decodes, and other rows with tokens."""
-    value_factor: Ref
-    """float32 [1]: what values are multiplied with."""
+    factors: Ref
+    """float32 [2]: what queries and what values are multiplied with."""
     kv_lens: Ref
     query_start: Ref
     order: Ref
@@ -258,6 +258,15 @@ def load_queries(q: Ref, slot: Any, head: Any, options: Options) -> jax.Array:
         words = _rows(q, index)[...]
         parts.append(words if dims.q_packing == 1 else pltpu.bitcast(words, jnp.dtype(dims.q_dtype)))
     return _join(parts)
+
+
+def scaled(queries: jax.Array, factor: Any, options: Options) -> jax.Array:
+    """Queries times the factor of their scores, in their own type.
+
+    Cheaper than to multiply the scores. Decode and prefill do the same, so that a token's result does not depend on
+    which of them computes it.
+    """
+    return (queries.astype(jnp.float32) * factor).astype(options.dims.q_dtype)
 
 
 def store_queries(q: Ref, slot: Any, head: Any, values: jax.Array, options: Options) -> None:

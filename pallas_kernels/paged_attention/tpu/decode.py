@@ -33,6 +33,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     rem,
     row_slots,
     rows_ahead,
+    scaled,
     scores_of,
     start_pages,
     store_queries,
@@ -239,7 +240,8 @@ class _Decode:
         together = options.heads_together
 
         def head(number: Any) -> tuple[jax.Array, jax.Array]:
-            queries = load_queries(self.memory.q, q_slot, number, options).astype(options.dims.compute_dtype)
+            queries = load_queries(self.memory.q, q_slot, number, options)
+            queries = scaled(queries, self.scalars.factors[0], options).astype(options.dims.compute_dtype)
             keys, values = load_head(self.memory.kv, slot, number, start, seen, options)
             scores = scores_of(queries, keys, options)
             if distance is not None:
@@ -260,7 +262,7 @@ class _Decode:
         options, slot = self.options, rem(row, self.row_slots)
         for head in range(options.dims.num_kv_heads):
             sink = self.memory.heads[1, head][: options.dims.group_rows] if options.has_sinks else None
-            result = attended(self.memory.run, head, self.scalars.value_factor[0], sink)
+            result = attended(self.memory.run, head, self.scalars.factors[1], sink)
             store_queries(self.memory.q, slot, head, result, options)
         self.out_copy(row).start()
 

@@ -35,6 +35,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     rem,
     row_slots,
     rows_ahead,
+    scaled,
     scores_of,
     start_pages,
     store_queries,
@@ -306,10 +307,21 @@ class _Prefill:
         memory, (key_step, query_step) = self.memory, steps
         span, place = self.span(row, index), rem(query_step, 2)
         self.wait_queries(place, span.end - span.begin, memory.q_sems)
+        self.scale_queries(place)
         first, end = self.first_block(span), cdiv(span.end, self.options.blocks.keys)
         key_step = lax.fori_loop(first, end, lambda block, step: self.keys(span, block, place, step), key_step)
         self.finish(span, place)
         return key_step, query_step + 1
+
+    def scale_queries(self, place: Any) -> None:
+        """Multiply the queries with the factor of their scores: once for all keys."""
+        options, factor = self.options, self.scalars.factors[0]
+
+        def head(index: Any, _: None) -> None:
+            queries = load_queries(self.memory.q, place, index, options)
+            store_queries(self.memory.q, place, index, scaled(queries, factor, options), options)
+
+        lax.fori_loop(0, options.dims.num_kv_heads, head, None)
 
     def keys(self, span: Span, block: Any, place: Any, step: Any) -> Any:
         """One block of keys."""
@@ -411,7 +423,7 @@ class _Prefill:
 
         def head(index: Any, _: None) -> None:
             sink = self.per_row(1, index) if options.has_sinks else None
-            result = attended(self.memory.run, index, self.scalars.value_factor[0], sink)
+            result = attended(self.memory.run, index, self.scalars.factors[1], sink)
             store_queries(self.memory.q, place, index, result, options)
 
         lax.fori_loop(0, options.dims.num_kv_heads, head, None)
