@@ -158,10 +158,6 @@ class Runner:
             dense = self._sampling.set(request)
             if dense is not None:
                 sampling = self._executables.set_row(sampling, np.int32(request.slot), *dense)
-        if self._sampling.watches_text:
-            for request in plan.requests:
-                if request.params.bad_words_token_ids:
-                    request.output_token_ids = table.output_tokens(request.slot).tolist()
         for update in self._sampling.updates(table, plan.slots[plan.samples], _steps(plan, table)[plan.samples]):
             sampling = self._executables.set_bias(sampling, *update)
         self._state = replace(self._state, sampling=sampling)

@@ -50,11 +50,6 @@ class SamplingTable:
         self._floats = np.repeat(_NEUTRAL_FLOATS, max_num_seqs, axis=1)
         self._changing: dict[int, tuple[Request, TokenBias]] = {}
 
-    @property
-    def watches_text(self) -> bool:
-        """Whether a request is running whose forbidden tokens depend on the tokens it generated last."""
-        return any(bias.watches_text for _, bias in self._changing.values())
-
     def must_wait(self, table: RequestTable) -> bool:
         """Whether the next step's parameters depend on tokens that the host does not know yet."""
         return any(
@@ -82,8 +77,8 @@ class SamplingTable:
     def updates(self, table: RequestTable, slots: np.ndarray, steps: np.ndarray) -> list[BiasUpdate]:
         """Changes of the device's bias that the tokens so far ask for; mostly none.
 
-        `slots` int32 [n] sample in this step, after `steps` int32 [n] output tokens each. These may be more than
-        the requests' `output_token_ids` by tokens still on the device, except where `must_wait` forbids it.
+        `slots` int32 [n] sample in this step, after `steps` int32 [n] output tokens each. The table may lack the last
+        of these, which are still on the device, except where `must_wait` forbids it.
         """
         if not self._changing:
             return []
@@ -97,7 +92,9 @@ class SamplingTable:
             num_outputs = num_outputs_of.get(slot)
             if num_outputs is None:
                 continue
-            entries += ((slot, token, value) for token, value in bias.changes(request.output_token_ids, num_outputs))
+            # The last tokens only: an output may be long.
+            last = table.output_tokens(slot)[-bias.num_watched :].tolist() if bias.num_watched else []
+            entries += ((slot, token, value) for token, value in bias.changes(last, num_outputs))
             if bias.settled(num_outputs):
                 del self._changing[slot]
         return [_bias_update(entries[start : start + UPDATE_SIZE]) for start in range(0, len(entries), UPDATE_SIZE)]

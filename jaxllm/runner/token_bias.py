@@ -13,7 +13,7 @@ class TokenBias:
     """The bias of one request: `logit_bias`, `allowed_token_ids`, `bad_words` and `min_tokens` in one row.
 
     Bad words of several tokens forbid their last token whenever the output ends with the others; until `min_tokens`
-    tokens are out, end and stop tokens are forbidden.
+    tokens are out, end and stop tokens are forbidden. `num_watched` is how many of the last tokens decide.
     """
 
     def __init__(self, request: Request) -> None:
@@ -23,6 +23,7 @@ class TokenBias:
         self._allowed = None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids)
         self._never = frozenset(word[0] for word in words if len(word) == 1)
         self._words = [(word[:-1], word[-1]) for word in words if len(word) > 1]
+        self.num_watched = max((len(prefix) for prefix, _ in self._words), default=0)
         self._min_tokens = params.min_tokens
         self._stops = frozenset((*request.eos_token_ids, *(params.stop_token_ids or ())))
         self._forbidden_now: frozenset[int] = frozenset()
@@ -52,7 +53,7 @@ class TokenBias:
     def changes(self, output: Sequence[int], num_output_tokens: int) -> list[tuple[int, float]]:
         """Tokens whose entry differs from the one last returned, with their new value.
 
-        `num_output_tokens` may exceed the length of `output` unless `watches_text`.
+        `output` must hold the last `num_watched` tokens, if there are that many; the others are not looked at.
         """
         before, self._forbidden_now = self._forbidden_now, self._moving(output, num_output_tokens)
         if before == self._forbidden_now:
