@@ -16,9 +16,9 @@ from jaxllm.errors import EngineError, QueueFullError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.clients.connection import EngineConnection
+from jaxllm.serving.clients.connection import EngineConnection, Launch
 from jaxllm.serving.clients.heartbeat import Heartbeat
-from jaxllm.serving.clients.process import ENGINE_MODULE
+from jaxllm.serving.clients.process import EngineProcess
 from jaxllm.serving.engine_process.messages import (
     Abort,
     Add,
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 TEXT_THREADS = 2
 """Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""
+MOST_NEWS = 2
+"""Messages that wait for the event loop. When it has no time, more stay with the engine, where they merge."""
 IDLE_PING_SECONDS = 5.0
 """How often an idle engine is asked whether it lives."""
 
@@ -62,7 +64,7 @@ class AsyncLLM:
     """An engine process and its requests. Make one with `start`; everything belongs to the event loop of that call."""
 
     def __init__(
-        self, config: EngineConfig, *, max_queued_requests: int | None, step_timeout: float, engine_module: str
+        self, config: EngineConfig, *, max_queued_requests: int | None, step_timeout: float, launch: Launch
     ) -> None:
         self.config = config
         self.tokenizer: Tokenizer | None = None
@@ -71,12 +73,13 @@ class AsyncLLM:
         self._max_queued = max_queued_requests
         self._loop = asyncio.get_running_loop()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
-        self._connection = EngineConnection(self._receive, self._end, engine_module)
+        self._connection = EngineConnection(self._receive, self._end, launch)
         self._heartbeat = Heartbeat(step_timeout)
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
         self._news: list[FromEngine | EngineError] = []
-        self._news_lock = threading.Lock()
+        self._news_changed = threading.Condition()
+        self._ended = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._error: EngineError | None = None
@@ -96,19 +99,17 @@ class AsyncLLM:
         chat_template: str | None = None,
         log_level: str = "info",
         json_logs: bool = False,
-        engine_module: str = ENGINE_MODULE,
+        launch: Launch = EngineProcess,
     ) -> Self:
         """Start the engine process and load model and tokenizer, side by side.
 
         `max_queued_requests` limits the sequences that wait beside those that can run; None: no limit. An engine that
         says nothing for `step_timeout` seconds, although it should, counts as hanging. `chat_template` is Jinja text or
-        a file; `engine_module` is what the engine process runs. Raises `ConfigError`, `CapacityError` and
+        a file; `launch` starts the engine process. Raises `ConfigError`, `CapacityError` and
         `EngineError`.
         """
         template = None if chat_template is None else load_chat_template(chat_template)
-        llm = cls(
-            config, max_queued_requests=max_queued_requests, step_timeout=step_timeout, engine_module=engine_module
-        )
+        llm = cls(config, max_queued_requests=max_queued_requests, step_timeout=step_timeout, launch=launch)
         tokenizer = llm.run_text(load_tokenizer, config.model)
         try:
             await asyncio.to_thread(
@@ -292,6 +293,10 @@ class AsyncLLM:
             self._watch.cancel()
         self._error = self._error or EngineError("the engine is shut down")
         self.fail_all(str(self._error))
+        with self._news_changed:
+            # The listening thread must not wait for an event loop that is about to end.
+            self._ended = True
+            self._news_changed.notify()
         await asyncio.to_thread(self._connection.close)
         self._text_threads.shutdown(wait=False)
 
@@ -308,6 +313,9 @@ class AsyncLLM:
     def _receive(self, message: FromEngine) -> None:
         """In the listening thread: hand a message to the event loop."""
         self._heartbeat.heard(time.monotonic(), busy=bool(self._streams))
+        with self._news_changed:
+            while len(self._news) >= MOST_NEWS and not self._ended:
+                self._news_changed.wait()
         self._hand_over(message)
 
     def _end(self, error: EngineError) -> None:
@@ -315,7 +323,7 @@ class AsyncLLM:
         self._hand_over(error)
 
     def _hand_over(self, news: FromEngine | EngineError) -> None:
-        with self._news_lock:
+        with self._news_changed:
             self._news.append(news)
             first = len(self._news) == 1
         if first:
@@ -323,8 +331,9 @@ class AsyncLLM:
             self._loop.call_soon_threadsafe(self._take_news)
 
     def _take_news(self) -> None:
-        with self._news_lock:
+        with self._news_changed:
             news, self._news = self._news, []
+            self._news_changed.notify()
         for message in news:
             match message:
                 case Outputs():

@@ -41,6 +41,15 @@ class Histogram:
             counts[index] += int(new[index])
         self.sum += float(array.sum())
 
+    def state(self) -> tuple[list[int], float]:
+        """Counts between the bounds, and the sum: what `add` takes."""
+        return list(self._counts), self.sum
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add the values of another histogram with the same bounds."""
+        self._counts = [mine + more for mine, more in zip(self._counts, counts, strict=True)]
+        self.sum += total
+
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound as text, number of values up to it), the last for "+Inf"."""
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]

@@ -20,12 +20,17 @@ class Listener:
     `ConfigError` for an address that is in use or not of this machine, and for certificates that cannot be read.
     """
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, inherited: socket.socket | None = None) -> None:
+        """`inherited`: a socket that another process has bound, whose file stays when this one ends."""
         self._options = options
         self.ssl_context = _ssl_context(options)
         self._written = self._when_written()
         self._path = None if options.uds is None else Path(options.uds)
-        self.socket = _bind_tcp(options.host, options.port) if self._path is None else _bind_unix(self._path)
+        self._inherited = inherited is not None
+        if inherited is not None:
+            self.socket = inherited
+        else:
+            self.socket = _bind_tcp(options.host, options.port) if self._path is None else _bind_unix(self._path)
 
     @property
     def port(self) -> int | None:
@@ -62,7 +67,7 @@ class Listener:
     def close(self) -> None:
         """Close the socket and remove its file."""
         self.socket.close()
-        if self._path is not None:
+        if self._path is not None and not self._inherited:
             self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.exposition import generate_latest as generate_text
@@ -119,6 +120,23 @@ _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
 }
 
 
+_OF_ENGINE = frozenset(
+    (
+        *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
+        *("iteration_tokens_total", "step_seconds", "batch_fill"),
+    )
+)
+"""Values that the engine tells; all others are measured of requests."""
+
+
+class Measured(msgspec.Struct):
+    """What was measured of requests so far: by name, counts, and of histograms the counts and the sum."""
+
+    counters: dict[str, int]
+    finished: dict[str, int]
+    histograms: dict[str, tuple[list[int], float]]
+
+
 class Metrics(Collector):
     """What Prometheus is told, from numbers of its own in a registry of its own.
 
@@ -137,9 +155,33 @@ class Metrics(Collector):
         self._counters = {name: 0 for name in counters if name != "request_success"}
         self._finished = dict.fromkeys(FINISHED_REASONS, 0)
         self._histograms = _histograms(info.max_model_len)
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+
+    def measured(self) -> Measured:
+        """What was measured of requests so far, for `with_others` in another process."""
+        return Measured(
+            {name: count for name, count in self._counters.items() if name not in _OF_ENGINE},
+            dict(self._finished),
+            {name: histogram.state() for name, histogram in self._histograms.items() if name not in _OF_ENGINE},
+        )
+
+    def with_others(self, others: Sequence[Measured]) -> "Metrics":
+        """These metrics and what other processes have measured of their requests before the same engine."""
+        joined = Metrics(self._info, self._model_name, self._prefix)
+        joined._stats, joined._counters = self._stats, dict(self._counters)
+        for name, histogram in self._histograms.items():
+            joined._histograms[name].add(*histogram.state())
+        joined._finished = dict(self._finished)
+        for other in others:
+            joined._add(other)
+        return joined
+
+    def _add(self, other: Measured) -> None:
+        for name, count in other.counters.items():
+            self._counters[name] += count
+        for reason, count in other.finished.items():
+            self._finished[reason] += count
+        for name, state in other.histograms.items():
+            self._histograms[name].add(*state)
 
     def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
         """Take one message of the engine."""
@@ -179,13 +221,20 @@ class Metrics(Collector):
             [longest - each.prompt_tokens if each.max_tokens is None else each.max_tokens for each in done]
         )
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """(body, content type) for an Accept header: Prometheus' text format, or OpenMetrics where it is asked for."""
+    def exposition(self, accept: str = "", *, process: bool = True) -> tuple[bytes, str]:
+        """(body, content type) for an Accept header: Prometheus' text format, or OpenMetrics where it is asked for.
+
+        With `process`, also processor time, memory and so on of this process.
+        """
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        if process:
+            ProcessCollector(registry=registry)
         _, content_type = choose_encoder(accept)
         encode = generate_openmetrics if content_type.startswith("application/openmetrics-text") else generate_text
         # Our names need no escaping in any format. The encoders would still turn the colons of OpenMetrics' samples
         # (not of their headings) into underscores for scrapers that do not ask for UTF-8.
-        return encode(self._registry, escaping=ALLOWUTF8), content_type
+        return encode(registry, escaping=ALLOWUTF8), content_type
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now; the registry calls it."""

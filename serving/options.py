@@ -52,6 +52,12 @@ class ServerOptions(Section):
     max_queued_requests: int = option(
         1024, "Most requests that wait for the engine to start them; more are told to come back later.", minimum=1
     )
+    api_server_count: int = option(
+        1,
+        "Processes that answer HTTP, before one engine: for many streams. --max-queued-requests is for each.",
+        minimum=1,
+        maximum=64,
+    )
     max_body_size: int = option(32 * 2**20, "Most bytes in the body of a request.", minimum=1024)
     h11_max_incomplete_event_size: int = option(65536, "Most bytes in the headers of a request.", minimum=1024)
     h11_max_header_count: int = option(256, "Most headers of a request.", minimum=8)
@@ -88,7 +94,6 @@ class ServerOptions(Section):
 
 
 _WITHOUT_EFFECT = {
-    "api-server-count": Meaningless(True, "one process answers HTTP"),
     "chat-template-content-format": Meaningless(True, "templates always get content as text"),
     "disable-access-log-for-endpoints": Meaningless(True, "health and metrics are never in the access log"),
     "disable-frontend-multiprocessing": Meaningless(False, "the engine always has a process of its own"),

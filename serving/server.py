@@ -3,28 +3,30 @@
 import asyncio
 import gc
 import logging
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Self
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-import psutil
 import uvicorn
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.progress import Progress, silent
+from jaxllm.serving.api_servers.board import Board, Posted
 from jaxllm.serving.app import ServerState, create_app
 from jaxllm.serving.async_llm import AsyncLLM
-from jaxllm.serving.clients.process import ENGINE_MODULE
+from jaxllm.serving.clients.connection import Launch
+from jaxllm.serving.clients.process import EngineProcess
 from jaxllm.serving.http_limits import limited_protocol
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.logs import ThroughputLog, banner, configure_logging
 from jaxllm.serving.metrics import Metrics
 from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.options import ServerOptions
+from jaxllm.serving.signals import Signals, before, cancel
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +36,34 @@ _CLOSING_SECONDS = 5.0
 _CUT_SECONDS = 1.0
 _HEALTH_INTERVAL = 1.0
 _CERTIFICATE_INTERVAL = 60.0
+_POST_INTERVAL = 0.2
 _QUIET_PATHS = ("/health", "/ready", "/ping", "/metrics")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Of a server among others before one engine, for which somebody else speaks and loads.
+
+    `launch` finds the engine, `board` has what the others have measured, `on_listening` is called when it answers.
+    """
+
+    launch: Launch
+    board: Board
+    on_listening: Callable[[], None]
+
+
 def run_server(
-    config: EngineConfig, options: ServerOptions, progress: Progress = silent, engine_module: str = ENGINE_MODULE
+    config: EngineConfig, options: ServerOptions, progress: Progress = silent, launch: Launch = EngineProcess
 ) -> int:
     """`serve` on an event loop of its own, the fastest there is."""
+    return on_fast_loop(serve(config, options, progress=progress, launch=launch))
+
+
+def on_fast_loop(work: Coroutine[Any, Any, int]) -> int:
+    """Run this on an event loop of its own, the fastest there is."""
     loop_factory = None if sys.platform == "win32" else _uvloop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(serve(config, options, progress=progress, engine_module=engine_module))
+        return runner.run(work)
 
 
 def _uvloop() -> asyncio.AbstractEventLoop:
@@ -53,24 +73,40 @@ def _uvloop() -> asyncio.AbstractEventLoop:
 
 
 async def serve(
-    config: EngineConfig,
-    options: ServerOptions,
-    *,
-    progress: Progress = silent,
-    engine_module: str = ENGINE_MODULE,
+    config: EngineConfig, options: ServerOptions, *, progress: Progress = silent, launch: Launch = EngineProcess
 ) -> int:
     """Serve until SIGTERM or Ctrl-C; the result is the exit code.
 
     0 when ended by one signal, 128 + its number when a second one cut that short. Raises `ConfigError`,
     `CapacityError` or `EngineError` when it cannot start; the address is checked before the model is loaded.
     """
-    json_lines = options.log_format == "json"
-    configure_logging(options.log_level, json_lines=json_lines)
+    configure_logging(options.log_level, json_lines=options.log_format == "json")
     for path in options.middleware:
         # The application loads it again; here it fails before the model is loaded.
         load_middleware(path)
+    with Listener(options) as listener:
+        if options.api_server_count == 1:
+            return await serve_at(listener, config, options, progress=progress, launch=launch)
+        from jaxllm.serving.api_servers.supervisor import supervise
+
+        with Signals() as signals:
+            return await supervise(listener, signals, config, options, progress=progress, launch=launch)
+
+
+async def serve_at(
+    listener: Listener,
+    config: EngineConfig,
+    options: ServerOptions,
+    *,
+    progress: Progress = silent,
+    launch: Launch = EngineProcess,
+    place: Place | None = None,
+) -> int:
+    """`serve` with this process alone answering, at `listener`; `place`: as one of several."""
+    json_lines = options.log_format == "json"
+    configure_logging(options.log_level, json_lines=json_lines)
     started = time.monotonic()
-    with Listener(options) as listener, _Signals() as signals:
+    with Signals() as signals:
         loading = asyncio.ensure_future(
             AsyncLLM.start(
                 config,
@@ -80,22 +116,27 @@ async def serve(
                 chat_template=options.chat_template,
                 log_level=options.log_level,
                 json_logs=json_lines,
-                engine_module=engine_module,
+                launch=launch if place is None else place.launch,
             )
         )
-        if not await _before(signals.first, loading):
+        if not await before(signals.first, loading):
             _log.info("told to end before the model was loaded")
-            await _cancel(loading)
+            await cancel(loading)
             return signals.exit_code
         llm = loading.result()
         try:
-            return await _answer(llm, options, listener, signals, time.monotonic() - started)
+            return await _answer(llm, options, listener, signals, place, started)
         finally:
             await llm.shutdown()
 
 
 async def _answer(
-    llm: AsyncLLM, options: ServerOptions, listener: Listener, signals: "_Signals", load_seconds: float
+    llm: AsyncLLM,
+    options: ServerOptions,
+    listener: Listener,
+    signals: Signals,
+    place: Place | None,
+    started: float,
 ) -> int:
     """Answer requests until a signal comes, then end."""
     names = options.served_model_name or (llm.info.model,)
@@ -105,19 +146,28 @@ async def _answer(
         llm=llm, options=options, metrics=metrics, model_names=names, accepting=True, created=int(time.time())
     )
     http = _HttpServer(_uvicorn_config(create_app(state), options, listener))
-    background = [asyncio.create_task(_watch(llm)), asyncio.create_task(_renew(listener))]
-    if not options.disable_log_stats:
-        throughput = ThroughputLog()
-        llm.observers.append(throughput)
-        background.append(asyncio.create_task(throughput.run()))
+    background = [asyncio.create_task(_renew(listener))]
+    if place is None:
+        background.append(asyncio.create_task(_watch(llm)))
+        if not options.disable_log_stats:
+            throughput = ThroughputLog()
+            llm.observers.append(throughput)
+            background.append(asyncio.create_task(throughput.run()))
+    else:
+        state.board = place.board
+        background.append(asyncio.create_task(_post(state, place.board)))
     serving = asyncio.create_task(http.serve(sockets=[listener.socket]))
     # What lives now lives as long as the server: garbage collections need not look at it again.
     gc.collect()
     gc.freeze()
     try:
         await http.wait_until_it_listens(serving)
-        _log.info("%s", banner(llm.info, listener.urls(options.root_path), load_seconds))
-        if await _before(signals.first, serving):
+        if place is None:
+            urls = listener.urls(options.root_path)
+            _log.info("%s", banner(llm.info, urls, time.monotonic() - started))
+        else:
+            place.on_listening()
+        if await before(signals.first, serving):
             await serving
             raise EngineError("the HTTP server ended by itself")
         deadline = time.monotonic() + options.shutdown_timeout
@@ -126,28 +176,35 @@ async def _answer(
         await _close(http, serving, signals, max(_CLOSING_SECONDS, deadline - time.monotonic()))
     finally:
         for task in (serving, *background):
-            await _cancel(task)
+            await cancel(task)
     return signals.exit_code
 
 
-async def _drain(state: ServerState, signals: "_Signals") -> None:
+async def _post(state: ServerState, board: Board) -> None:
+    """Tell the other processes again and again what this one has measured."""
+    while True:
+        board.post(Posted(state.llm.num_unfinished, state.metrics.measured()))
+        await asyncio.sleep(_POST_INTERVAL)
+
+
+async def _drain(state: ServerState, signals: Signals) -> None:
     """Refuse what is new, let what runs finish for a while, and end the rest with an error."""
     llm, timeout = state.llm, state.options.shutdown_timeout
     state.accepting = False
     running = llm.num_unfinished
     _log.info("shutting down%s", f": {running} requests have {timeout:g} s to finish" if running else "")
     draining = asyncio.ensure_future(llm.drain(timeout))
-    await _before(signals.second, draining)
-    await _cancel(draining)
+    await before(signals.second, draining)
+    await cancel(draining)
     if llm.num_unfinished:
         _log.warning("%d requests did not finish and get an error", llm.num_unfinished)
     llm.fail_all("the server is shutting down")
 
 
-async def _close(http: "_HttpServer", serving: "asyncio.Task[None]", signals: "_Signals", seconds: float) -> None:
+async def _close(http: "_HttpServer", serving: "asyncio.Task[None]", signals: Signals, seconds: float) -> None:
     """Let all responses reach their clients; connections that take longer than `seconds` are cut."""
     http.should_exit = True
-    if not await _before(signals.second, serving, seconds):
+    if not await before(signals.second, serving, seconds):
         http.cut_connections()
         await asyncio.wait((serving,), timeout=_CUT_SECONDS)
 
@@ -242,47 +299,3 @@ class _HttpServer(uvicorn.Server):
         for connection in connections:
             if connection.transport is not None:
                 connection.transport.abort()
-
-
-class _Signals:
-    """SIGTERM and SIGINT as events: the first asks to end well, the second to end now. A context manager."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        self.exit_code = 0
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._take, number)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
-
-    def _take(self, number: int) -> None:
-        if not self.first.is_set():
-            self.first.set()
-            return
-        self.exit_code = 128 + number
-        self.second.set()
-        # The engine may be in a long step or compilation: it is not asked.
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-
-
-async def _before(event: asyncio.Event, work: "asyncio.Future[Any]", seconds: float | None = None) -> bool:
-    """Wait until `work` is done or `event` is set, but no longer than `seconds`; whether the work is done."""
-    waiting = asyncio.create_task(event.wait())
-    await asyncio.wait((work, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    return work.done()
-
-
-async def _cancel(work: "asyncio.Future[Any]") -> None:
-    """End `work` if it is not done, and wait for that; its own errors no longer matter."""
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)

@@ -1,9 +1,11 @@
 """`jaxllm serve` before an engine that computes nothing: `python -m benchmarks.shared.stand_in_server [flags]`."""
 
 import sys
+from functools import partial
 
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import serve
+from jaxllm.serving.clients.process import EngineProcess
 from jaxllm.serving.server import run_server
 
 STEP_MS = "JAXLLM_STAND_IN_STEP_MS"
@@ -17,7 +19,7 @@ def main() -> int:
     parser = FlagParser(prog="stand_in_server")
     serve.add_arguments(parser)
     config, options = serve.configuration(parser.parse(sys.argv[1:]))
-    return run_server(config, options, engine_module=MODULE)
+    return run_server(config, options, launch=partial(EngineProcess, module=MODULE))
 
 
 if __name__ == "__main__":

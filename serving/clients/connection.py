@@ -5,6 +5,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 
@@ -13,7 +14,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
-from jaxllm.serving.clients.process import ENGINE_MODULE, EngineProcess
+from jaxllm.serving.clients.process import EngineProcess
 from jaxllm.serving.engine_process.messages import (
     Configure,
     Failed,
@@ -29,6 +30,24 @@ from jaxllm.serving.engine_process.wire import Decoder, Encoder, Frame
 Listener = Callable[[FromEngine], None]
 
 
+class EngineHandle(Protocol):
+    """What runs the engine; see `EngineProcess`."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End it, and wait for that."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+Launch = Callable[[str, Callable[[str], None]], EngineHandle]
+"""Starts an engine for the sockets in a folder; the function is called when it has ended, with what can be said."""
+
+
 class EngineConnection:
     """Starts an engine process and talks to it.
 
@@ -37,18 +56,18 @@ class EngineConnection:
     """
 
     def __init__(
-        self, on_message: Listener, on_end: Callable[[EngineError], None], module: str = ENGINE_MODULE
+        self, on_message: Listener, on_end: Callable[[EngineError], None], launch: Launch = EngineProcess
     ) -> None:
-        """`module` is what the process runs."""
+        """`launch` starts the process."""
         self.info: EngineInfo
-        self._on_message, self._on_end, self._module = on_message, on_end, module
+        self._on_message, self._on_end, self._launch = on_message, on_end, launch
         self._encoder = Encoder(share=True)
         self._decoder: Decoder[FromEngine] = Decoder(FromEngine)
         self._sending = threading.Lock()
         self._closing = False
         self._exit = ""
         self._listener: threading.Thread | None = None
-        self._process: EngineProcess | None = None
+        self._process: EngineHandle | None = None
         # A byte in this pair says that the process has ended.
         self._woken, self._wake = socket.socketpair()
 
@@ -117,7 +136,7 @@ class EngineConnection:
         with self._sending:
             if self._closing:
                 raise EngineError("the engine was closed while it started")
-            self._process = EngineProcess(self._folder, self._exited, self._module)
+            self._process = self._launch(self._folder, self._exited)
 
     def _greet(self) -> bytes:
         """Wait for the process to say hello; returns its address."""

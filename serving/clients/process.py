@@ -33,7 +33,7 @@ class EngineProcess:
             [sys.executable, "-P", "-m", module, folder],
             stdin=subprocess.PIPE,
             stdout=_stderr(),
-            env=_environment(),
+            env=environment(),
             # Ctrl-C in a terminal goes to a whole group of processes; this one is to decide alone.
             start_new_session=True,
         )
@@ -63,10 +63,11 @@ class EngineProcess:
         self._child.kill()
 
     def _wait(self) -> None:
-        self._on_exit(_describe(self._child.wait()))
+        self._on_exit(describe_exit(self._child.wait()))
 
 
-def _describe(code: int) -> str:
+def describe_exit(code: int) -> str:
+    """What the exit code of a child says, for a person."""
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
@@ -82,11 +83,11 @@ def _stderr() -> int:
     return 2
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The environment of the child, which must find the same jaxllm, installed or not."""
-    environment = dict(os.environ)
+    variables = dict(os.environ)
     root = Path(jaxllm.__file__).resolve().parent.parent
     if root.name not in ("site-packages", "dist-packages"):
-        paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return environment
+        paths = [str(root), *filter(None, [variables.get("PYTHONPATH")])]
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
+    return variables

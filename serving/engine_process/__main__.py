@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
 
-import jaxllm
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress
 from jaxllm.serving.engine_process import loop
 from jaxllm.serving.engine_process.loop import Inbox
-from jaxllm.serving.engine_process.messages import Configure, Failed, Hello, Loading, Ready, Release, ToEngine
+from jaxllm.serving.engine_process.messages import Configure, Failed, Loading, Ready, Release
 from jaxllm.serving.engine_process.outbox import Outbox
-from jaxllm.serving.engine_process.wire import Decoder, Encoder
+from jaxllm.serving.engine_process.sockets import Sockets
+from jaxllm.serving.engine_process.wire import Encoder
 
 if TYPE_CHECKING:
     from jaxllm.engine import Engine
@@ -50,32 +50,6 @@ class Served(Protocol):
 
 
 Kind = TypeVar("Kind", bound=Served)
-
-
-class Sockets:
-    """The two connections to the client: DEALER for its messages, PUSH for the engine's."""
-
-    def __init__(self, folder: str) -> None:
-        self._context = zmq.Context()
-        self.input = self._context.socket(zmq.DEALER)
-        self.input.connect(f"ipc://{folder}/input")
-        self.output = self._context.socket(zmq.PUSH)
-        # With few messages under way, outputs wait in the outbox, where they merge.
-        self.output.set_hwm(4)
-        self.output.connect(f"ipc://{folder}/output")
-        self.decoder: Decoder[ToEngine] = Decoder(ToEngine)
-
-    def greet(self) -> Configure:
-        """Say hello, and wait for what to do."""
-        self.input.send_multipart(Encoder().encode(Hello(jaxllm.__version__)))
-        answer = self.receive()
-        assert isinstance(answer, Configure)
-        return answer
-
-    def receive(self) -> ToEngine:
-        """Wait for the next message."""
-        frames = [frame.buffer for frame in self.input.recv_multipart(copy=False)]
-        return self.decoder.decode(frames)
 
 
 def main(

@@ -1,6 +1,7 @@
 """For those who run the server: is it alive, is it ready, what does it do."""
 
 import asyncio
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,7 +10,7 @@ from jaxllm import __version__
 from jaxllm.serving.openai import errors
 from jaxllm.serving.openai.generate import json_response
 from jaxllm.serving.openai.protocol.operations import CacheReset, Load, Version
-from jaxllm.serving.openai.state import server_of
+from jaxllm.serving.openai.state import ServerState, server_of
 
 
 async def health(request: Request) -> Response:
@@ -38,15 +39,25 @@ async def version(_: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """Tell how many requests are in flight."""
-    return json_response(Load(server_load=server_of(request).llm.num_unfinished))
+    server = server_of(request)
+    others = [] if server.board is None else server.board.others()
+    return json_response(Load(server_load=server.llm.num_unfinished + sum(each.load for each in others)))
 
 
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
     # In a thread: writing them takes milliseconds, which no stream should wait for.
-    exposition = server_of(request).metrics.exposition
-    body, content_type = await asyncio.to_thread(exposition, request.headers.get("accept", ""))
+    work = partial(_exposition, server_of(request), request.headers.get("accept", ""))
+    body, content_type = await asyncio.to_thread(work)
     return Response(body, media_type=content_type)
+
+
+def _exposition(server: ServerState, accept: str) -> tuple[bytes, str]:
+    if server.board is None:
+        return server.metrics.exposition(accept)
+    # Whichever process is asked answers for all; which one it was would make no sense in a series.
+    joined = server.metrics.with_others([each.measured for each in server.board.others()])
+    return joined.exposition(accept, process=False)
 
 
 async def reset_prefix_cache(request: Request) -> Response:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from jaxllm import __version__
 from jaxllm.errors import RequestError
+from jaxllm.serving.api_servers.board import Board
 from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.metrics import Metrics
 from jaxllm.serving.openai import errors
@@ -31,6 +32,8 @@ class ServerState:
     model_names: tuple[str, ...]
     accepting: bool
     created: int
+    board: Board | None = None
+    """What other API server processes have measured, if there are others."""
     token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
     _own_template: str | None = field(init=False, default=None)

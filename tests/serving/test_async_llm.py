@@ -71,6 +71,27 @@ async def test_streams_and_whole_results_are_what_llm_gives(llm: AsyncLLM) -> No
     assert llm.num_unfinished == 0
 
 
+async def test_what_a_busy_event_loop_cannot_take_merges_at_the_engine(llm: AsyncLLM) -> None:
+    """However long it is busy, little waits for it afterwards."""
+    steps = list[int]()
+
+    class Steps:
+        def observe(self, stats: Any, measured: Any) -> None:
+            steps.append(stats.num_steps)
+
+    observer = Steps()
+    llm.observers.append(observer)
+    stream = llm.generate("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True, temperature=0))
+    output = await anext(stream)
+    seen = len(steps)
+    while sum(steps) < 300 and not output.finished:
+        time.sleep(0.3)  # noqa: ASYNC251  (the event loop is to be busy)
+        output = await anext(stream)
+    assert max(steps[seen:], default=0) > 1
+    await stream.aclose()
+    llm.observers.remove(observer)
+
+
 async def test_sequences_of_one_request_keep_apart(llm: AsyncLLM) -> None:
     params = SamplingParams(n=3, seed=3, max_tokens=12, ignore_eos=True)
     outputs = await collect(llm, "Once upon a time", params)

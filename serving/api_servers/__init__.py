@@ -1,0 +1,1 @@
+"""Several API server processes before one engine (`--api-server-count`)."""

@@ -1,0 +1,56 @@
+"""One API server process, as the supervisor sees it."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from jaxllm.serving.api_servers import order
+from jaxllm.serving.api_servers.order import Order
+from jaxllm.serving.clients.process import describe_exit, environment
+
+MODULE = "jaxllm.serving.api_servers"
+
+
+class Worker:
+    """A child that answers HTTP. It ends with this process, however that one ends."""
+
+    def __init__(self, given: Order, on_line: Callable[[order.Line], None], on_exit: Callable[[str], None]) -> None:
+        """Both functions are called in a thread, `on_exit` last, with what can be said of the end."""
+        self._on_line, self._on_exit = on_line, on_exit
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE],
+                stdin=theirs.fileno(),
+                env=_environment(),
+                pass_fds=(given.listener, given.board),
+                # Ctrl-C in a terminal goes to a whole group of processes; who drains is the supervisor's to decide.
+                start_new_session=True,
+            )
+        order.send(self._channel, given)
+        threading.Thread(target=self._listen, name="api-server-watch", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        self._child.send_signal(number)
+
+    def _listen(self) -> None:
+        for line in order.lines(self._channel):
+            self._on_line(line)
+        meaning = describe_exit(self._child.wait())
+        self._channel.close()
+        self._on_exit(meaning)
+
+
+def _environment() -> dict[str, str]:
+    """That of the engine, with our own places of modules: middleware is found there."""
+    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  (an entry of PYTHONPATH)
+    return {**environment(), "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,130 @@
+"""Several API server processes before one engine: nobody notices, and they end together."""
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.serving.conftest import left_in
+from tests.serving.server_process import SMALL, ServerProcess, Stream, running
+
+pytestmark = pytest.mark.slow
+
+FLAGS = ("demo", *SMALL, "--api-server-count", "2")
+BODY = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+LONG = {**BODY, "max_tokens": 480, "stream": True}
+SECONDS = 120.0
+LABELS = 'engine="0",model_name="demo"'
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def children(server: ServerProcess, module: str) -> list[psutil.Process]:
+    """The server's processes that run this module."""
+    every = psutil.Process(server.process.pid).children()
+    return [process for process in every if f"jaxllm.serving.{module}" in process.cmdline()]
+
+
+def told(client: httpx.Client, sample: str) -> bool:
+    """Whether the metrics say this."""
+    return sample in client.get("/metrics").text
+
+
+def connections(process: psutil.Process) -> int:
+    return sum(each.status == psutil.CONN_ESTABLISHED for each in process.net_connections("tcp"))
+
+
+def test_together_they_are_one_server(tmp_path: Path, scratch: Path) -> None:
+    with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
+        workers = children(server, "api_servers")
+        (engine,) = children(server, "engine_process")
+        assert len(workers) == 2
+        clients = list[httpx.Client]()
+        texts = list[str]()
+        # Which process gets a connection is the system's choice.
+        while not all(connections(worker) for worker in workers):
+            assert len(clients) < 200
+            client = httpx.Client(base_url=server.url, timeout=SECONDS)
+            clients.append(client)
+            answer = client.post("/v1/completions", json=BODY)
+            assert answer.status_code == 200, answer.text
+            texts.append(answer.json()["choices"][0]["text"])
+        assert len(set(texts)) == 1
+        tokens = 40 * len(texts)
+        for client in clients:
+            until(partial(told, client, f"generation_tokens_total{{{LABELS}}} {tokens:.1f}"))
+            assert client.post("/reset_prefix_cache").status_code == 200
+        streams = [Stream(client, LONG) for client in clients[-4:]]
+        until(lambda: all(client.get("/load").json() == {"server_load": len(streams)} for client in clients[:2]))
+        server.signal(signal.SIGTERM)
+        for stream in streams:
+            events = stream.rest()
+            assert events[-1] == b"[DONE]"
+            assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.end() == 0, server.log
+        psutil.wait_procs([*workers, engine], timeout=20)
+        assert not any(process.is_running() for process in (*workers, engine))
+        assert "Traceback" not in server.log
+        assert server.log.count("serves demo") == 1
+        assert left_in(scratch) == []
+        for client in clients:
+            client.close()
+
+
+def test_one_that_dies_ends_all_and_says_why(tmp_path: Path, scratch: Path) -> None:
+    with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
+        workers = children(server, "api_servers")
+        (engine,) = children(server, "engine_process")
+        workers[0].kill()
+        assert server.end() == 1
+        assert "an API server process ended by itself (killed by SIGKILL" in server.log.splitlines()[-1]
+        psutil.wait_procs([*workers, engine], timeout=20)
+        assert not any(process.is_running() for process in (*workers, engine))
+        assert "Traceback" not in server.log
+
+
+def test_the_engine_dies_and_then_all_are_told_to_end(tmp_path: Path) -> None:
+    with running(tmp_path / "log", *FLAGS) as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        (engine,) = children(server, "engine_process")
+        workers = children(server, "api_servers")
+        stream = Stream(client, LONG)
+        engine.kill()
+        assert b"killed by SIGKILL" in stream.rest()[-1]
+        for _ in range(8):
+            assert httpx.get(f"{server.url}/health", timeout=SECONDS).status_code == 503
+        server.wait_for("the engine process died")
+        server.signal(signal.SIGINT)
+        assert server.end() == 0, server.log
+        psutil.wait_procs(workers, timeout=20)
+        assert not any(worker.is_running() for worker in workers)
+        assert "Traceback" not in server.log
+
+
+def test_the_supervisor_is_killed(tmp_path: Path, scratch: Path) -> None:
+    """Nothing of it is left."""
+    with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
+        everybody = [*children(server, "api_servers"), *children(server, "engine_process")]
+        assert len(everybody) == 3
+        server.process.kill()
+        assert server.end() == -signal.SIGKILL
+        psutil.wait_procs(everybody, timeout=20)
+        assert not any(process.is_running() for process in everybody)
+        assert left_in(scratch) == []
+
+
+def test_an_error_at_the_start_is_the_only_line(tmp_path: Path) -> None:
+    with running(tmp_path / "log", "./absent", *SMALL, "--api-server-count", "2", wait=False) as server:
+        assert server.end() == 2
+        assert "absent" in server.log
+        assert "Traceback" not in server.log

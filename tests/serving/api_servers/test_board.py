@@ -1,0 +1,101 @@
+"""The board on which processes show each other what they have measured."""
+
+import tempfile
+import threading
+
+from jaxllm.outputs import EngineOutput
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.api_servers.board import Board, Posted, make_file
+from jaxllm.serving.metrics import Measured, Metrics
+from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.output_processor import OutputProcessor
+from jaxllm.stats import StepStats
+from tests.serving.conftest import engine_info
+
+
+def posted(number: int) -> Posted:
+    return Posted(number, Measured({"prompt_tokens": number}, {"stop": number}, {"a": ([number] * 500, 0.5)}))
+
+
+def test_each_sees_what_the_others_have_said_last() -> None:
+    with tempfile.TemporaryFile() as file:
+        boards = [Board(make_file(file, 3), index, 3) for index in range(3)]
+        assert boards[0].others() == []
+        for number in (1, 2):
+            boards[1].post(posted(number))
+        assert boards[1].others() == []
+        boards[2].post(posted(7))
+        assert boards[0].others() == [posted(2), posted(7)]
+        assert boards[2].others() == [posted(2)]
+        for board in boards:
+            board.close()
+
+
+def test_what_is_read_while_it_is_written_is_whole() -> None:
+    with tempfile.TemporaryFile() as file:
+        writer, reader = (Board(make_file(file, 2), index, 2) for index in range(2))
+        writer.post(posted(0))
+        over = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not over.is_set():
+                number += 1
+                writer.post(posted(number))
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(300):
+                for found in reader.others():
+                    assert found == posted(found.load)
+        finally:
+            over.set()
+            thread.join()
+        writer.close()
+        reader.close()
+
+
+def _serve(metrics: Metrics, names: list[str], steps: list[StepStats]) -> None:
+    """Requests that get one token and end, in a process that hears of these steps."""
+    processor = OutputProcessor(None, measure=True)
+    for name in names:
+        request = TextRequest(
+            request_id=name, prompt=None, prompt_token_ids=[1, 2], params=SamplingParams(), children=[]
+        )
+        request.children = [Named(name)]  # type: ignore[list-item]
+        processor.add(request)
+    outputs = [EngineOutput(name, [5], finish_reason="stop") for name in names]
+    metrics.observe(steps[0], processor.process(outputs).measurements)
+    for step in steps[1:]:
+        metrics.observe(step, None)
+
+
+class Named:
+    """Of a request of the engine, its name."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+
+
+def test_requests_add_up_and_the_engine_counts_once() -> None:
+    steps = [
+        StepStats(2, 0, 0.5, 2, 2, 8, 0.1, prefix_queries=4, num_steps=1),
+        StepStats(0, 0, 0.0, 1, 1, 1, 0.1, prefix_queries=9, num_steps=1),
+    ]
+    here, there = (Metrics(engine_info(), "m") for _ in range(2))
+    _serve(here, ["a"], steps)
+    _serve(there, ["b", "c"], steps)
+    body, _ = here.with_others([there.measured()]).exposition(process=False)
+    text = body.decode()
+    labels = 'engine="0",model_name="m"'
+    for line in (
+        f"jaxllm:generation_tokens_total{{{labels}}} 3.0",
+        f"jaxllm:prompt_tokens_total{{{labels}}} 6.0",
+        f"jaxllm:prefix_cache_queries_total{{{labels}}} 9.0",
+        f"jaxllm:e2e_request_latency_seconds_count{{{labels}}} 3.0",
+        f"jaxllm:step_seconds_count{{{labels}}} 2.0",
+        'jaxllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 3.0',
+    ):
+        assert line in text, text
+    assert "process_cpu_seconds" not in text
