@@ -29,6 +29,9 @@ PAGE_SIZES = (64, 16)
 SHAPES = ("llama-3-8b", "llama-3-70b-tp8", "qwen3-0.6b", "qwen3-30b-a3b")
 """Other models of the list have the heads of one of these."""
 
+MOST_SCORES = 1 << 21
+"""Scores computed together. With twice as many the compiler took minutes, and every step would wait for that."""
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -67,9 +70,12 @@ def _tune(
 ) -> tuple[Blocks, dict[str, Any]]:
     """The best blocks and their entry of the file. `start`: what to begin with, in place of what is in use."""
     begin, count = time.perf_counter(), 0
+    group = case.model.num_heads // case.model.num_kv_heads
 
     def cost(blocks: Blocks) -> float | None:
         nonlocal count
+        if blocks.queries * group * blocks.chunk > MOST_SCORES:
+            return None
         count += 1
         try:
             return worker.microseconds(case, kernel, blocks)

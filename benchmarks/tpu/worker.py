@@ -23,7 +23,7 @@ SMALL = {"decode": Blocks(128, 128, 2), "prefill": Blocks(128, 128, 2, 16, 1)}
 class Worker:
     """Measures cases of one chip in a process of its own, since libtpu writes its programs into one folder for all."""
 
-    def __init__(self, chip: str, timeout: float = 60) -> None:
+    def __init__(self, chip: str, timeout: float = 240) -> None:
         self._chip, self._timeout = chip, timeout
         self._process: subprocess.Popen[str] | None = None
 
