@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +57,22 @@ def main() -> None:
         for name in options.model:
             begun: dict[str, Blocks] = {}
             for page_size in options.page_size:
-                for case in (decode_case(name, 64, 1024, page_size), prefill_case(name, 1, 2048, 2048, page_size)):
+                for case in (prefill_case(name, 1, 2048, 2048, page_size), decode_case(name, 64, 1024, page_size)):
                     kernel = "decode" if case.is_decode else "prefill"
                     # Another page size hardly changes what is best: what was found is only checked.
                     tries = 1 if kernel in begun else options.tries
-                    begun[kernel], entry = _tune(worker, chip, kernel, case, begun.get(kernel), tries)
+                    start = begun.get(kernel) or worker.blocks_in_use(case, kernel)
+                    # Decode cuts contexts into the chunks of prefill.
+                    chunk = begun.get("prefill", start).chunk
+                    start = replace(start, chunk=chunk, keys=max(start.keys, chunk))
+                    begun[kernel], entry = _tune(worker, chip, kernel, case, start, tries)
                     _write(output, command, entry)
 
 
 def _tune(
-    worker: Worker, chip: Chip, kernel: str, case: Case, start: Blocks | None, tries: int
+    worker: Worker, chip: Chip, kernel: str, case: Case, start: Blocks, tries: int
 ) -> tuple[Blocks, dict[str, Any]]:
-    """The best blocks and their entry of the file. `start`: what to begin with, in place of what is in use."""
+    """The best blocks found from `start`, and their entry of the file."""
     begin, count = time.perf_counter(), 0
     group = case.model.num_heads // case.model.num_kv_heads
 
@@ -83,8 +87,7 @@ def _tune(
             print(f"  {blocks}: {error}", file=sys.stderr)
             return None
 
-    first = worker.blocks_in_use(case, kernel) if start is None else start
-    best, microseconds = search(kernel, first, case.page_size, cost, tries)
+    best, microseconds = search(kernel, start, case.page_size, cost, tries)
     share = case.least_seconds(chip) * 1e6 / microseconds
     print(
         f"{chip.name} {case.name}: {microseconds:.1f} µs, {share:.1%} of the roofline with {best} "

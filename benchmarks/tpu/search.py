@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 
-FIELDS = {"decode": ("keys", "chunk", "slots"), "prefill": ("queries", "chunk", "keys")}
-"""What is tried for each kernel, what matters most first."""
+FIELDS = {"decode": ("keys", "slots"), "prefill": ("queries", "chunk", "keys")}
+"""What is tried for each kernel, what matters most first. Decode cuts contexts into the chunks of prefill."""
 
 LEAST = {"keys": 128, "chunk": 128, "slots": 2, "queries": 16}
 MOST = {"keys": 4096, "chunk": 2048, "slots": 8, "queries": 1024}
