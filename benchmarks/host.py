@@ -1,6 +1,7 @@
 """The host's work per step and the gap between device steps, with a stand-in for the device."""
 
 import argparse
+import gc
 import json
 import time
 from collections import defaultdict
@@ -80,6 +81,8 @@ def measure(
     clock = Clock(0.0, processor_time=processor_time)
     engine = prepare(running, context, clock, async_scheduling)
     clock.step_seconds = step_ms / 1e3
+    gc.collect()
+    gc.freeze()  # as the engine process does
     watch = Stopwatch(engine)
     for _ in range(5):
         engine.step()
@@ -95,6 +98,7 @@ def measure(
     elapsed = clock.now() - began
     assert engine.runner.watch.count == 0
     engine.close()
+    gc.unfreeze()
     parts = {name: float(np.median(watch.seconds[name])) * 1e3 for name in PARTS}
     host = float(np.median(total)) * 1e3
     gaps = np.array(clock.gaps) * 1e6
