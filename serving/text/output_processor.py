@@ -64,10 +64,10 @@ class OutputProcessor:
             sequence = self._sequences.get(output.request_id)
             if sequence is None:
                 continue
-            if sequence.quick and output.finish_reason is None and len(output.token_ids) == 1:
+            if sequence.quick and output.finish_reason is None and output.token_ids:
                 if meter is not None:
                     meter.take(output, now)
-                result = sequence.take_text(output.token_ids[0])
+                result = sequence.take_text(output.token_ids)
                 if result is not None:
                     processed.outputs.append(result)
                 continue

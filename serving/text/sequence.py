@@ -60,8 +60,8 @@ class RequestState:
 class Sequence:
     """One sequence in flight: its tokens, its text so far, and why it ended.
 
-    Of most sequences nothing is to be told but text, token for token (`only_text`). After its first token such a
-    sequence is `quick`: single tokens may be given to `take_text` instead of `take`.
+    Of most sequences nothing is to be told but text, as it comes (`only_text`). After its first token such a sequence
+    is `quick`: further ones may be given to `take_text` instead of `take`.
     """
 
     __slots__ = (
@@ -104,11 +104,11 @@ class Sequence:
         )
         self.quick = False
 
-    def take_text(self, token_id: int) -> RequestOutput | None:
-        """Take one more token, which does not end the sequence; the delta, if there is text."""
+    def take_text(self, token_ids: list[int]) -> RequestOutput | None:
+        """Take more tokens, which do not end the sequence; the delta, if there is text."""
         assert self._decoder is not None
-        self.token_ids.append(token_id)
-        piece = self._decoder.push(token_id)
+        self.token_ids += token_ids
+        piece = "".join(map(self._decoder.push, token_ids))
         if not piece:
             return None
         first, self._reported = self._reported, len(self.token_ids)
