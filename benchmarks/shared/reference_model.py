@@ -4,21 +4,29 @@ import json
 from pathlib import Path
 
 VOCAB_SIZE = 32000
+HIDDEN, FEED_FORWARD, QUERY_HEADS, KV_HEADS, HEAD_SIZE = 768, 2048, 12, 4, 64
 
 
-def write_reference_model(folder: Path, *, layers: int = 12, max_position_embeddings: int = 4096) -> Path:
+def layer_parameters() -> int:
+    """Weights of one layer's matrices."""
+    return HIDDEN * (2 * QUERY_HEADS * HEAD_SIZE + 2 * KV_HEADS * HEAD_SIZE + 3 * FEED_FORWARD)
+
+
+def write_reference_model(
+    folder: Path, *, layers: int = 12, vocab_size: int = VOCAB_SIZE, max_position_embeddings: int = 4096
+) -> Path:
     """Write the configuration (no weights: load it with `load_format="dummy"`) and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 768,
-        "intermediate_size": 2048,
+        "vocab_size": vocab_size,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FEED_FORWARD,
         "num_hidden_layers": layers,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
+        "num_attention_heads": QUERY_HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_SIZE,
         "max_position_embeddings": max_position_embeddings,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
