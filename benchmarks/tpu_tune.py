@@ -66,7 +66,7 @@ def main() -> None:
                     chunk = begun.get("prefill", start).chunk
                     start = replace(start, chunk=chunk, keys=max(start.keys, chunk))
                     begun[kernel], entry = _tune(worker, chip, kernel, case, start, tries)
-                    _write(output, command, entry)
+                    _write(output, {**entry, "command": command})
 
 
 def _tune(
@@ -98,7 +98,7 @@ def _tune(
     return best, {"key": key, "blocks": asdict(best), "case": case.name, "share": round(share, 3)}
 
 
-def _write(file: Path, command: str, entry: dict[str, Any]) -> None:
+def _write(file: Path, entry: dict[str, Any]) -> None:
     """Put an entry in, in place of one with its key."""
     entries = json.loads(file.read_text())["entries"] if file.exists() else []
     entries = [other for other in entries if other["key"] != entry["key"]] + [entry]
@@ -106,7 +106,7 @@ def _write(file: Path, command: str, entry: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     # An entry per line, so that a change shows as a change of lines.
     lines = ",\n".join(f"    {json.dumps(other)}" for other in entries)
-    file.write_text(f'{{\n  "command": {json.dumps(command)},\n  "entries": [\n{lines}\n  ]\n}}\n')
+    file.write_text(f'{{\n  "entries": [\n{lines}\n  ]\n}}\n')
 
 
 if __name__ == "__main__":

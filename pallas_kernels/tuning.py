@@ -1,6 +1,6 @@
 """Block sizes that were tuned for a chip: one JSON file per chip and operation, `tuned/<chip>/<operation>.json`.
 
-A file is `{"command": how it was made, "entries": [{"key": {...}, "blocks": {...}, "case": ..., "share": ...}, ...]}`.
+A file is `{"entries": [{"key": {...}, "blocks": {...}, "case": ..., "share": ..., "command": how it was made}, ...]}`.
 An operation looks its key up and falls back on a heuristic of its own where there is none. `share` is the part of the
 roofline that these blocks reach in `case`, by the static model (docs/kernels.md): an estimate, for plans.
 """
