@@ -23,7 +23,7 @@ def pages(free_bytes: int = 10**9, max_model_len: int = 64, max_num_seqs: int = 
 
 def test_page_bytes() -> None:
     assert SHAPE.page_bytes == 2 * 16 * 2 * 4 * 8 * 4
-    assert SHAPE.array(5) == (2, 5, 16, 8, 8)
+    assert SHAPE.array(5) == (2, 5, 2, 4, 16, 8)
 
 
 def test_no_more_than_the_requests_can_use() -> None:
