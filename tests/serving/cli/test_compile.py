@@ -93,7 +93,8 @@ def test_an_engine_starts_and_runs_without_compiling(bundle: Path) -> None:
         from_bundle = answers(llm)
     assert seen == []
     assert names == []
-    with compilations() as seen, LLM("demo", **OPTIONS, num_gpu_blocks_override=pages(bundle)) as llm:
+    anew = {**OPTIONS, "num_gpu_blocks_override": pages(bundle), "compilation_cache_dir": ""}
+    with compilations() as seen, LLM("demo", **anew) as llm:
         compiled = answers(llm)
     assert len(seen) >= 6, "the count counts"
     assert from_bundle == compiled
