@@ -35,9 +35,12 @@ LLAMA_3_8B = {
 PAGES = 4096
 ROWS = 64
 
-_OPERATION = re.compile(r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+_COLLECTIVE = re.compile(r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 _SHAPE = re.compile(r"(?:bf16|f32|s32|u32|pred|f16|s8|u8)\[([\d,]*)\]")
-_INTEGER = re.compile(r"\b(?:s32|pred)\[")
+_OPERATION = re.compile(r"\s+(?P<root>ROOT )?(?P<name>%[\w.-]+) = .*? (?P<kind>[a-z][\w-]*)\((?P<rest>.*)")
+_NAME = re.compile(r"%[\w.-]+")
+COSTLY = ("fusion", "reduce", "scatter", "sort", "dynamic-slice", "copy")
+"""Operations that take time. Some others only name a part of an array."""
 
 
 def collectives(text: str) -> dict[str, list[dict[str, Any]]]:
@@ -47,7 +50,7 @@ def collectives(text: str) -> dict[str, list[dict[str, Any]]]:
     for line in text.splitlines():
         if line and not line[0].isspace():
             name = line.removeprefix("ENTRY ").split(" ")[0]
-        match = _OPERATION.search(line)
+        match = _COLLECTIVE.search(line)
         if match:
             shapes = _SHAPE.findall(line.split(f" {match[1]}")[0])
             elements = max((elements_of(shape) for shape in shapes), default=0)
@@ -56,18 +59,27 @@ def collectives(text: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def repeated(text: str) -> list[str]:
-    """Operations in the loop over the layers that are the same in every layer: what XLA has moved there, and integers.
+    """Operations in the loop over the layers whose operands are the same in every layer, so that their results are too.
 
-    Integers are positions and lengths, of which no layer has its own; the number of the layer is no fusion.
+    Those operands are what the loop carries along unchanged, constants, and what is made of nothing else.
     """
     body = next(part for part in re.split(r"\n(?=\S)", text) if "while/body" in part and " custom-call(" in part)
-    found = []
-    for line in body.splitlines():
-        operation = re.search(r"= (.*?) (fusion|reduce|scatter|sort|dynamic-slice)\(", line)
-        name = re.search(r'op_name="([^"]*)"', line)
-        if operation and (_INTEGER.search(operation[1]) or (name and "while/body" not in name[1])):
-            found.append(line.strip())
-    return found
+    operations = {match["name"]: match for line in body.splitlines() if (match := _OPERATION.match(line))}
+
+    def operands(match: re.Match[str]) -> list[str]:
+        return [name for name in _NAME.findall(match["rest"]) if name in operations]
+
+    carried = next(operands(match) for match in operations.values() if match["root"])
+    same: set[str] = set()
+    for name, match in operations.items():
+        if match["kind"] == "get-tuple-element" and operations[operands(match)[0]]["kind"] == "parameter":
+            place = re.search(r"index=(\d+)", match["rest"])
+            unchanged = place is not None and carried[int(place[1])] == name
+        else:
+            unchanged = match["kind"] != "parameter" and same.issuperset(operands(match))
+        if unchanged:
+            same.add(name)
+    return [operations[name][0].strip() for name in operations if name in same and operations[name]["kind"] in COSTLY]
 
 
 def elements_of(shape: str) -> int:
