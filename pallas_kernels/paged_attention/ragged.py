@@ -90,8 +90,11 @@ def write_head_major(
     """`write_kv` for a cache [L, P, 2, K, C, H]."""
     new = jnp.stack([quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)], axis=1)
     page, offset, new = _places(batch, kv_cache.shape[4], new)
-    # Without a reshape of the cache, which would copy it where there is one KV head.
-    return kv_cache.at[layer, page, :, :, offset].set(new, mode="promise_in_bounds")
+    # Indices of every axis but the last: XLA copies a cache that is reshaped (where there is one KV head), and for TPUs
+    # one of which a whole axis before an index is written.
+    which, head = (jnp.arange(size, dtype=jnp.int32) for size in new.shape[1:3])
+    place = kv_cache.at[layer, page[:, None, None], which[:, None], head, offset[:, None, None]]
+    return place.set(new, mode="promise_in_bounds")
 
 
 def _places(batch: RaggedBatch, page_size: int, new: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

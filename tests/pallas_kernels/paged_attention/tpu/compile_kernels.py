@@ -1,4 +1,4 @@
-"""Compiles the TPU kernels for a chip that is not there and prints a line of JSON per case: run by a test."""
+"""Compiles paged attention for a chip that is not there and prints a line of JSON per case: run by a test."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ SHAPES = {
 LAYERS, PAGES, PAGE_SIZE, TOKENS, ROWS, WIDTH = 4, 8192, 16, 512, 64, 512
 
 
-def compile_case(name: str, mesh: Mesh) -> dict[str, Any]:
+def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
     """Bytes of the cache, of aliases and temporaries."""
     heads, kv_heads, size, kv_dtype = SHAPES[name]
     sharding = NamedSharding(mesh, PartitionSpec())
@@ -40,7 +40,7 @@ def compile_case(name: str, mesh: Mesh) -> dict[str, Any]:
     rows = (shape((ROWS + 1,)), shape((ROWS,)), shape((ROWS, WIDTH)))
     batch = RaggedBatch(shape((TOKENS,)), shape((TOKENS,)), *rows, *(shape(()),) * 3)
     geometry = CacheGeometry(LAYERS, PAGES, PAGE_SIZE, kv_heads, size, kv_dtype)
-    cache = shape(cache_shape("tpu", geometry), jnp.dtype(kv_dtype))
+    cache = shape(cache_shape(implementation, geometry), jnp.dtype(kv_dtype))
     q_dtype = jnp.dtype("float32" if kv_dtype == "float32" else "bfloat16")
     q, kv = shape((TOKENS, heads, size), q_dtype), shape((TOKENS, kv_heads, size), q_dtype)
     per_head = shape((heads,), jnp.float32) if name == "gpt-oss-20b" else None
@@ -52,7 +52,8 @@ def compile_case(name: str, mesh: Mesh) -> dict[str, Any]:
             index, window = index_and_window
             q, cache = paged_attention(
                 q, kv, kv, cache, index, batch, scale=0.1, window=window, soft_cap=soft_cap,
-                sinks=per_head, alibi_slopes=per_head, k_scale=window.astype(jnp.float32), implementation="tpu",
+                sinks=per_head, alibi_slopes=per_head, k_scale=window.astype(jnp.float32),
+                implementation=implementation,
             )  # fmt: skip
             return (q, cache), None
 
@@ -71,14 +72,14 @@ def compile_case(name: str, mesh: Mesh) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compile every shape for the chip named by the argument."""
-    chip = CHIPS[sys.argv[1]]
+    """Compile every shape for the chip and with the implementation named by the arguments."""
+    chip, implementation = CHIPS[sys.argv[1]], sys.argv[2]
     options: dict[str, Any] = dict(chip.topology_options)
     topology = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology, **options)
     mesh = Mesh(np.array(topology.devices[:1]), ("model",))
     with jax.set_mesh(mesh):
         for name in SHAPES:
-            print(json.dumps(compile_case(name, mesh)), flush=True)  # noqa: T201
+            print(json.dumps(compile_case(name, mesh, implementation)), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
