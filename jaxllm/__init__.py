@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxllm.serving.llm import LLM
     from jaxllm.serving.llm_engine import LLMEngine
     from jaxllm.serving.outputs import CompletionOutput, RequestOutput
+    from jaxllm.structured.params import StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _EXPORTS = {
     "RequestError": "jaxllm.errors",
     "RequestOutput": "jaxllm.serving.outputs",
     "SamplingParams": "jaxllm.sampling_params",
+    "StructuredOutputs": "jaxllm.structured.params",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "__version__",
 ]
 

@@ -4,11 +4,13 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.checked_names import CheckedNames
+from jaxllm.errors import RequestError
+from jaxllm.structured.params import StructuredOutputs
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
@@ -19,26 +21,16 @@ MAX_SEQUENCES: Final = 16384
 MAX_STOPS: Final = 1024
 """Most stop strings of one request: each is looked for in every piece of text, while other requests wait."""
 
-_NOT_YET: Final = {
-    "structured_outputs": "structured outputs are not supported yet",
-    "guided_decoding": "structured outputs are not supported yet",
-    "logits_processors": "custom logits processors are not supported yet",
-}
+
+class _Names(CheckedNames):
+    noun: ClassVar[str] = "sampling parameter"
+    reasons: ClassVar[dict[str, str]] = {
+        "guided_decoding": "the field is called structured_outputs",
+        "logits_processors": "custom logits processors are not supported yet",
+    }
 
 
-class _CheckedNames(msgspec.StructMeta):
-    """Turns an unknown keyword of the constructor into a `RequestError` that names the nearest known one."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in self.__struct_fields__:
-                raise RequestError(_unknown(name, self.__struct_fields__), name)
-        return super().__call__(*args, **kwargs)
-
-
-class SamplingParams(
-    msgspec.Struct, metaclass=_CheckedNames, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Parameters of one request.
 
     Every value is checked when the object is made; a wrong one raises `RequestError` with the name of the field in
@@ -95,8 +87,15 @@ class SamplingParams(
     """Added to the logits of these tokens; values are clipped to [-100, 100]."""
     allowed_token_ids: list[int] | None = None
     """Only these tokens may be generated."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the output must have; a mapping of its fields is converted."""
+    thinking_token_budget: int | None = None
+    """Most tokens of reasoning, then it is ended; only where the model's reasoning has an end that is known."""
     bad_words_token_ids: list[list[int]] | None = None
     """Internal: `bad_words` as token ids, filled in where a tokenizer is at hand."""
+    reasoning_end_token_ids: list[int] | None = None
+    """Internal: the output begins inside reasoning, which this sequence of tokens ends. `structured_outputs` apply to
+    what follows it; with `thinking_token_budget` it is forced when so many tokens have been generated."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -121,6 +120,16 @@ class SamplingParams(
         """Whether single tokens are pushed or forbidden at some point of the request."""
         features = (self.logit_bias, self.allowed_token_ids, self.bad_words_token_ids)
         return self.min_tokens > 0 or any(feature is not None for feature in features)
+
+    @property
+    def uses_grammar(self) -> bool:
+        """Whether the engine decides at every token which ones may follow."""
+        return self.structured_outputs is not None or self.limits_reasoning
+
+    @property
+    def limits_reasoning(self) -> bool:
+        """Whether reasoning is ended after a number of tokens."""
+        return self.thinking_token_budget is not None and self.reasoning_end_token_ids is not None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -148,12 +157,6 @@ class SamplingParams(
         for name, check in _CHECKS.items():
             setattr(self, name, check(name, getattr(self, name)))
         _check_together(self)
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    """The message for a keyword that is not a field."""
-    reason = _NOT_YET.get(name)
-    return f"{name}: {reason}" if reason else f"unknown sampling parameter {name!r}{nearest(name, known)}"
 
 
 def _wrong(name: str, value: Any, allowed: str) -> RequestError:
@@ -279,7 +282,10 @@ _CHECKS: Final[dict[str, _Check]] = {
     "truncate_prompt_tokens": _optional(_integer("an integer of at least 1, -1 for the model's length, or None", -1)),
     "logit_bias": _optional(_logit_bias),
     "allowed_token_ids": _optional(_token_ids),
+    "structured_outputs": _optional(lambda name, value: StructuredOutputs.of(value)),
+    "thinking_token_budget": _optional(_integer("an integer of at least 0, or None", 0)),
     "bad_words_token_ids": _optional(_words_ids),
+    "reasoning_end_token_ids": _optional(_word_ids),
 }
 
 
@@ -297,3 +303,5 @@ def _check_together(params: SamplingParams) -> None:
         raise _wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise _wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
+    if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:
+        raise _wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")

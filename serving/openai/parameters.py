@@ -12,7 +12,7 @@ from jaxllm.serving.openai.errors import BodyError
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.text.input_processor import TextRequest
 
-_OWN_MEANING = {"max_tokens", "logprobs"}
+_OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
 """Fields that chats and completions understand differently."""
 _SHARED = tuple(
     name

@@ -37,6 +37,9 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("truncate_prompt_tokens", [0, -2, 1.5, "1"]),
     ("logit_bias", [{1: NAN}, {1: INF}, {1: "a"}, {-1: 1.0}, {"x": 1.0}, {1.5: 1.0}, {"-1": 0}, [1], "1"]),
     ("allowed_token_ids", [[], [-1], ["a"], 1, "1"]),
+    ("structured_outputs", [1, "json", [{}], {1: 2}]),
+    ("thinking_token_budget", [-1, 1.5, "1", True]),
+    ("reasoning_end_token_ids", [[], [-1], ["a"], 1]),
     ("bad_words_token_ids", [[1], [[-1]], "1", [None]]),
 ]
 CASES = [
@@ -72,9 +75,10 @@ def test_unknown_names() -> None:
     assert caught.value.parameter == "temprature"
     with pytest.raises(RequestError, match="did you mean 'top_p'"):
         SamplingParams.from_dict({"topp": 1})
-    for name in ("structured_outputs", "logits_processors"):
-        with pytest.raises(RequestError, match="not supported yet"):
-            SamplingParams.from_dict({name: None})
+    with pytest.raises(RequestError, match="not supported yet"):
+        SamplingParams.from_dict({"logits_processors": None})
+    with pytest.raises(RequestError, match="structured_outputs"):
+        SamplingParams.from_dict({"guided_decoding": None})
 
 
 def test_values_are_normalised() -> None:
