@@ -1,21 +1,14 @@
 """Chat completions: a conversation in, the model's answers out."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.openai import parameters
+from jaxllm.serving.openai.chat_call import prepare_chat
 from jaxllm.serving.openai.chat_writer import ChatWriter
 from jaxllm.serving.openai.decode import read_body
-from jaxllm.serving.openai.generate import calling, identify, respond
-from jaxllm.serving.openai.messages import conversation, last_content, tool_dictionaries
+from jaxllm.serving.openai.generate import identify, respond
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
-from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
-from jaxllm.serving.openai.state import ServerState, server_of
+from jaxllm.serving.openai.state import server_of
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -24,75 +17,5 @@ async def create_chat_completion(request: Request) -> Response:
     server.check_accepting()
     body = await read_body(request, ChatCompletionRequest)
     identity = identify(request, server, body, "chatcmpl")
-    _check(body, server)
-    messages = conversation(body.messages, server.chat_template(body.chat_template))
-    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    with calling(prompt="messages", max_tokens=limit, logprobs="top_logprobs"):
-        params = _params(body, server.llm.default_params)
-        prompt = await server.llm.render_chat(messages, **template_settings(body, server))
-        requests = await server.llm.prepare(
-            [{"prompt": prompt, "cache_salt": body.cache_salt}],
-            params,
-            identity.engine_ids,
-            priority=parameters.checked_priority(body, server.llm.config),
-            stream=bool(body.stream),
-            add_special_tokens=bool(body.add_special_tokens),
-        )
-    parameters.check_room(requests, limit, getattr(body, limit), server.llm.info.max_model_len)
-    begin = last_content(messages, server.options.response_role) if body.echo else ""
-    return await respond(request, server, requests, ChatWriter(server, body, identity, requests[0], begin))
-
-
-def template_settings(body: ChatCompletionRequest | TokenizeRequest, server: ServerState) -> dict[str, Any]:
-    """Arguments for rendering the conversation of a request. Raises `RequestError`."""
-    server.check_template(body.chat_template)
-    go_on = bool(body.continue_final_message)
-    return {
-        "chat_template": body.chat_template,
-        "add_generation_prompt": not go_on if body.add_generation_prompt is None else body.add_generation_prompt,
-        "continue_final_message": go_on,
-        "tools": tool_dictionaries(body.tools),
-        "chat_template_kwargs": _template_kwargs(body, server.options.default_chat_template_kwargs or {}),
-    }
-
-
-def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    given = body.chat_template_kwargs or {}
-    for name in ("chat_template", "tokenize", "tools", "conversation"):
-        if name in given:
-            raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
-    kwargs = {**defaults, **given}
-    if isinstance(body, ChatCompletionRequest):
-        if body.documents is not None:
-            kwargs["documents"] = body.documents
-        if body.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    return kwargs
-
-
-def _check(body: ChatCompletionRequest, server: ServerState) -> None:
-    """Raise `RequestError` for fields that do not go together, or are too large."""
-    parameters.check_stream(body)
-    parameters.check_sequences(body, 1, server.most_sequences)
-    parameters.check_alternatives("top_logprobs", body.top_logprobs, server.llm.info.max_logprobs)
-    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info.max_logprobs)
-    if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
-    if body.tools and body.tool_choice != "none":
-        raise RequestError(
-            "tools: calls of tools are not supported yet; tool_choice='none' shows them to the model and lets it "
-            "answer in words",
-            "tools",
-        )
-    if body.tool_choice not in (None, "none", "auto") and not body.tools:
-        raise RequestError("tool_choice: give tools with it", "tool_choice")
-
-
-def _params(body: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return parameters.sampling_params(
-        body,
-        defaults,
-        max_tokens=parameters.recommended_max_tokens(defaults) if max_tokens is None else max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
+    call = await prepare_chat(server, body, identity.engine_ids)
+    return await respond(request, server, [call.request], ChatWriter(server, body, identity, call.request, call.begin))

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.chat import template_settings
+from jaxllm.serving.openai.chat_call import template_settings
 from jaxllm.serving.openai.decode import read_body
 from jaxllm.serving.openai.generate import json_response
 from jaxllm.serving.openai.messages import conversation

@@ -1,0 +1,113 @@
+"""Chat-like requests, of whichever interface, made ready for the engine."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.errors import RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.openai import parameters
+from jaxllm.serving.openai.generate import calling
+from jaxllm.serving.openai.messages import conversation, last_content, tool_dictionaries
+from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
+from jaxllm.serving.openai.state import ServerState
+from jaxllm.serving.reply.parts import ReplyParser
+from jaxllm.serving.text.input_processor import TextRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCall:
+    """A chat-like request that the engine can run, and how to read what it writes."""
+
+    request: TextRequest
+    new_parser: Callable[[], ReplyParser] | None
+    """Makes a parser for one answer; None: all text is content, and needs none."""
+    begin: str = ""
+    """Text with which every answer begins, because the request asked for its own beginning back (`echo`)."""
+
+
+async def prepare_chat(
+    server: ServerState, body: ChatCompletionRequest, engine_ids: Sequence[str], *, limit: str | None = None
+) -> ChatCall:
+    """Check a chat request, render its prompt, and make a request for the engine of the one id in `engine_ids`.
+
+    Other interfaces write theirs as a `ChatCompletionRequest` and rename the fields of errors (`generate.calling`).
+    `limit` is the name by which they know the most tokens to generate. Raises `RequestError`.
+    """
+    _check(body, server)
+    messages = conversation(body.messages, server.chat_template(body.chat_template))
+    limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
+    with calling(prompt="messages", max_tokens=limit, logprobs="top_logprobs"):
+        params = _params(body, server.llm.default_params)
+        prompt = await server.llm.render_chat(messages, **template_settings(body, server))
+        requests = await server.llm.prepare(
+            [{"prompt": prompt, "cache_salt": body.cache_salt}],
+            params,
+            engine_ids,
+            priority=parameters.checked_priority(body, server.llm.config),
+            stream=bool(body.stream),
+            add_special_tokens=bool(body.add_special_tokens),
+        )
+    parameters.check_room(requests, limit, _asked_tokens(body), server.llm.info.max_model_len)
+    begin = last_content(messages, server.options.response_role) if body.echo else ""
+    return ChatCall(request=requests[0], new_parser=None, begin=begin)
+
+
+def template_settings(body: ChatCompletionRequest | TokenizeRequest, server: ServerState) -> dict[str, Any]:
+    """Arguments for rendering the conversation of a request. Raises `RequestError`."""
+    server.check_template(body.chat_template)
+    go_on = bool(body.continue_final_message)
+    return {
+        "chat_template": body.chat_template,
+        "add_generation_prompt": not go_on if body.add_generation_prompt is None else body.add_generation_prompt,
+        "continue_final_message": go_on,
+        "tools": tool_dictionaries(body.tools),
+        "chat_template_kwargs": _template_kwargs(body, server.options.default_chat_template_kwargs or {}),
+    }
+
+
+def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    given = body.chat_template_kwargs or {}
+    for name in ("chat_template", "tokenize", "tools", "conversation"):
+        if name in given:
+            raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
+    kwargs = {**defaults, **given}
+    if isinstance(body, ChatCompletionRequest):
+        if body.documents is not None:
+            kwargs["documents"] = body.documents
+        if body.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return kwargs
+
+
+def _check(body: ChatCompletionRequest, server: ServerState) -> None:
+    """Raise `RequestError` for fields that do not go together, or are too large."""
+    parameters.check_stream(body)
+    parameters.check_sequences(body, 1, server.most_sequences)
+    parameters.check_alternatives("top_logprobs", body.top_logprobs, server.llm.info.max_logprobs)
+    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info.max_logprobs)
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
+    if body.tools and body.tool_choice != "none":
+        raise RequestError(
+            "tools: calls of tools are not supported yet; tool_choice='none' shows them to the model and lets it "
+            "answer in words",
+            "tools",
+        )
+    if body.tool_choice not in (None, "none", "auto") and not body.tools:
+        raise RequestError("tool_choice: give tools with it", "tool_choice")
+
+
+def _asked_tokens(body: ChatCompletionRequest) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _params(body: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
+    max_tokens = _asked_tokens(body)
+    return parameters.sampling_params(
+        body,
+        defaults,
+        max_tokens=parameters.recommended_max_tokens(defaults) if max_tokens is None else max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
