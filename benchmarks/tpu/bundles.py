@@ -1,9 +1,11 @@
 """The compiler's dump of a kernel: VLIW bundles, what each does with its scalar unit, and how full its slots are.
 
-Of the files that `--xla_jf_dump_llo_text=true` writes per kernel two are read: `*-final_bundles.txt`, the program (one
-entry per bundle: address, loop depth as `>`, operations separated by `;;`), and
-`*-final_hlo-static-per-bundle-utilization.txt` (per bundle, how many slots of each unit it fills). The format is not
-documented; what is relied on was found by reading dumps of libtpu 0.0.42.
+Of the files that `--xla_jf_dump_llo_text=true` writes per kernel two are read: `*-packed-bundles-post-ra.txt`, the
+program with registers and addresses (one entry per bundle: address, loop depth as `>`, operations separated by `;;`),
+and `*-pre-delay_hlo-static-per-bundle-utilization.txt` (per bundle, how many slots of each unit it fills). Only one
+pass comes after, which turns most empty bundles into delays. The text of `*-final_bundles.txt` does not show those: it
+lacks cycles, and for TPU7x it does not tell where a branch takes effect. The format is not documented; what is relied
+on was found by reading dumps of libtpu 0.0.42.
 """
 
 import re
@@ -12,16 +14,23 @@ from pathlib import Path
 
 _BUNDLE = re.compile(r"^ *(?:0x[0-9a-f]+|0) +(?:[A-Z]{2})? *: (>*) ?\{", re.MULTILINE)
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_START = re.compile(r"Start(?:/End empty)? region (\d+)")
 _OPERATION = re.compile(
     r"(?:%(?P<dest>[a-z]*\d+(?:_[a-z]+\d+)?) = )?(?P<name>[a-z][a-z0-9_.]*(?:<no memory space>)?)(?P<rest>.*)",
     re.DOTALL,
 )
 _PREDICATE = re.compile(r"\((!?)%p\d+_p(\d+)(?:, ([^()]*))?\)")
 _NEVER = re.compile(r" \((0|!1)\)")  # a condition the compiler knows
+_TARGET = re.compile(r"target bundleno = (\d+) \(0x[0-9a-f]+\), region = \d+")
 _ALWAYS = re.compile(r"^ \((1|!0)\),?")
 _DIVISION = re.compile(r"sdivrem\.(\w+) ([^;}/]*)/\* (k\w+) \*/")  # which results it gives is only in the comment
-_DELAY_SLOTS = 4
+_BUNDLES, _UTILIZATION = "packed-bundles-post-ra", "pre-delay_hlo-static-per-bundle-utilization"
+
+DUMPS = f"({_BUNDLES}|pre-delay)"
+"""Regular expression for the compiler's passes whose dumps are read."""
+
+DELAY_SLOTS = {"v4": 1, "v5e": 4, "v5p": 4, "v6e": 4, "tpu7x": 6}
+"""Bundles after a branch that are executed whether or not it is taken. As found in dumps: after a branch back to the
+start of a loop come that many bundles, empty where there was nothing to do, before the next part of the program."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Operation:
         args: Operands as text: `s5`, `p3`, `!p3`, a number, `#4+6` (offset 6 in allocation 4).
         predicate: Condition under which it is executed.
         otherwise: What the register becomes when the condition does not hold, for the select form of `smov`.
-        target: Region that a branch goes to.
+        target: Bundle that a branch goes to.
     """
 
     name: str
@@ -74,17 +83,16 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel: bundles, first bundle of each region, and how many slots of each unit a bundle has."""
+    """A kernel: bundles, how many slots of each unit a bundle has, and how many bundles follow a branch in any case."""
 
     bundles: tuple[Bundle, ...]
-    regions: dict[int, int]
     units: tuple[str, ...]
     capacity: tuple[int, ...]
-    delay_slots: int = _DELAY_SLOTS
+    delay_slots: int
 
 
-def read_program(folder: Path, kernel: str) -> Program:
-    """The kernel of that name from the dumps in `folder`.
+def read_program(folder: Path, kernel: str, chip: str) -> Program:
+    """The kernel of that name, compiled for `chip` (a name in `DELAY_SLOTS`), from the dumps in `folder`.
 
     Raises:
         FileNotFoundError: There is no dump of it.
@@ -93,15 +101,15 @@ def read_program(folder: Path, kernel: str) -> Program:
     name = re.escape(re.sub(r"[^\w.-]", "_", kernel))
     programs = {}
     for path in sorted(folder.iterdir()):
-        for kind in ("final_bundles", "final_hlo-static-per-bundle-utilization"):
+        for kind in (_BUNDLES, _UTILIZATION):
             if re.fullmatch(rf"\d+-{name}(\.\d+)?-\d+-{kind}\.txt", path.name):
                 programs[kind] = path.read_text(encoding="utf-8")
     if len(programs) < 2:
         raise FileNotFoundError(f"no bundle dump of kernel {kernel} in {folder}")
-    return parse_program(programs["final_bundles"], programs["final_hlo-static-per-bundle-utilization"])
+    return parse_program(programs[_BUNDLES], programs[_UTILIZATION], DELAY_SLOTS[chip])
 
 
-def parse_program(bundles: str, utilization: str) -> Program:
+def parse_program(bundles: str, utilization: str, delay_slots: int) -> Program:
     """A program from the text of the two dump files.
 
     Raises:
@@ -112,15 +120,12 @@ def parse_program(bundles: str, utilization: str) -> Program:
     ends = [match.start() for match in starts[1:]] + [len(bundles)]
     if len(starts) != len(rows):
         raise ValueError(f"{len(starts)} bundles, but the utilization of {len(rows)}")
-    regions: dict[int, int] = {}
     semaphores: set[str] = set()
-    parsed = []
-    for index, (match, end, slots) in enumerate(zip(starts, ends, rows, strict=True)):
-        chunk = bundles[match.end() : end]
-        for comment in _COMMENT.findall(chunk):
-            regions.update((int(region), index) for region in _START.findall(comment))
-        parsed.append(_parse_bundle(len(match[1]), chunk, slots, semaphores))
-    return Program(tuple(parsed), regions, units, capacity)
+    parsed = [
+        _parse_bundle(len(match[1]), bundles[match.end() : end], slots, semaphores)
+        for match, end, slots in zip(starts, ends, rows, strict=True)
+    ]
+    return Program(tuple(parsed), units, capacity, delay_slots)
 
 
 def _parse_utilization(text: str) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
@@ -163,8 +168,8 @@ def _parse_operation(name: str, dest: str, rest: str) -> Operation:
         index = re.search(r"index: (\d+), kind: (\w+)", rest)
         assert index is not None, rest
         return Operation(name, _register(dest), (index[1], index[2]))
-    target = re.search(r"target = \$region(\d+)", rest)
-    rest = re.sub(r"\[thread:\$\d+\]|\[resolvable:\$\w+\]|target = \$region\d+", "", rest)
+    target = _TARGET.search(rest)
+    rest = _TARGET.sub("", re.sub(r"\[thread:\$\d+\]|\[resolvable:\$\w+\]", "", rest))
     predicate, otherwise = None, ""
     for match in _PREDICATE.finditer(rest):
         predicate = Predicate(int(match[2]), match[1] == "!")

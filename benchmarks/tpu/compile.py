@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.tpu.bundles import DUMPS
+
 if TYPE_CHECKING:
     from benchmarks.tpu.kernels import Call
 
@@ -54,7 +56,7 @@ def run_child(command: list[str], folder: Path, timeout: float) -> None:
 def dump_flags(folder: Path) -> str:
     """Flags of libtpu (`LIBTPU_INIT_ARGS`) with which it writes its programs into `folder`."""
     # Without the label the compiler would write its program after each of its seventy passes.
-    return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_"
+    return f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex={DUMPS}"
 
 
 def compile_for(chip_name: str, call: "Call", folder: Path) -> None:

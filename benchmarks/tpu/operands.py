@@ -51,10 +51,15 @@ def _name(params: dict[str, Any]) -> str:
 
 
 def as_words(value: Any) -> list[int] | None:
-    """The 32-bit words of a known operand, as a scalar core reads them; None for an operand that is not known."""
+    """The 32-bit words of a known operand, as they lie in memory; None for an operand that is not known.
+
+    Rows of arrays of more than one dimension begin at multiples of 128 words.
+    """
     if value is None:
         return None
     array = np.asarray(jax.device_get(value))
+    if array.ndim > 1:
+        array = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % 128)])
     if np.issubdtype(array.dtype, np.floating):
         array = array.astype(np.float32).view(np.int32)
     return [int(word) for word in array.astype(np.int32).reshape(-1)]

@@ -166,7 +166,7 @@ def measure_kernel(program: Program, name: str, operands: Sequence[Sequence[int]
 def measure(chip: Chip, kernel: str, case: Case, folder: Path, module: dict[str, Any]) -> Figures:
     """The figures of a case from the dumps in `folder` and what the compilation left in `module`."""
     parts = tuple(
-        measure_kernel(read_program(folder, part["name"]), part["name"], part["operands"], chip)
+        measure_kernel(read_program(folder, part["name"], chip.name), part["name"], part["operands"], chip)
         for part in module["kernels"]
     )
     cycles = sum(part.cycles for part in parts)

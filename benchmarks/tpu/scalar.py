@@ -30,12 +30,12 @@ def operand_address(index: int) -> int:
     return (2 * index + 1) << 80
 
 
-def operand_index(address: int) -> int | None:
-    """Which operand `address` (shifted left or not) is the start of; None for any other address."""
-    if address < 1 << 80:
-        return None
+def operand_place(address: int) -> tuple[int | None, int]:
+    """Operand in which `address` (shifted left or not) lies, None for another address, and how far from its start."""
     high = address >> 80
-    return (high // (high & -high) - 1) // 2
+    if high <= 0:
+        return None, address
+    return (high // (high & -high) - 1) // 2, address & ((1 << 80) - 1)
 
 
 def wrap(value: int) -> int:

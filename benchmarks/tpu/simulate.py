@@ -20,7 +20,7 @@ from benchmarks.tpu.scalar import (
     Value,
     arithmetic,
     operand_address,
-    operand_index,
+    operand_place,
     register_index,
     unsigned,
     value_of,
@@ -100,14 +100,15 @@ class _Core:
         self.run.dmas += "hbm" in name
         heapq.heappush(self.flights.setdefault(flag, []), (end + self.memory.latency, granules))
         if name.endswith("smem"):
-            self._fill_smem(source, target)
+            self._fill_smem(source, target, granules)
 
-    def _fill_smem(self, source: int, target: int) -> None:
-        index = operand_index(source)
+    def _fill_smem(self, source: int, target: int, granules: int) -> None:
+        index, offset = operand_place(source)
         words = self.operands[index] if index is not None and index < len(self.operands) else None
         if words is None:
             raise UnsupportedOperationError("scalars are read from memory whose content is not known")
-        self.smem.update((target + place, word) for place, word in enumerate(words))
+        first, count = (number * self.memory.granule // 4 for number in (offset, granules))
+        self.smem.update((target + place, word) for place, word in enumerate(words[first : first + count]))
 
     def wait(self, flag: int, granules: int) -> None:
         flights = self.flights.get(flag, [])
@@ -213,8 +214,7 @@ def _action(operation: Operation, core: _Core) -> _Action:
     if name.startswith("inlined_call_operand"):
         return _operand(operation, core)
     if base == "sbr":
-        target = core.program.regions.get(operation.target, len(core.program.bundles))
-        return lambda core: setattr(core, "branch", target)
+        return lambda core: setattr(core, "branch", operation.target)
     if base == "dma" and not name.startswith("dma.done"):
         return _dma(operation)
     if base == "vpop":

@@ -14,7 +14,7 @@ from benchmarks.tpu.cases import CASES
 from benchmarks.tpu.compile import MODULE, other_cycles, run_child
 from benchmarks.tpu.operands import as_words, known_operands
 from benchmarks.tpu.report import KernelFigures, loops, measure, measure_kernel, memory_of, table
-from benchmarks.tpu.scalar import UnsupportedOperationError, arithmetic, operand_address, operand_index, wrap
+from benchmarks.tpu.scalar import UnsupportedOperationError, arithmetic, operand_address, operand_place, wrap
 from benchmarks.tpu.simulate import Memory, simulate
 from jaxllm.pallas_kernels.chips import CHIPS, Chip
 
@@ -26,11 +26,11 @@ CHUNK_BYTES = 64 * 128 * 4
 @pytest.fixture(scope="module")
 def copy() -> Program:
     """`tiny_copy`, compiled for v6e by libtpu 0.0.42.1: a loop that reads a chunk and writes it elsewhere."""
-    return read_program(DUMPS, "tiny_copy")
+    return read_program(DUMPS / "v6e", "tiny_copy", "v6e")
 
 
 def test_the_dump_is_read(copy: Program) -> None:
-    assert len(copy.bundles) == 44
+    assert len(copy.bundles) == 57
     assert dict(zip(copy.units, copy.capacity, strict=True))["VALU"] == 4
     dmas = [op for bundle in copy.bundles for op in bundle.operations if op.name.startswith("dma.")]
     assert [op.name for op in dmas] == ["dma.hbm_to_vmem", "dma.done.wait", "dma.vmem_to_hbm", "dma.done.wait"]
@@ -40,7 +40,18 @@ def test_the_dump_is_read(copy: Program) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_a_loop_runs_as_often_as_its_argument_says(copy: Program, count: int) -> None:
-    run = simulate(copy, [[count], None], Memory(1000.0, 900))
+    _loop_runs(copy, Memory(1000.0, 900), count)
+
+
+@pytest.mark.parametrize("chip", ["v4", "tpu7x"])
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_branches_and_granules_of_other_chips(chip: str, count: int) -> None:
+    """Compiled as above. v4: one bundle follows a branch, DMAs count in pieces of 512 bytes; TPU7x: six follow."""
+    _loop_runs(read_program(DUMPS / chip, "tiny_copy", chip), memory_of(CHIPS[chip]), count)
+
+
+def _loop_runs(copy: Program, memory: Memory, count: int) -> None:
+    run = simulate(copy, [[count], None], memory)
     assert run.bytes_read == run.bytes_written == count * CHUNK_BYTES
     assert run.dmas == 2 * count
     found = loops(copy, run)
@@ -64,15 +75,15 @@ def test_what_is_not_known_is_an_error(copy: Program) -> None:
 
 
 def test_the_two_dumps_must_fit(copy: Program) -> None:
-    bundles, units = (next(DUMPS.glob(f"*-{kind}*")).read_text() for kind in ("final_bundles", "final_hlo"))
-    assert parse_program(bundles, units) == copy
-    with pytest.raises(ValueError, match="44 bundles, but the utilization of 43"):
-        parse_program(bundles, units.rstrip().rpartition("\n")[0])
+    bundles, units = (next(DUMPS.glob(f"v6e/*-{kind}*")).read_text() for kind in ("packed-bundles", "pre-delay"))
+    assert parse_program(bundles, units, copy.delay_slots) == copy
+    with pytest.raises(ValueError, match="57 bundles, but the utilization of 56"):
+        parse_program(bundles, units.rstrip().rpartition("\n")[0], copy.delay_slots)
 
 
 def test_a_kernel_without_dump_is_an_error() -> None:
     with pytest.raises(FileNotFoundError, match="no_such"):
-        read_program(DUMPS, "no_such")
+        read_program(DUMPS / "v6e", "no_such", "v6e")
 
 
 @pytest.mark.parametrize(
@@ -103,19 +114,20 @@ def test_scalar_arithmetic(name: str, args: tuple[str, ...], value: int) -> None
 
 def test_addresses_survive_arithmetic() -> None:
     for index in (0, 3, 17):
-        assert operand_index(wrap(operand_address(index) << 4)) == index
-    assert operand_index(12345) is None
+        assert operand_place(wrap(operand_address(index) << 4) + 16) == (index, 16)
+        assert operand_place(operand_address(index)) == (index, 0)
+    assert operand_place(12345) == (None, 12345)
 
 
 def test_all_operations_of_a_bundle_read_before_any_writes() -> None:
     swap = (Operation("smov", "s1", ("s2",)), Operation("smov", "s2", ("s1",)))
     store = (Operation("sst", "", ("#1", "s1")), Operation("sst", "", ("#2", "s2")))
     check = Operation("scmp.eq.s32.totalorder", "p0", ("s1", "6"))
-    jump = Operation("sbr.rel", "", (), Predicate(0, negated=False), target=9)
+    jump = Operation("sbr.rel", "", (), Predicate(0, negated=False), target=8)
     first = (Operation("smov", "s1", ("5",)), Operation("smov", "s2", ("6",)))
     lines = [first, swap, (*store, check), (jump,), (), (), (), (), ()]
     bundles = tuple(Bundle(0, operations, 0, (0,), 0) for operations in lines)
-    run = simulate(Program(bundles, {9: 8}, ("SALU",), (2,)), [], Memory(1.0, 0))
+    run = simulate(Program(bundles, ("SALU",), (2,), 4), [], Memory(1.0, 0))
     # The branch is taken if s1 got what s2 was; it goes to where its four delay slots end, so that all runs once.
     assert run.visits[:9] == [1] * 9
     assert run.taken == {(3, 8): 1}
@@ -131,14 +143,14 @@ def test_divisions_give_their_results_in_order() -> None:
    0x4   :  { %s6_s4 = sadd.s32 %s2_s1, %s4_s2 }
    0x5   :  { %s7_s4 = sadd.s32 %s6_s4, %s5_s3 }
    0x6   :  { %p8_p0 = scmp.eq.s32.totalorder %s7_s4, 17 }
-   0x7   :  { %9 = sbr.rel (%p8_p0) target = $region5 }
+   0x7   :  { %9 = sbr.rel (%p8_p0) target bundleno = 12 (0xc), region = 5 }
    0x8   :  {}
    0x9   :  {}
    0xa   :  {}
    0xb   :  {}
    0xc   :  {} /* Start region 5 */
 """
-    program = parse_program(text, "MXU\n1\n" + "0\n" * 13)
+    program = parse_program(text, "MXU\n1\n" + "0\n" * 13, 4)
     assert simulate(program, [], Memory(1.0, 0)).taken == {(7, 12): 1}
 
 
@@ -161,6 +173,29 @@ def test_operands_are_known_where_they_follow_from_arguments() -> None:
 
 def test_words_of_floats_are_their_bits() -> None:
     assert as_words(np.array([1.0], np.float32)) == [0x3F800000]
+
+
+def test_rows_of_words_lie_128_apart() -> None:
+    words = as_words(np.array([[[1, 2]], [[3, 4]]], np.int32))
+    assert words is not None
+    assert (words[:2], words[128:130], len(words)) == ([1, 2], [3, 4], 256)
+    # A DMA of the second row brings that row and nothing else.
+    operand = Operation("inlined_call_operand.hbm", "s0", ("0", "hbm"))
+    lines: list[tuple[Operation, ...]] = [
+        (operand,),
+        (Operation("scalar_lea.hbm", "s1", ("s0", "16")),),
+        (Operation("dma.hbm_to_smem", "", ("s1", "16", "#7", "#8")),),
+        (Operation("dma.done.wait", "", ("#8", "16")),),
+        (Operation("sld", "s2", ("#7",)), Operation("sld", "s3", ("#7+1",)), Operation("sld", "s4", ("#7+128",))),
+        (Operation("sadd.s32", "s5", ("s2", "s3")),),
+        (Operation("sadd.s32", "s5", ("s5", "s4")),),
+        (Operation("scmp.eq.s32.totalorder", "p0", ("s5", "7")),),
+        (Operation("sbr.rel", "", (), Predicate(0, negated=False), target=10),),
+        (),
+    ]
+    bundles = tuple(Bundle(0, operations, 0, (0,), 0) for operations in lines)
+    run = simulate(Program(bundles, ("SALU",), (2,), 1), [words], Memory(1.0, 0))
+    assert run.taken == {(8, 10): 1}
 
 
 def test_estimates_of_other_operations() -> None:
@@ -203,7 +238,7 @@ def test_figures_of_a_case(copy: Program) -> None:
         "other_cycles": {"copy": 1750},
         "choices": "none",
     }
-    figures = measure(chip, "jaxllm", case, DUMPS, module)
+    figures = measure(chip, "jaxllm", case, DUMPS / "v6e", module)
     assert figures.outside == pytest.approx(1.0)
     assert figures.bytes_over_least == pytest.approx(10 * CHUNK_BYTES / case.least_bytes())
     seconds = figures.microseconds / 1e6
@@ -217,13 +252,13 @@ def test_figures_of_a_case(copy: Program) -> None:
 def test_a_kernel_is_no_faster_than_its_matrix_units() -> None:
     chip = CHIPS["v6e"]
     busy = tuple(Bundle(0, (), 0, (2,), 32) for _ in range(10))
-    figures = measure_kernel(Program(busy, {}, ("MXU",), (2,)), "k", [], chip)
+    figures = measure_kernel(Program(busy, ("MXU",), (2,), 4), "k", [], chip)
     # 32 rows per bundle, where the two units take two rows each per cycle.
     assert figures.cycles == figures.matrix == 10 * 32 / 4
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("chip_name", ["v4", "v5e", "v5p", "v6e"])
+@pytest.mark.parametrize("chip_name", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
 def test_a_real_compilation_agrees_with_arithmetic(chip_name: str, tmp_path: Path) -> None:
     """Known trips, bytes and matrix rows of two small kernels, on every chip whose figures are used."""
     chip = CHIPS[chip_name]
@@ -231,7 +266,7 @@ def test_a_real_compilation_agrees_with_arithmetic(chip_name: str, tmp_path: Pat
     module = json.loads((tmp_path / MODULE).read_text())
     found = {}
     for part in module["kernels"]:
-        program = read_program(tmp_path, part["name"])
+        program = read_program(tmp_path, part["name"], chip_name)
         found[part["name"]] = measure_kernel(program, part["name"], part["operands"], chip)
     _check_copy(found["tiny_copy"], chip)
     product = found["tiny_product"]

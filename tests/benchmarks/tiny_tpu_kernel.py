@@ -19,7 +19,10 @@ CHUNK = (64, 128)
 """Shape of what one trip of the copy moves, float32."""
 
 CHUNKS = 5
-"""Chunks that are copied, of ten that there are; the program reads the number from an argument."""
+"""Chunks that are copied, of those that there are; the program reads the number from an argument."""
+
+CHUNKS_THERE = 8192
+"""A quarter of a gibibyte, which no compiler puts anywhere but into device memory."""
 
 MATRIX = 1024
 """Edge of the matrices, bfloat16."""
@@ -59,6 +62,8 @@ def both(count: Any, source: Any, left: Any, right: Any) -> Any:
         out_shape=jax.ShapeDtypeStruct(source.shape, source.dtype),
         name="tiny_copy",
     )(count, source)
+    # Where XLA fetched them into VMEM itself, the kernel would have nothing to read.
+    left, right = (pltpu.with_memory_space_constraint(matrix, pltpu.HBM) for matrix in (left, right))
     rows = pl.BlockSpec((256, MATRIX), lambda i: (i, 0))
     product = pl.pallas_call(
         product_kernel,
@@ -74,7 +79,7 @@ def both(count: Any, source: Any, left: Any, right: Any) -> Any:
 def main() -> None:
     """Compile for the chip and folder given as arguments."""
     matrix = jax.ShapeDtypeStruct((MATRIX, MATRIX), jnp.bfloat16)
-    source = jax.ShapeDtypeStruct((10, *CHUNK), jnp.float32)
+    source = jax.ShapeDtypeStruct((CHUNKS_THERE, *CHUNK), jnp.float32)
     call = Call(partial(both), (np.array([CHUNKS], np.int32), source, matrix, matrix), (), "")
     compile_for(sys.argv[1], call, Path(sys.argv[2]))
 
