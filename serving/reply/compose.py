@@ -1,0 +1,105 @@
+"""Parsers and grammars from formats."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxllm.serving.reply.calls import Calls, Schemas, new_call_id
+from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
+from jaxllm.serving.reply.lark import FREE_TEXT, Lark, either
+from jaxllm.serving.reply.parts import (
+    ContentDelta,
+    PlainParser,
+    ReasoningDelta,
+    ReplyParser,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from jaxllm.serving.reply.source import Parsing, Source, SourceParser
+
+
+def make_parser(
+    tools: ToolFormat | None = None,
+    reasoning: ReasoningFormat | None = None,
+    *,
+    schemas: Schemas | None = None,
+    inside: bool = False,
+    most_calls: int | None = None,
+    include_reasoning: bool = True,
+    new_id: Callable[[], str] | None = None,
+) -> ReplyParser:
+    """A parser for one reply of a model that writes calls and reasons in these formats; None: it does not.
+
+    `schemas` are of the parameters of the functions that the model was shown. `inside`: the prompt has begun the
+    reasoning. Calls beyond `most_calls` are left out, and the reasoning unless it is to be included. `new_id` makes
+    ids for calls; by default it is the format's.
+    """
+    if tools is None and reasoning is None:
+        return PlainParser()
+    ids = new_id or (new_call_id if tools is None else tools.new_id)
+    calls = Calls(schemas or {}, ids, enabled=tools is not None)
+
+    def parse(source: Source) -> Parsing[None]:
+        if reasoning is not None:
+            yield from reasoning.parse(source, calls, inside=inside)
+        if tools is not None:
+            yield from tools.parse(source, calls)
+        else:
+            yield from source.until((), ContentDelta, trim="")
+
+    def wanted(source: Source) -> Parsing[None]:
+        for part in parse(source):
+            index = part.index if isinstance(part, (ToolCallStart, ToolCallDelta)) else -1
+            if (most_calls is None or index < most_calls) and (
+                include_reasoning or not isinstance(part, ReasoningDelta)
+            ):
+                yield part
+
+    return SourceParser(wanted)
+
+
+def kept_tokens(token_ids: Mapping[str, int], *formats: ToolFormat | ReasoningFormat | None) -> frozenset[int]:
+    """Which of a tokenizer's added tokens, given by their texts, must stay in the text for parsers of these formats."""
+    markers = {marker for each in formats if each is not None for marker in each.markers}
+    return frozenset(token_ids[marker] for marker in markers if marker in token_ids)
+
+
+def calls_grammar(
+    format_: ToolFormat,
+    token_ids: Mapping[str, int],
+    functions: Mapping[str, tuple[Mapping[str, Any] | None, bool]],
+    *,
+    several: bool = True,
+    optional: bool = False,
+) -> str | None:
+    """A grammar (Lark) of output that calls functions in a format; what it allows, the format's parser reads.
+
+    `functions` are the schemas of their parameters, and whether they are strict: keywords that cannot be enforced are
+    then errors. `token_ids` are of the tokenizer's added tokens. `several`: one call or more, not exactly one.
+    `optional`: text may come before calls or instead of them; None: this format cannot say where calls begin.
+    """
+    lark = Lark(token_ids)
+    calls = [
+        lark.rule(format_.call(lark, name, parameters_schema(schema, strict=strict)))
+        for name, (schema, strict) in functions.items()
+    ]
+    call = lark.rule(either(calls))
+    opening, separator, closing = (lark.text(text) for text in (format_.opening, format_.separator, format_.closing))
+    more = f"({separator} {call})*" if several else ""
+    whole = f"{opening} {call} {more} {closing}"
+    if not optional:
+        return lark.grammar(whole)
+    if not lark.has_token(format_.markers[0]):
+        return None
+    return lark.grammar(f"{lark.rule(FREE_TEXT)} ({whole})?")
+
+
+def parameters_schema(schema: Mapping[str, Any] | None, *, strict: bool) -> dict[str, Any]:
+    """The schema by which the arguments of a forced call are written: an object, with no properties but the named.
+
+    Whatever is valid by it is valid by `schema`.
+    """
+    plain: dict[str, Any] = {"type": "object", **(schema or {})}
+    if not any(name in plain for name in ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")):
+        plain.setdefault("additionalProperties", False)
+    plain["x-guidance"] = {"lenient": not strict}
+    return plain

@@ -1,0 +1,1 @@
+"""How families of models write calls of tools and reasoning: one file each."""

@@ -1,0 +1,236 @@
+"""Text that comes in pieces, read as if it were all there.
+
+A format is a generator that reads from a `Source`: it yields parts of the reply, and None where it cannot go on before
+more text has come. Every method here decides only what no further text can change, or what the end of the text has
+settled; so what a format yields does not depend on how its text was cut, and reading a whole text is the same as
+reading one long piece.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TypeAlias, TypeVar
+
+from jaxllm.serving.reply.nesting import Nesting
+from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta
+
+T = TypeVar("T")
+Parsing: TypeAlias = Generator[ReplyPart | None, None, T]
+"""Reads from a source: yields parts, and None to wait for more text; returns a T."""
+
+SPACE = " \t\r\n"
+
+_IN_STRING = re.compile(r'["\\]')
+_SCALAR = re.compile(r"[-+.\w]*")
+
+
+class Source:
+    """The text of one reply: what has come of it, and how far it was read.
+
+    A reader may go back to an `at` it has remembered, until `commit` forgets what was read.
+    """
+
+    __slots__ = ("at", "ended", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.ended = False
+
+    def commit(self) -> None:
+        """Forget what was read."""
+        self.text, self.at = self.text[self.at :], 0
+
+    def more(self) -> Parsing[bool]:
+        """Wait for more text; False: there is no more."""
+        known = len(self.text)
+        while len(self.text) == known and not self.ended:
+            yield None
+        return len(self.text) > known
+
+    def peek(self) -> Parsing[str]:
+        """The next character, empty at the end."""
+        if self.at == len(self.text):
+            yield from self.more()
+        return self.text[self.at : self.at + 1]
+
+    def skip(self, characters: str = SPACE) -> Parsing[str]:
+        """Read all of these characters that come next; the first that is none of them has come then."""
+        start = self.at
+        while (next_one := (yield from self.peek())) and next_one in characters:
+            self.at += 1
+        return self.text[start : self.at]
+
+    def match(self, *markers: str) -> Parsing[str | None]:
+        """Read one of these texts, if one comes next: the longest."""
+        most = max(map(len, markers), default=0)
+        while True:
+            rest = self.text[self.at : self.at + most]
+            longer = [marker for marker in markers if len(marker) > len(rest) and marker.startswith(rest)]
+            if not longer or not (yield from self.more()):
+                found = max((marker for marker in markers if rest.startswith(marker)), key=len, default=None)
+                self.at += len(found or "")
+                return found
+
+    def run(self, pattern: re.Pattern[str]) -> Parsing[str]:
+        """Read what matches a pattern of repeated characters, such as `[a-z]*`."""
+        start = self.at
+        while True:
+            found = pattern.match(self.text, self.at)
+            assert found is not None
+            self.at = found.end()
+            if self.at < len(self.text) or not (yield from self.more()):
+                return self.text[start : self.at]
+
+    def until(
+        self, markers: Sequence[str], make: Callable[[str], ReplyPart], *, trim: str = SPACE
+    ) -> Parsing[tuple[str | None, str]]:
+        """Read up to one of `markers` and over it, making parts of the text before it.
+
+        Returns the marker (None: the text ended first) and the characters of `trim` right before it, which are in no
+        part. No marker may begin another. The marker may be read again: it begins at 0. Text is held back only while
+        it may belong to a marker, or to what is trimmed.
+        """
+        while True:
+            found = self._find(markers)
+            end = len(self.text) - self._partial(markers) if found is None else found[0]
+            piece = self.text[self.at : end]
+            shown = piece.rstrip(trim)
+            if shown:
+                yield make(shown)
+            if found is not None:
+                self.at = end
+                self.commit()
+                self.at = len(found[1])
+                return found[1], piece[len(shown) :]
+            self.at += len(shown)
+            self.commit()
+            if not (yield from self.more()):
+                if self.text:
+                    yield make(self.text)
+                self.at = len(self.text)
+                return None, ""
+
+    def take_until(self, *markers: str) -> Parsing[tuple[str, str] | None]:
+        """Read up to one of several markers and over it, holding everything back; returns the text and the marker.
+
+        None, and nothing is read, when the text ends without one. No marker may begin another.
+        """
+        while (found := self._find(markers)) is None:
+            if not (yield from self.more()):
+                return None
+        text = self.text[self.at : found[0]]
+        self.at = found[0] + len(found[1])
+        return text, found[1]
+
+    def _find(self, markers: Iterable[str]) -> tuple[int, str] | None:
+        places = [(place, marker) for marker in markers if (place := self.text.find(marker, self.at)) >= 0]
+        return min(places, default=None)
+
+    def _partial(self, markers: Sequence[str]) -> int:
+        """Length of the longest end of the text that begins a marker."""
+        most = max(map(len, markers), default=0)
+        rest = self.text[max(self.at, len(self.text) - most) :]
+        longest = 0
+        for marker in markers:
+            for length in range(min(len(marker) - 1, len(rest)), longest, -1):
+                if rest.endswith(marker[:length]):
+                    longest = length
+                    break
+        return longest
+
+    # JSON
+
+    def json_string(self) -> Parsing[str | None]:
+        """Read a string of JSON; None, and anything may have been read, if there is none."""
+        start = self.at
+        if (yield from self.peek()) != '"' or not (yield from self._to_the_end_of_string()):
+            return None
+        try:
+            value = json.loads(self.text[start : self.at], strict=False)
+        except ValueError:
+            return None
+        return value if isinstance(value, str) else None
+
+    def _to_the_end_of_string(self) -> Parsing[bool]:
+        self.at += 1
+        while True:
+            found = _IN_STRING.search(self.text, self.at)
+            self.at = len(self.text) if found is None else found.end()
+            if found is not None and found[0] == '"':
+                return True
+            if found is not None and (yield from self.peek()):
+                self.at += 1
+            elif not (yield from self.more()):
+                return False
+
+    def json_value(self, make: Callable[[str], ReplyPart] | None = None) -> Parsing[bool]:
+        """Read a value of JSON by its brackets and quotes; False: the text ended in it, or there is none.
+
+        With `make`, the text of the value becomes parts as it comes. What is inside brackets is not checked.
+        """
+        opening = yield from self.peek()
+        if opening not in ("{", "["):
+            if opening == '"':
+                return (yield from self._to_the_end_of_string())
+            return bool((yield from self.run(_SCALAR)))
+        nesting, start = Nesting(), self.at
+        while True:
+            self.at, end = nesting.scan(self.text, self.at)
+            if make is not None and self.at > start:
+                yield make(self.text[start : self.at])
+                self.commit()
+                start = 0
+            if end:
+                return True
+            if not (yield from self.more()):
+                return False
+
+
+def behind(prefix: str, make: Callable[[str], ReplyPart]) -> Callable[[str], ReplyPart]:
+    """Like `make`, with this before the first text."""
+    waiting = iter((prefix,))
+    return lambda text: make(next(waiting, "") + text)
+
+
+class SourceParser:
+    """The parser that a generator makes; a `ReplyParser`."""
+
+    def __init__(self, parse: Callable[[Source], Parsing[None]]) -> None:
+        """`parse` reads a source to its end."""
+        self._source = Source()
+        self._parsing = parse(self._source)
+
+    def push(self, text: str) -> list[ReplyPart]:
+        """Take more text."""
+        self._source.text += text
+        return self._go_on()
+
+    def finish(self) -> list[ReplyPart]:
+        """The text is over."""
+        self._source.ended = True
+        return self._go_on()
+
+    def _go_on(self) -> list[ReplyPart]:
+        parts: list[ReplyPart] = []
+        for part in self._parsing:
+            if part is None:
+                break
+            joined = _joined(parts[-1], part) if parts else None
+            if joined is None:
+                parts.append(part)
+            else:
+                parts[-1] = joined
+        return parts
+
+
+def _joined(first: ReplyPart, then: ReplyPart) -> ReplyPart | None:
+    """Two neighbours as one part, if they are of a kind."""
+    match first, then:
+        case (ContentDelta(), ContentDelta()):
+            return ContentDelta(first.text + then.text)
+        case (ReasoningDelta(), ReasoningDelta()):
+            return ReasoningDelta(first.text + then.text)
+        case (ToolCallDelta(), ToolCallDelta()) if first.index == then.index:
+            return ToolCallDelta(first.index, first.arguments + then.arguments)
+    return None

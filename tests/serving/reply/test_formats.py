@@ -1,0 +1,289 @@
+"""Parsers of calls and reasoning: what they read, and that it does not matter how the text is cut."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxllm.serving.reply.compose import make_parser
+from jaxllm.serving.reply.parts import (
+    ContentDelta,
+    Reply,
+    ReplyParser,
+    ReplyPart,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallStart,
+    fold,
+    read_whole,
+)
+from jaxllm.serving.reply.registry import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
+
+PLACE = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": ["integer", "null"]}}}
+SCHEMAS: dict[str, Any] = {
+    "weather": PLACE,
+    "note": {
+        "type": "object",
+        "$defs": {"size": {"enum": ["s", "m"]}},
+        "properties": {"text": {"type": "string"}, "size": {"$ref": "#/$defs/size"}, "tags": {"type": "array"}},
+    },
+}
+BEGIN, END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+ALL, NONE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+OAK, NOTE = '{"place": "Oak"}', '{"text": "a \\"b\\"\\n}", "tags": [1, "]"]}'
+
+# For each format: a text as the model's chat template would write it, with a call of weather and one of note.
+SAMPLES = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {OAK}}}\n</tool_call>\n'
+    f'<tool_call>\n{{"name": "note", "arguments": {NOTE}}}\n</tool_call>',
+    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {OAK}}}, {{"name": "note", "arguments": {NOTE}}}]',
+    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {OAK}}}, {{"name": "note", "arguments": {NOTE}}}]',
+    "mistral_v11": f"[TOOL_CALLS]weather[ARGS]{OAK}[TOOL_CALLS]note[ARGS]{NOTE}",
+    "llama3_json": f'{{"name": "weather", "parameters": {OAK}}}; {{"name": "note", "parameters": {NOTE}}}',
+    "pythonic": "[weather(place='Oak'), note(text='a \"b\"\\n}', tags=[1, ']'])]",
+    "llama4_pythonic": "<|python_start|>[weather(place='Oak'), note(text='a \"b\"\\n}', tags=[1, ']'])]<|python_end|>",
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=place>\nOak\n</parameter>\n</function>\n</tool_call>\n"
+    '<tool_call>\n<function=note>\n<parameter=text>\na "b"\n}\n</parameter>\n'
+    '<parameter=tags>\n[1, "]"]\n</parameter>\n</function>\n</tool_call>',
+    "deepseek_v3": f"{ALL}{BEGIN}function{SEP}weather\n```json\n{OAK}\n```{END}\n"
+    f"{BEGIN}function{SEP}note\n```json\n{NOTE}\n```{END}{NONE}",
+    "deepseek_v31": f"{ALL}{BEGIN}weather{SEP}{OAK}{END}{BEGIN}note{SEP}{NOTE}{END}{NONE}",
+    "openai": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{OAK}<|call|>"
+    f"<|start|>assistant<|channel|>commentary to=functions.note <|constrain|>json<|message|>{NOTE}<|call|>",
+}
+EXPECTED = [("weather", {"place": "Oak"}), ("note", {"text": 'a "b"\n}', "tags": [1, "]"]})]
+
+MORE: dict[str, tuple[str, ...]] = {
+    "hermes": ('{"arguments": {}, "name": "f"}', "<tool_call>", "</tool_call>", '{"name": "f"}', '"arguments": "{}"'),
+    "granite": ("<|tool_call|>[", "<tool_call>", '{"name": "f"}', ", ", "]"),
+    "mistral": ("[TOOL_CALLS]", "[CALL_ID]ab1", "[ARGS]", "f", '{"name": "f"}', "[", "]"),
+    "llama3_json": ("<|python_tag|>", ";", '{"name": "f", "parameters": {', '{"city": 1}'),
+    "pythonic": ("[", "]", "f(", "a=", ")", "'", "True", "-1e3", "(1,)", "<|python_start|>", "<|python_end|>"),
+    "qwen3_coder": ("<tool_call>", "<function=note>", "<parameter=text>\n", "\n</parameter>", "</function>", "<parame"),
+    "deepseek_v3": (ALL, NONE, BEGIN, END, SEP, "function", "```json", "```"),
+    "openai": ("<|channel|>", "analysis", "final", "<|message|>", "<|end|>", "<|start|>", " to=functions.f", "to="),
+}
+COMMON = ("{", "}", '"', "\\", "\n", " ", ":", "weather", "arguments", '{"a": [1]}', "x", "🙂", "<", "</", "\u2028")
+REASONING_SAMPLES = {
+    "deepseek_r1": ("why\n</think>\n\nso", ("<think>", "</think>", "</thi")),
+    "qwen3": ("<think>\nwhy\n</think>\n\nso", ("<think>", "</think>", "</thi")),
+    "granite": ("Here is my thought process: why\nHere is my response:\nso", ("Here is my ", "response:", "Here's")),
+    "mistral": ("[THINK]why[/THINK]so", ("[THINK]", "[/THINK]", "[/")),
+    "openai": (
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so",
+        MORE["openai"],
+    ),
+}
+REASONING_SAMPLES["openai_gptoss"] = REASONING_SAMPLES["openai"]
+
+
+def parser_of(tools: str | None, reasoning: str | None = None, **settings: Any) -> ReplyParser:
+    """A parser whose calls have the ids call-0, call-1, ..."""
+    numbers = itertools.count()
+    return make_parser(
+        None if tools is None else tool_format(tools),
+        None if reasoning is None else reasoning_format(reasoning),
+        schemas=SCHEMAS,
+        new_id=lambda: f"call-{next(numbers)}",
+        **settings,
+    )
+
+
+def stream(parser: ReplyParser, pieces: list[str]) -> list[ReplyPart]:
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    return [*parts, *parser.finish()]
+
+
+def more_of(name: str) -> tuple[str, ...]:
+    family = {"mistral_v11": "mistral", "llama4_pythonic": "pythonic", "deepseek_v31": "deepseek_v3"}.get(name, name)
+    return MORE[family]
+
+
+@st.composite
+def cut(draw: st.DrawFn, fragments: tuple[str, ...], sample: str) -> list[str]:
+    """A text that may be a sample, a broken one, or anything made of fragments; in pieces."""
+    text = draw(
+        st.one_of(
+            st.just(sample),
+            st.builds(lambda at: sample[:at], st.integers(0, len(sample))),
+            st.builds(
+                lambda at, length, new: sample[:at] + new + sample[at + length :],
+                st.integers(0, len(sample)),
+                st.integers(0, 4),
+                st.sampled_from((*fragments, *COMMON, "")),
+            ),
+            st.lists(st.sampled_from((*fragments, *COMMON)), max_size=20).map("".join),
+        )
+    )
+    places = sorted(draw(st.sets(st.integers(0, len(text)), max_size=len(text) + 1)))
+    if draw(st.booleans()):
+        places = list(range(len(text)))
+    return [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_calls_are_the_same_however_their_text_is_cut(name: str, data: st.DataObject) -> None:
+    sample = data.draw(st.sampled_from(["", "I see. ", "\n"])) + SAMPLES[name]
+    pieces = data.draw(cut(more_of(name), sample))
+    whole = read_whole(parser_of(name), "".join(pieces))
+    parts = stream(parser_of(name), pieces)
+    assert fold(parts) == whole
+    assert all(part != ContentDelta("") for part in parts)
+    if not whole.tool_calls and not whole.reasoning and name != "openai":
+        assert (whole.content or "") == "".join(pieces), "what is no call is content, to the last character"
+
+
+@pytest.mark.parametrize("name", REASONING_FORMATS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_reasoning_is_the_same_however_its_text_is_cut(name: str, data: st.DataObject) -> None:
+    sample, fragments = REASONING_SAMPLES[name]
+    pieces = data.draw(cut(fragments, sample))
+    inside = data.draw(st.booleans())
+    tools = data.draw(st.sampled_from([None, "hermes"]))
+    whole = read_whole(parser_of(tools, name, inside=inside), "".join(pieces))
+    assert fold(stream(parser_of(tools, name, inside=inside), pieces)) == whole
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_samples(name: str) -> None:
+    reply = read_whole(parser_of(name), SAMPLES[name])
+    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == EXPECTED
+    assert [call.id for call in reply.tool_calls] == ["call-0", "call-1"]
+    assert (reply.content, reply.reasoning) == (None, None)
+
+
+@pytest.mark.parametrize("name", [*REASONING_FORMATS])
+def test_samples_of_reasoning(name: str) -> None:
+    sample, _ = REASONING_SAMPLES[name]
+    inside = name == "deepseek_r1"
+    assert read_whole(parser_of(None, name, inside=inside), sample) == Reply("so", "why")
+    assert read_whole(parser_of("hermes", name, inside=inside), sample) == Reply("so", "why")
+    hidden = make_parser(None, reasoning_format(name), inside=inside, include_reasoning=False)
+    assert read_whole(hidden, sample) == Reply("so")
+
+
+@pytest.mark.parametrize("name", ["hermes", "granite", "mistral", "mistral_v11", "deepseek_v3", "qwen3_coder"])
+def test_text_around_calls(name: str) -> None:
+    reply = read_whole(parser_of(name), f"Let me see.\n\n{SAMPLES[name]}\n")
+    assert reply.content == "Let me see."
+    assert len(reply.tool_calls) == 2
+    assert read_whole(parser_of(name), "No call. ") == Reply("No call. ")
+    assert read_whole(parser_of(name), "") == Reply()
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = parser_of("hermes")
+    assert parser.push('Hm.\n<tool_call>\n{"name": "weather", "argu') == [ContentDelta("Hm.")]
+    assert parser.push('ments": {"pl') == [ToolCallStart(0, "call-0", "weather"), ToolCallDelta(0, '{"pl')]
+    assert parser.push("ace") == [ToolCallDelta(0, "ace")]
+    assert parser.push('": "Oak"}}') == [ToolCallDelta(0, '": "Oak"}')]
+    assert parser.push("\n</tool_") == []
+    assert parser.push("call>") == []
+    assert parser.finish() == []
+
+
+def test_texts_of_qwens_parameters_come_as_they_are_written() -> None:
+    parser = parser_of("qwen3_coder")
+    parser.push("<tool_call>\n<function=note>\n<parameter=text>\n")
+    assert parser.push('say "') == [ToolCallDelta(0, 'say \\"')]
+    assert parser.push("hi\n") == [ToolCallDelta(0, "hi")]
+    assert parser.push("</param") == []
+    assert parser.push("eter>\n</function>") == [ToolCallDelta(0, '"}')]
+
+
+def test_no_more_is_held_back_than_may_be_a_marker() -> None:
+    parser = parser_of("hermes")
+    assert parser.push("a <") == [ContentDelta("a")]
+    assert parser.push("b> <tool_") == [ContentDelta(" <b>")]
+    assert parser.push("x") == [ContentDelta(" <tool_x")]
+    llama = parser_of("llama3_json")
+    assert llama.push("The") == [ContentDelta("The")]
+    assert parser_of("llama3_json").push('{"city') == []
+    assert parser_of("llama3_json").push('{"city"') == [ContentDelta('{"city"')]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f", "argum'),
+        ("hermes", '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>'),
+        ("hermes", "<tool_call>no</tool_call>"),
+        ("llama3_json", '{"name": "John", "age": 3}'),
+        ("llama3_json", '{"name": "John"}'),
+        ("pythonic", "[1, 2] is a list"),
+        ("pythonic", "[f(a=open('x'))]"),
+        ("pythonic", "[f(a=nan)]"),
+        ("qwen3_coder", "<tool_call>\nnone"),
+        ("deepseek_v3", f"{BEGIN}function{SEP}"),
+        ("mistral", "[TOOL_CALLS] none"),
+        ("granite", "<|tool_call|>[]"),
+    ],
+)
+def test_what_is_no_call_is_content(name: str, text: str) -> None:
+    assert read_whole(parser_of(name), text) == Reply(text)
+
+
+def test_arguments_cut_short_stay_as_they_came() -> None:
+    for name, text in {
+        "hermes": '<tool_call>{"name": "weather", "arguments": {"place": "Oa',
+        "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=place>\nOa",
+        "openai": '<|channel|>commentary to=functions.weather<|message|>{"place": "Oa',
+    }.items():
+        assert read_whole(parser_of(name), text).tool_calls == [ToolCall("call-0", "weather", '{"place": "Oa')]
+
+
+def test_qwens_values_are_of_the_schemas_types() -> None:
+    def value(schema: dict[str, Any] | None, text: str) -> Any:
+        schemas = {"f": {"properties": {"x": schema} if schema is not None else {}}}
+        parser = make_parser(tool_format("qwen3_coder"), schemas=schemas)
+        reply = read_whole(parser, f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>")
+        return json.loads(reply.tool_calls[0].arguments)["x"]
+
+    assert value({"type": "string"}, "12") == "12"
+    assert value({"type": "integer"}, "12") == 12
+    assert value({"type": "boolean"}, "True") is True
+    assert value({"type": ["string", "null"]}, "null") is None
+    assert value({"type": ["string", "null"]}, "12") == "12"
+    assert value({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12") == 12
+    assert value({"enum": ["1", "2"]}, "1") == "1"
+    assert value({"type": "object"}, '{"a": [1]}') == {"a": [1]}
+    assert value({"type": "object"}, "{broken") == "{broken"
+    assert value(None, "12") == "12", "not in the schema"
+    assert value({}, "[1]") == [1], "anything is allowed"
+    assert value({"type": "string"}, "\n\ntwo lines\n\n") == "\n\ntwo lines\n\n"
+
+
+def test_calls_beyond_the_most_are_left_out() -> None:
+    reply = read_whole(parser_of("hermes", most_calls=1), SAMPLES["hermes"])
+    assert [call.name for call in reply.tool_calls] == ["weather"]
+
+
+def test_ids() -> None:
+    mistral = read_whole(make_parser(tool_format("mistral")), SAMPLES["mistral"])
+    assert all(len(call.id) == 9 and call.id.isalnum() for call in mistral.tool_calls)
+    hermes = read_whole(make_parser(tool_format("hermes")), SAMPLES["hermes"])
+    assert all(call.id.startswith("chatcmpl-tool-") for call in hermes.tool_calls)
+    assert len({call.id for call in (*mistral.tool_calls, *hermes.tool_calls)}) == 4
+    own = read_whole(parser_of("mistral"), '[TOOL_CALLS]weather[CALL_ID]abc123XYZ[ARGS]{"place": "Oak"}')
+    assert own.tool_calls[0].id == "abc123XYZ"
+
+
+def test_harmony() -> None:
+    text = (
+        "<|channel|>analysis<|message|>one<|end|><|start|>assistant<|channel|>analysis<|message|>two<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>final<|message|>Done.<|return|>"
+    )
+    reply = read_whole(parser_of("openai", "openai"), text)
+    assert reply == Reply("I look.Done.", "one\ntwo", [ToolCall("call-0", "weather", "{}")])
+    without = read_whole(parser_of(None, "openai"), text)
+    assert (without.content, without.tool_calls) == ("I look.\n{}\nDone.", [])
+    assert read_whole(parser_of("openai"), "plain words") == Reply("plain words")
+    assert read_whole(parser_of("openai"), "<|channel|>ana") == Reply()
