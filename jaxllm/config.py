@@ -110,7 +110,13 @@ class ModelOptions(Section):
 class CacheOptions(Section):
     """The paged KV cache."""
 
-    block_size: int = option(16, "Tokens in one page of the KV cache.", minimum=1, maximum=256)
+    block_size: int | None = option(
+        None,
+        "Tokens in one page of the KV cache: what is fetched at once, and what prompts share. Default: 64 on TPU, "
+        "else 16.",
+        minimum=1,
+        maximum=256,
+    )
     gpu_memory_utilization: float = option(
         0.9,
         "Share of accelerator memory for weights, temporaries and KV cache together (on CPU: of a quarter of free RAM, "

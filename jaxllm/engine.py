@@ -37,9 +37,7 @@ class Engine:
         config = plan.config
         self.info = _describe(plan, num_pages, runner.num_shapes)
         self.runner = runner
-        self.pages = KVManager(
-            num_pages, config.cache.block_size, enable_prefix_caching=config.cache.enable_prefix_caching
-        )
+        self.pages = KVManager(num_pages, plan.page_size, enable_prefix_caching=config.cache.enable_prefix_caching)
         self.scheduler = Scheduler(
             max_num_seqs=config.scheduler.max_num_seqs,
             max_num_batched_tokens=plan.max_num_batched_tokens,
@@ -234,7 +232,7 @@ def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_logprobs=config.output.max_logprobs,
         num_pages=num_pages,
-        block_size=config.cache.block_size,
+        block_size=plan.page_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         dtype=plan.dtype,
         device_kind=plan.device_kind,

@@ -57,7 +57,7 @@ def engine_identity(plan: Plan, spec: StepSpec, num_pages: int, compiler_options
         "max_model_len": plan.max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": plan.max_num_batched_tokens,
-        "block_size": config.cache.block_size,
+        "block_size": plan.page_size,
         "num_gpu_blocks": num_pages,
         "max_logprobs": spec.shape.max_logprobs,
         "attention_backend": plan.forward.attention,

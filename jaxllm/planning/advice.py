@@ -34,7 +34,7 @@ def advise(plan: Plan, target: Target, memory: Memory, largest: CompiledStep | N
 
 def _shorter(plan: Plan, memory: Memory, beside: int) -> Iterator[str]:
     free = memory.for_cache(None) - beside
-    tokens = (max(free, 0) // memory.page - 1) * plan.config.cache.block_size
+    tokens = (max(free, 0) // memory.page - 1) * plan.page_size
     if 2 <= tokens < plan.max_model_len:
         yield f"--max-model-len {tokens} or less"
 

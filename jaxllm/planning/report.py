@@ -77,7 +77,7 @@ def make_report(
         pages, reason = 0, str(error)
     largest = compiled.get(buckets.largest)
     config = plan.config
-    kv_tokens = max(pages - 1, 0) * config.cache.block_size
+    kv_tokens = max(pages - 1, 0) * plan.page_size
     return Report(
         model=config.model.model,
         device=target.name,

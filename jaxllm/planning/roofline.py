@@ -110,7 +110,7 @@ def attention_work(plan: Plan, page_bytes: int, lengths: list[int]) -> Work:
     model = plan.model
     seen = sum(sum(min(length, window or length) for length in lengths) for window in model.windows)
     read = sum(lengths) if lengths[0] == lengths[-1] else lengths[-1]
-    cache = (read + len(lengths)) * page_bytes / plan.config.cache.block_size
+    cache = (read + len(lengths)) * page_bytes / plan.page_size
     return Work(4 * model.num_heads * model.head_size * seen / plan.num_devices, cache)
 
 
@@ -125,7 +125,7 @@ def attention_share(plan: Plan, chip: Chip, kernel: str) -> float | None:
         "head_size": model.head_size,
         "num_kv_heads": heads,
         "group": model.num_heads // devices // heads,
-        "page_size": plan.config.cache.block_size,
+        "page_size": plan.page_size,
         "q_dtype": plan.dtype,
         "kv_dtype": plan.dtype,
     }

@@ -24,8 +24,8 @@ def make_spec(plan: Plan, pages: int) -> tuple[StepSpec, Buckets]:
     graph, parameters = nnx.split(abstract_model(plan.model, plan.forward, jnp.dtype(plan.dtype)))
     buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs)
     shape = StepShape(
-        table_width=-(-plan.max_model_len // plan.config.cache.block_size),
-        page_size=plan.config.cache.block_size,
+        table_width=-(-plan.max_model_len // plan.page_size),
+        page_size=plan.page_size,
         max_logprobs=min(plan.config.output.max_logprobs, plan.model.vocab_size),
         sample_rows=SAMPLE_ROWS.get(plan.platform, OTHER_SAMPLE_ROWS),
     )

@@ -32,7 +32,7 @@ LLAMA_3_8B = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 128009,
 }
-PAGES = 4096
+PAGES = 1024
 ROWS = 64
 
 _COLLECTIVE = re.compile(r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")

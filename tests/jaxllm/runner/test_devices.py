@@ -55,7 +55,7 @@ def test_more_devices_than_there_are() -> None:
 
 def test_a_plan_for_several_devices() -> None:
     plan = make_plan(EngineConfig.from_options({"tensor_parallel_size": 8}))
-    assert plan.num_devices == 8
+    assert (plan.num_devices, plan.page_size) == (8, 16)
     # Each device has one of 8 KV heads, which are four heads twice.
     assert plan.cache.array(3)[3] == 8
     assert plan.vocab_size % (8 * 128) == 0

@@ -33,7 +33,7 @@ def test_llama_on_one_v6e(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert sum(size for name, size in memory.items() if name != "total") == memory["total"] == 32 * 2**30
     assert memory["free"] == pytest.approx(0.1 * memory["total"], rel=0.01)
     # 128 KiB for each token: key and value, 8 heads of 128, 32 layers, bfloat16.
-    assert memory["kv_cache"] == (found["kv_tokens"] + 16) * 131072
+    assert memory["kv_cache"] == (found["kv_tokens"] + 64) * 131072
     assert all(step["compile_seconds"] > 0 for step in found["steps"])
 
 
@@ -71,6 +71,7 @@ def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "7 executables" in capsys.readouterr().out
     manifest = read_manifest(folder)
     assert manifest.engine["device_kind"] == "TPU v6 lite"
+    assert manifest.engine["block_size"] == 64, "the default on TPUs"
     assert manifest.engine["devices"] == [[0, 0, 0, 0], [1, 1, 0, 0]]
     assert manifest.engine["tensor_parallel_size"] == 2
     assert all(len(read_file(folder, saved)) > 10_000 for saved in manifest.executables.values())
