@@ -58,6 +58,15 @@ class ServerOptions(Section):
         minimum=1,
         maximum=64,
     )
+    max_stored_responses: int = option(
+        1000,
+        "Most responses of /v1/responses that are kept in memory, to be retrieved and continued; 0 keeps none. With "
+        "--api-server-count above 1 none is kept.",
+        minimum=0,
+    )
+    max_stored_response_bytes: int = option(
+        256 * 2**20, "Most bytes that these take, as JSON; those that nobody used for longest go first.", minimum=0
+    )
     max_body_size: int = option(32 * 2**20, "Most bytes in the body of a request.", minimum=1024)
     h11_max_incomplete_event_size: int = option(65536, "Most bytes in the headers of a request.", minimum=1024)
     h11_max_header_count: int = option(256, "Most headers of a request.", minimum=8)

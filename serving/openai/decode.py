@@ -59,29 +59,59 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
         raise BodyError("the body is nested too deeply", None, "invalid_json") from None
 
 
+def as_body(value: Any, kind: type[Kind], path: str) -> Kind:
+    """A part of a body, decoded before, as `kind`; `path` is its place. Raises `BodyError` and `UnsupportedError`."""
+    try:
+        body = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain_mismatch(str(error), kind, path) from None
+    refuse_unsupported(body, f"{path}.")
+    return body
+
+
+def read_query(request: Request, kind: type[Kind]) -> Kind:
+    """The query parameters of a request, of which lists may be written `name[]`. Raises `BodyError`."""
+    given: dict[str, Any] = {}
+    for key, value in request.query_params.multi_items():
+        name = key.removesuffix("[]")
+        if key == "include" or key != name:
+            given.setdefault(name, []).append(value)
+        else:
+            given[name] = value
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _explain_mismatch(str(error), kind) from None
+
+
 @cache
 def _decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
     return msgspec.json.Decoder(kind)
 
 
-def _explain_mismatch(message: str, kind: type[Body]) -> BodyError:
-    """What msgspec says about valid JSON of the wrong shape, in the terms of JSON."""
+def _explain_mismatch(message: str, kind: type[Body], root: str = "") -> BodyError:
+    """What msgspec says about valid JSON of the wrong shape, in the terms of JSON; `root` is where the JSON stands."""
     found = _PROBLEM.fullmatch(message)
     assert found is not None
     what, path = found["what"], (found["path"] or "").lstrip(".").removesuffix("[...]")
     field = _FIELD.fullmatch(what)
     if field is not None:
-        return _wrong_field(path, field[2], kind, unknown=field[1] == "contains unknown")
+        return _wrong_field(path, field[2], kind, root, unknown=field[1] == "contains unknown")
     mismatch = _MISMATCH.fullmatch(what)
     if mismatch is not None:
         expected = " or ".join(_WORDS.get(word, word) for word in mismatch[1].split(" | ") if word != "null")
         rest = re.sub("`(.*?)`", lambda match: _WORDS.get(match[1], match[1]), mismatch[2])
         what = f"expected {expected}{rest}"
-    return BodyError(f"{path or 'the body'}: {what}", path or None, "invalid_type")
+    place = _join(root, path)
+    return BodyError(f"{place or 'the body'}: {what}", place or None, "invalid_type")
 
 
-def _wrong_field(path: str, name: str, kind: type[Body], *, unknown: bool) -> BodyError:
-    param = f"{path}.{name}" if path else name
+def _join(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _wrong_field(path: str, name: str, kind: type[Body], root: str, *, unknown: bool) -> BodyError:
+    param = _join(root, path, name)
     if not unknown:
         return BodyError(f"{param}: this field is required", param, "missing_required_parameter")
     return BodyError(f"unknown field {param!r}{nearest(name, _fields_at(kind, path))}", param, "unknown_parameter")

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from jaxllm.errors import CapacityError, EngineError, PromptTooLongError, QueueFullError, RequestError, nearest
+from jaxllm.serving.anthropic import errors as anthropic
 from jaxllm.serving.openai.protocol.base import UnsupportedError
 from jaxllm.serving.openai.protocol.errors import ErrorDetails, ErrorResponse
 
@@ -23,11 +24,12 @@ _CLIENT_GONE = 499
 DOCUMENTED = {
     400: "The request is wrong; param names the field.",
     401: "The key is missing or wrong.",
-    404: "There is no such model.",
+    404: "There is no such model, or no such response.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     500: "The server made a mistake; its log has the details.",
     503: "The server cannot answer now; Retry-After says when to try again.",
+    anthropic.OVERLOADED: "Too many requests wait; Retry-After says when to try again.",
 }
 """The errors that every request with a body may get, for the OpenAPI document."""
 
@@ -66,12 +68,22 @@ def unknown_model(name: str, known: Iterable[str]) -> HttpError:
     return HttpError(404, message, param="model", code="model_not_found")
 
 
+def unknown_response(name: str, param: str) -> HttpError:
+    """The request names a response that is not stored."""
+    message = (
+        f"there is no response {name!r}: it was never stored, was deleted, or had to go for newer ones "
+        "(--max-stored-responses, --max-stored-response-bytes)"
+    )
+    return HttpError(404, message, param=param, code="response_not_found")
+
+
 def wrong_key(*, given: bool) -> HttpError:
     """The request brings no key, or a wrong one."""
     message = "Incorrect API key provided" if given else "No API key provided"
     return HttpError(
         401,
-        f"{message}: send the header 'Authorization: Bearer KEY' with a key that this server was started with",
+        f"{message}: send the header 'Authorization: Bearer KEY', or 'x-api-key: KEY', with a key that this server was "
+        "started with",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )
@@ -129,8 +141,21 @@ def response_to(error: Exception, request: Request) -> Response:
         known = _routing_error(error, request)
     else:
         known = describe(error, _request_id(request))
+    if _speaks_anthropic(request):
+        return _anthropic_response(known, _request_id(request))
     body = msgspec.json.encode(ErrorResponse(error=known.details))
     return Response(body, known.status, known.headers, "application/json")
+
+
+def _speaks_anthropic(request: Request) -> bool:
+    path: str = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return path == anthropic.PATHS or path.startswith(f"{anthropic.PATHS}/")
+
+
+def _anthropic_response(known: HttpError, request_id: str) -> Response:
+    body = msgspec.json.encode(anthropic.error_answer(known.status, known.details, request_id))
+    status = anthropic.status_of(known.status, known.details)
+    return Response(body, status, {**known.headers, anthropic.REQUEST_ID: request_id}, "application/json")
 
 
 def event_of(error: Exception, request_id: str) -> bytes:

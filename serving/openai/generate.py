@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -58,15 +58,25 @@ def identify(
     return Identity(name, engine_ids, int(time.time()), server.model_name(body.model))
 
 
-async def respond(request: Request, server: ServerState, requests: Sequence[TextRequest], writer: Writer) -> Response:
-    """Generate, and answer as a stream or at once. Raises `QueueFullError` and `EngineError`."""
+def submit(request: Request, server: ServerState, requests: Sequence[TextRequest]) -> list[OutputStream]:
+    """Send requests to the engine, and log them if that is asked for. Raises `QueueFullError` and `EngineError`."""
     if server.options.enable_log_requests:
         _log(requests, request.scope["request_id"], server.options.max_log_len)
-    streams = server.llm.submit(requests)
+    return server.llm.submit(requests)
+
+
+async def respond(
+    request: Request, server: ServerState, requests: Sequence[TextRequest], writer: Writer, **framing: Any
+) -> Response:
+    """Generate, and answer as a stream or at once. Raises `QueueFullError` and `EngineError`.
+
+    `framing` is what `EventStream` is to know beside the writer.
+    """
+    streams = submit(request, server, requests)
     if requests[0].stream:
         # Middleware of the operator's may want to see or change what is sent.
         direct = not server.options.middleware
-        return EventStream(streams, writer, request.scope["request_id"], direct=direct)
+        return EventStream(streams, writer, request.scope["request_id"], direct=direct, **framing)
     try:
         outputs = await unless_gone(request.receive, _results(streams))
     finally:

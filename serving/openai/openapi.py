@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -12,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from jaxllm import __version__
+from jaxllm.serving.anthropic.errors import OVERLOADED
 from jaxllm.serving.openai.errors import DOCUMENTED
+from jaxllm.serving.openai.protocol.anthropic_answers import MessagesError
 from jaxllm.serving.openai.protocol.base import Body, refused_fields
-from jaxllm.serving.openai.protocol.errors import ErrorResponse
 from jaxllm.serving.openai.routes import OPERATIONS, Operation
 from jaxllm.serving.openai.state import server_of
 
@@ -52,9 +54,7 @@ async def show_document(request: Request) -> Response:
 @cache
 def openapi(*, with_keys: bool) -> dict[str, Any]:
     """The document, OpenAPI 3.1; `with_keys` if requests need one."""
-    kinds = {kind for each in OPERATIONS for kind in (each.request, each.response, each.stream) if kind is not None} | {
-        ErrorResponse
-    }
+    kinds = {kind for each in OPERATIONS for kind in each.bodies}
     _, schemas = msgspec.json.schema_components(
         sorted(kinds, key=lambda kind: kind.__name__), ref_template="#/components/schemas/{name}"
     )
@@ -98,20 +98,37 @@ def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
     if operation.request is not None:
         schema = {"schema": _reference(operation.request)}
         made["requestBody"] = {"required": True, "content": {"application/json": schema}}
-    if "{model" in operation.path:
-        made["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    parameters = _parameters(operation)
+    if parameters:
+        made["parameters"] = parameters
     if with_keys and not operation.public:
         made["security"] = [{"key": []}]
+    return made
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    """What stands in the path and behind it."""
+    names = re.findall(r"{(\w+)", operation.path)
+    made: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+    ]
+    if operation.query is not None:
+        _, components = msgspec.json.schema_components([operation.query])
+        docs = _field_docs(operation.query)
+        for name, schema in components[operation.query.__name__]["properties"].items():
+            made.append({"name": name, "in": "query", "description": docs[name], "schema": schema})
     return made
 
 
 def _errors(operation: Operation) -> dict[str, Any]:
     """The errors that may come: all of them for requests with a body."""
     if operation.request is not None:
-        statuses = list(DOCUMENTED)
+        statuses = [status for status in DOCUMENTED if status != OVERLOADED or operation.errors is MessagesError]
+    elif operation.public:
+        statuses = [500, 503]
     else:
-        statuses = [500, 503] if operation.public else [401, 404, 500, 503]
-    content = {"application/json": {"schema": _reference(ErrorResponse)}}
+        statuses = [400] * ("{response_id" in operation.path) + [401, 404, 500, 503]
+    content = {"application/json": {"schema": _reference(operation.errors)}}
     return {str(status): {"description": DOCUMENTED[status], "content": content} for status in statuses}
 
 

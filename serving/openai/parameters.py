@@ -9,6 +9,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai.errors import BodyError
+from jaxllm.serving.openai.protocol.base import refused_fields
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.text.input_processor import TextRequest
 
@@ -28,6 +29,12 @@ def sampling_params(
     """The parameters of a request; what it leaves out is as in `defaults`. Raises `RequestError`."""
     given = {name: value for name in _SHARED if (value := getattr(body, name)) is not None}
     return msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def generation_fields(body: GenerationRequest) -> dict[str, Any]:
+    """What a request of another interface says of generation, for a chat request: all that its kind does not refuse."""
+    refused = refused_fields(type(body))
+    return {name: getattr(body, name) for name in GenerationRequest.__struct_fields__ if name not in refused}
 
 
 def recommended_max_tokens(defaults: SamplingParams) -> int | None:

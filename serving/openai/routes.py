@@ -5,13 +5,27 @@ from typing import Any
 
 from starlette.routing import Route
 
+from jaxllm.serving.anthropic.routes import count_message_tokens, create_message
 from jaxllm.serving.openai import operations
 from jaxllm.serving.openai.chat import create_chat_completion
 from jaxllm.serving.openai.completions import create_completion
 from jaxllm.serving.openai.errors import Handler, guarded
 from jaxllm.serving.openai.models import list_models, retrieve_model
-from jaxllm.serving.openai.protocol import chat, completions, models, tokenize
+from jaxllm.serving.openai.protocol import (
+    anthropic,
+    anthropic_answers,
+    chat,
+    completions,
+    models,
+    response_answers,
+    response_events,
+    response_items,
+    responses,
+    tokenize,
+)
 from jaxllm.serving.openai.protocol import operations as answers
+from jaxllm.serving.openai.protocol.errors import ErrorResponse
+from jaxllm.serving.openai.responses import routes as response_routes
 from jaxllm.serving.openai.tokenize import detokenize
 from jaxllm.serving.openai.tokenize import tokenize as tokenize_text
 
@@ -21,7 +35,8 @@ class Operation:
     """What one path does.
 
     `request` and `response` are the bodies, None where there is none; with `stream`, the response may also be events of
-    this kind. `public` operations need no key.
+    this kind. `parts` are bodies inside these, which their types do not tell; `query` has the query parameters;
+    `errors` is the body of errors. `public` operations need no key.
     """
 
     path: str
@@ -31,8 +46,17 @@ class Operation:
     request: Any = None
     response: Any = None
     stream: Any = None
+    parts: tuple[Any, ...] = ()
+    errors: Any = ErrorResponse
+    query: Any = None
     content_type: str = "application/json"
     public: bool = False
+
+    @property
+    def bodies(self) -> tuple[Any, ...]:
+        """All bodies, and what is inside them."""
+        direct = (self.request, self.response, self.stream, self.errors)
+        return (*(kind for kind in direct if kind is not None), *self.parts)
 
     @property
     def route(self) -> Route:
@@ -58,6 +82,65 @@ OPERATIONS = (
         request=completions.CompletionRequest,
         response=completions.Completion,
         stream=completions.Completion,
+    ),
+    Operation(
+        path="/v1/responses",
+        methods=("POST",),
+        handler=response_routes.create_response,
+        tag="OpenAI",
+        request=responses.ResponsesRequest,
+        response=response_answers.ModelResponse,
+        stream=response_events.ResponseEvent,
+        parts=(*response_items.ITEM_KINDS.values(), response_items.ResponseTool, *response_events.EVENTS),
+    ),
+    Operation(
+        path="/v1/responses/{response_id}",
+        handler=response_routes.retrieve_response,
+        tag="OpenAI",
+        query=responses.RetrieveQuery,
+        response=response_answers.ModelResponse,
+        stream=response_events.ResponseEvent,
+    ),
+    Operation(
+        path="/v1/responses/{response_id}",
+        methods=("DELETE",),
+        handler=response_routes.delete_response,
+        tag="OpenAI",
+        response=response_answers.DeletedResponse,
+    ),
+    Operation(
+        path="/v1/responses/{response_id}/cancel",
+        methods=("POST",),
+        handler=response_routes.cancel_response,
+        tag="OpenAI",
+        response=response_answers.ModelResponse,
+    ),
+    Operation(
+        path="/v1/responses/{response_id}/input_items",
+        handler=response_routes.list_input_items,
+        tag="OpenAI",
+        query=responses.InputItemsQuery,
+        response=response_answers.ItemPage,
+    ),
+    Operation(
+        path="/v1/messages",
+        methods=("POST",),
+        handler=create_message,
+        tag="Anthropic",
+        request=anthropic.MessagesRequest,
+        response=anthropic_answers.MessagesAnswer,
+        stream=anthropic_answers.MessagesEvent,
+        parts=(*anthropic.BLOCK_KINDS.values(), anthropic.MessagesTool, *anthropic_answers.EVENTS),
+        errors=anthropic_answers.MessagesError,
+    ),
+    Operation(
+        path="/v1/messages/count_tokens",
+        methods=("POST",),
+        handler=count_message_tokens,
+        tag="Anthropic",
+        request=anthropic.CountTokensRequest,
+        response=anthropic_answers.TokenCount,
+        errors=anthropic_answers.MessagesError,
     ),
     Operation(path="/v1/models", handler=list_models, tag="OpenAI", response=models.ModelList),
     Operation(path="/v1/models/{model:path}", handler=retrieve_model, tag="OpenAI", response=models.Model),

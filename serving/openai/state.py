@@ -12,6 +12,7 @@ from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.metrics import Metrics
 from jaxllm.serving.openai import errors
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.responses.store import ResponseStore
 from jaxllm.serving.options import ServerOptions
 from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.token_bytes import TokenBytes
@@ -36,10 +37,14 @@ class ServerState:
     """What other API server processes have measured, if there are others."""
     token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
+    responses: ResponseStore = field(init=False)
     _own_template: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.token_bytes = TokenBytes(self.tokenizer)
+        # Each of several processes would know only its own, and the next request may reach another.
+        most = self.options.max_stored_responses if self.board is None else 0
+        self.responses = ResponseStore(most, self.options.max_stored_response_bytes)
         if self.options.chat_template is not None:
             self._own_template = load_chat_template(self.options.chat_template)
         info = self.llm.info

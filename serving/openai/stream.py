@@ -20,6 +20,8 @@ from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import RequestOutput
 
 DONE = b"data: [DONE]\n\n"
+EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Headers of a stream: proxies must hold nothing back."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -94,18 +96,32 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, streams: Sequence[OutputStream], writer: EventWriter, request_id: str, *, direct: bool = False
+        self,
+        streams: Sequence[OutputStream],
+        writer: EventWriter,
+        request_id: str,
+        *,
+        direct: bool = False,
+        first: bytes = b"",
+        last: bytes = DONE,
+        failure: Callable[[Exception, str], bytes] = event_of,
     ) -> None:
-        """`direct`: events may go to the connection past whatever middleware there is, where the server offers it."""
+        """`direct`: events may go to the connection past whatever middleware there is, where the server offers it.
+
+        `first` is sent before there are results, `last` behind the writer's end; `failure` gives the events for an
+        error in a request of this id.
+        """
         self.status_code = 200
         self.background = None
-        # Proxies must hold nothing back.
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers(EVENT_HEADERS)
         del self.headers["content-length"]
         self._streams = streams
         self._writer = writer
         self._request_id = request_id
         self._direct = direct
+        self._first = first
+        self._last = last
+        self._describe_failure = failure
         self._failure: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,6 +139,8 @@ class EventStream(Response):
         body = direct_body(scope) if self._direct else None
         if body is not None and len(self._streams) == 1:
             self._streams[0].sink = self._sink(body)
+        if self._first:
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async with aclosing(self._events()) as events:
             async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -156,9 +174,9 @@ class EventStream(Response):
                     data = self._writer.write(prompt_index, output)
                     if data:
                         yield data
-            yield self._writer.end() + DONE
+            yield self._writer.end() + self._last
         except Exception as error:  # noqa: BLE001  (the response has begun: an event must say it)
-            yield event_of(error, self._request_id)
+            yield self._describe_failure(error, self._request_id)
 
 
 async def in_turn(streams: Sequence[OutputStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

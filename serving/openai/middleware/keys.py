@@ -27,12 +27,11 @@ class ApiKeys:
         if scope["type"] == "lifespan" or self._is_public(scope):
             await self._app(scope, receive, send)
             return
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = scheme.lower() == "bearer"
-        if given and self._knows(key.strip()):
+        keys = _keys_in(Headers(scope=scope))
+        if any(map(self._knows, keys)):
             await self._app(scope, receive, send)
             return
-        await response_to(wrong_key(given=given), Request(scope))(scope, receive, send)
+        await response_to(wrong_key(given=bool(keys)), Request(scope))(scope, receive, send)
 
     def _knows(self, key: str) -> bool:
         # Headers are read as Latin-1, whatever they are.
@@ -42,6 +41,13 @@ class ApiKeys:
     def _is_public(self, scope: Scope) -> bool:
         path: str = scope["path"]
         return path.removeprefix(scope.get("root_path", "")) in self._public
+
+
+def _keys_in(headers: Headers) -> list[str]:
+    """The keys that a request brings, in OpenAI's header or in Anthropic's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    own = headers.get("x-api-key")
+    return [key.strip()] * (scheme.lower() == "bearer") + ([] if own is None else [own.strip()])
 
 
 def _digest(key: bytes) -> bytes:

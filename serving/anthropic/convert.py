@@ -1,0 +1,208 @@
+"""Requests of the Messages API as chat requests, so that both give the same answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxllm.errors import RequestError, nearest
+from jaxllm.serving.openai.decode import as_body
+from jaxllm.serving.openai.parameters import generation_fields
+from jaxllm.serving.openai.protocol.anthropic import (
+    BLOCK_KINDS,
+    CountTokensRequest,
+    MessagesConversation,
+    MessagesMessage,
+    MessagesRequest,
+    MessagesText,
+    MessagesThinking,
+    MessagesTool,
+    MessagesToolResult,
+    MessagesToolUse,
+    ThinkingSettings,
+)
+from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Function, Message, Tool, ToolCall
+
+FIELDS = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "continue_final_message": "messages",
+}
+"""What the fields of a chat request are called here."""
+
+_BLOCKS = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+}
+_THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+_FORMAT_NAME = "output"
+
+
+@dataclass(kw_only=True)
+class Chat:
+    """A conversation as a chat's messages, and for each the field that it was made of."""
+
+    messages: list[Message] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+
+    def say(self, role: str, text: str | list[ContentPart], origin: str, **others: Any) -> Message:
+        """Add a message."""
+        message = Message(role=role, content=text, **others)
+        self.messages.append(message)
+        self.origins.append(origin)
+        return message
+
+
+def read_chat(body: MessagesConversation) -> Chat:
+    """The conversation of a request. Raises `RequestError`."""
+    chat = Chat()
+    if body.system is not None:
+        chat.say("system", _texts(body.system, "system"), "system")
+    if not body.messages:
+        raise RequestError("messages: the list is empty", "messages")
+    for index, message in enumerate(body.messages):
+        _add(chat, message, f"messages[{index}]")
+    return chat
+
+
+def _add(chat: Chat, message: MessagesMessage, origin: str) -> None:
+    if isinstance(message.content, str):
+        chat.say(message.role, message.content, origin)
+        return
+    blocks = [
+        _block(block, f"{origin}.content[{index}]", _BLOCKS[message.role])
+        for index, block in enumerate(message.content)
+    ]
+    if message.role == "assistant":
+        _add_answer(chat, blocks, origin)
+        return
+    texts: list[ContentPart] = []
+    for index, block in enumerate(blocks):
+        match block:
+            case MessagesText():
+                texts.append(ContentPart(type="text", text=block.text))
+            case MessagesToolResult():
+                if texts:
+                    chat.say(message.role, texts, origin)
+                    texts = []
+                result = _texts(block.content or "", f"{origin}.content[{index}].content")
+                chat.say("tool", result, origin, tool_call_id=block.tool_use_id)
+    if texts or not blocks:
+        chat.say(message.role, texts, origin)
+
+
+def _add_answer(chat: Chat, blocks: list[Any], origin: str) -> None:
+    """What the assistant thought, said and called, as one message."""
+    texts = [ContentPart(type="text", text=block.text) for block in blocks if isinstance(block, MessagesText)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, MessagesThinking)]
+    calls = [
+        ToolCall(id=block.id, type="function", function=CalledFunction(name=block.name, arguments=block.input))
+        for block in blocks
+        if isinstance(block, MessagesToolUse)
+    ]
+    chat.say("assistant", texts, origin, reasoning="\n".join(thoughts) or None, tool_calls=calls or None)
+
+
+def _block(block: Mapping[str, Any], path: str, allowed: tuple[str, ...]) -> Any:
+    kind = block.get("type")
+    if kind not in allowed:
+        expected = " or ".join(map(repr, allowed))
+        reason = "this model reads text only" if kind in ("image", "document") else f"must be {expected} here"
+        hint = nearest(kind, BLOCK_KINDS) if isinstance(kind, str) else ""
+        raise UnsupportedError(f"{path}.type={kind!r}: {reason}{hint}", f"{path}.type")
+    return as_body(block, BLOCK_KINDS[kind], path)
+
+
+def _texts(given: str | list[dict[str, Any]], path: str) -> str | list[ContentPart]:
+    if isinstance(given, str):
+        return given
+    blocks = [_block(block, f"{path}[{index}]", ("text",)) for index, block in enumerate(given)]
+    return [ContentPart(type="text", text=block.text) for block in blocks]
+
+
+def chat_request(body: MessagesRequest | CountTokensRequest, chat: Chat) -> ChatCompletionRequest:
+    """The chat request that answers `body` with this conversation. Raises `RequestError`."""
+    output = body.output_config
+    schema = output.format.schema if output is not None and output.format is not None else None
+    choice, parallel = _tool_choice(body)
+    last = body.messages[-1]
+    return ChatCompletionRequest(
+        **generation_fields(body),
+        stop=body.stop_sequences,
+        max_completion_tokens=body.max_tokens,
+        thinking_token_budget=_budget(body.thinking, body.max_tokens),
+        messages=chat.messages,
+        tools=_tools(body) or None,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        reasoning_effort=output.effort if output is not None else None,
+        chat_template=body.chat_template,
+        chat_template_kwargs=_template_kwargs(body),
+        continue_final_message=True if last.role == "assistant" and not chat.messages[-1].tool_calls else None,
+        response_format=None
+        if schema is None
+        else {"type": "json_schema", "json_schema": {"name": _FORMAT_NAME, "schema": schema, "strict": True}},
+    )
+
+
+def _tools(body: MessagesRequest | CountTokensRequest) -> list[Tool]:
+    tools = []
+    for index, tool in enumerate(body.tools or ()):
+        kind = tool.get("type")
+        if kind not in (None, "custom"):
+            raise UnsupportedError(
+                f"tools[{index}].type={kind!r}: only tools of type 'custom' are supported; this server runs none of "
+                "its own",
+                f"tools[{index}].type",
+            )
+        given = as_body(tool, MessagesTool, f"tools[{index}]")
+        function = Function(
+            name=given.name, description=given.description, parameters=given.input_schema, strict=given.strict
+        )
+        tools.append(Tool(type="function", function=function))
+    return tools
+
+
+def _tool_choice(body: MessagesRequest | CountTokensRequest) -> tuple[Any, bool | None]:
+    """The choice as chats write it, and whether there may be several calls."""
+    choice = body.tool_choice
+    if choice is None:
+        return None, None
+    parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
+    if choice.type != "tool":
+        if choice.name is not None:
+            raise RequestError(f"tool_choice.name: only for type 'tool', not {choice.type!r}", "tool_choice.name")
+        return {"any": "required"}.get(choice.type, choice.type), parallel
+    if choice.name is None:
+        raise RequestError("tool_choice.name: this field is required", "tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}, parallel
+
+
+def _budget(thinking: ThinkingSettings | None, max_tokens: int | None) -> int | None:
+    if thinking is None or thinking.type != "enabled":
+        if thinking is not None and thinking.budget_tokens is not None:
+            raise RequestError("thinking.budget_tokens: only for type 'enabled'", "thinking.budget_tokens")
+        return None
+    if thinking.budget_tokens is None:
+        raise RequestError("thinking.budget_tokens: this field is required", "thinking.budget_tokens")
+    if thinking.budget_tokens < 1 or (max_tokens is not None and thinking.budget_tokens >= max_tokens):
+        raise RequestError(
+            f"thinking.budget_tokens={thinking.budget_tokens}: must be at least 1 and less than "
+            f"max_tokens={max_tokens}",
+            "thinking.budget_tokens",
+        )
+    return thinking.budget_tokens
+
+
+def _template_kwargs(body: MessagesRequest | CountTokensRequest) -> dict[str, Any] | None:
+    """Chat templates know the switch of thinking under one of two names."""
+    if body.thinking is None:
+        return body.chat_template_kwargs
+    thinks = _THINKS[body.thinking.type]
+    return {"enable_thinking": thinks, "thinking": thinks, **(body.chat_template_kwargs or {})}

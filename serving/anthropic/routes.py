@@ -1,0 +1,52 @@
+"""The routes of the Messages API."""
+
+import uuid
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.serving.anthropic.convert import FIELDS, chat_request, read_chat
+from jaxllm.serving.anthropic.errors import REQUEST_ID
+from jaxllm.serving.anthropic.writer import MessageWriter
+from jaxllm.serving.openai.chat_call import prepare_chat, template_settings
+from jaxllm.serving.openai.decode import read_body
+from jaxllm.serving.openai.generate import identify, json_response, respond
+from jaxllm.serving.openai.messages import conversation
+from jaxllm.serving.openai.protocol.anthropic import CountTokensRequest, MessagesRequest
+from jaxllm.serving.openai.protocol.anthropic_answers import TokenCount
+from jaxllm.serving.openai.renaming import renaming
+from jaxllm.serving.openai.state import server_of
+
+
+async def create_message(request: Request) -> Response:
+    """Answer a conversation, with the model's thinking, text and calls as blocks."""
+    server = server_of(request)
+    server.check_accepting()
+    body = await read_body(request, MessagesRequest)
+    identity = identify(request, server, body, "msg")
+    chat = read_chat(body)
+    with renaming(FIELDS, chat.origins):
+        call = await prepare_chat(server, chat_request(body, chat), identity.engine_ids, limit="max_tokens")
+    show_thinking = body.thinking is None or body.thinking.display != "omitted"
+    writer = MessageWriter(call, f"msg_{uuid.uuid4().hex}", identity.model, show_thinking=show_thinking)
+    response = await respond(
+        request, server, [call.request], writer, first=writer.begin(), last=b"", failure=writer.fail
+    )
+    response.headers[REQUEST_ID] = request.scope["request_id"]
+    return response
+
+
+async def count_message_tokens(request: Request) -> Response:
+    """Count the tokens of a conversation, as the model would read it."""
+    server = server_of(request)
+    body = await read_body(request, CountTokensRequest)
+    server.model_name(body.model)
+    chat = read_chat(body)
+    with renaming(FIELDS, chat.origins):
+        asked = chat_request(body, chat)
+        messages = conversation(asked.messages, server.chat_template(asked.chat_template))
+        text = await server.llm.render_chat(messages, **template_settings(asked, server))
+    (token_ids,) = await server.llm.run_text(lambda: server.tokenizer.encode([text], add_special_tokens=False))
+    response = json_response(TokenCount(input_tokens=len(token_ids)))
+    response.headers[REQUEST_ID] = request.scope["request_id"]
+    return response

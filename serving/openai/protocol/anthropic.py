@@ -1,0 +1,219 @@
+"""Requests of Anthropic's Messages API.
+
+The specification: https://docs.anthropic.com/en/api/messages, and the types in `anthropic.types`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Text, documented
+from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.protocol.responses import any_of
+
+_ONE = "a message has one answer"
+_OTHER = "a field of OpenAI's; the Messages API has "
+
+
+class _Cached(Body, kw_only=True):
+    cache_control: Any = None
+    """Accepted, without effect: every prefix is cached."""
+
+
+class MessagesText(_Cached, kw_only=True):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+    """Accepted, without effect."""
+    parsed_output: Any = None
+    """Accepted, without effect: clients put the text there as an object."""
+
+
+class MessagesToolUse(_Cached, kw_only=True):
+    """A call that the model made before."""
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[str, Any]
+    """The arguments."""
+    caller: Annotated[Any, Refused("only the model itself calls tools", ({"type": "direct"},))] = None
+    toolset_name: Annotated[Any, Refused("there are no toolsets")] = None
+
+
+class MessagesToolResult(_Cached, kw_only=True):
+    """What a tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    """The call that it answers."""
+    content: str | list[Annotated[dict[str, Any], documented(**any_of("MessagesText"))]] | None = None
+    is_error: bool | None = None
+    """Accepted, without effect: the model reads what content says."""
+    toolset_name: Annotated[Any, Refused("there are no toolsets")] = None
+
+
+class MessagesThinking(Body, kw_only=True):
+    """What the model thought before, for chat templates that show it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+    """Accepted, without effect: thinking is not signed here."""
+
+
+class MessagesRedactedThinking(Body, kw_only=True):
+    """Thinking that nobody here can read; it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+BLOCK_KINDS: dict[str, type[Body]] = {
+    "text": MessagesText,
+    "tool_use": MessagesToolUse,
+    "tool_result": MessagesToolResult,
+    "thinking": MessagesThinking,
+    "redacted_thinking": MessagesRedactedThinking,
+}
+"""Blocks that are understood, by type."""
+
+_BLOCK = documented(**any_of(*(kind.__name__ for kind in BLOCK_KINDS.values())))
+_TEXT = documented(**any_of("MessagesText"))
+
+
+class MessagesMessage(Body, kw_only=True):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Annotated[dict[str, Any], _BLOCK]]
+
+
+class MessagesTool(_Cached, kw_only=True):
+    """A tool that the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: Text
+    description: str | None = None
+    input_schema: dict[str, Any]
+    """The arguments, as JSON Schema."""
+    strict: bool | None = None
+    """Whether calls must fit the schema."""
+    input_examples: list[dict[str, Any]] | None = None
+    """Accepted, without effect."""
+    eager_input_streaming: bool | None = None
+    """Accepted, without effect: arguments are always sent as they come."""
+    defer_loading: Annotated[Any, Refused("there is no search for tools", (False,))] = None
+    allowed_callers: Annotated[Any, Refused("only the model itself calls tools", (["direct"],))] = None
+
+
+class MessagesToolChoice(Body, kw_only=True):
+    """Which tools the model is to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    """auto: it decides. any: at least one. tool: this one. none: it answers in words."""
+    name: str | None = None
+    """With tool: its name."""
+    disable_parallel_tool_use: bool | None = None
+    """At most one call."""
+
+
+class ThinkingSettings(Body, kw_only=True):
+    """Whether and how long the model is to think; where thinking is left out, the chat template decides."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: AtLeastOne | None = None
+    """With enabled: most tokens of thinking, fewer than max_tokens."""
+    display: Literal["summarized", "omitted"] | None = None
+    """omitted: the thinking is not returned."""
+
+
+class MessagesFormat(Body, kw_only=True):
+    """What the text is to be."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+    """The schema that the text fits."""
+
+
+class OutputSettings(Body, kw_only=True):
+    """How the answer is to be."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """As reasoning_effort of chat completions."""
+    format: MessagesFormat | None = None
+
+
+class MessagesMetadata(Body, kw_only=True):
+    """About the request."""
+
+    user_id: str | None = None
+    """Accepted, without effect."""
+
+
+class MessagesConversation(GenerationRequest, kw_only=True):
+    """What the model reads, and how it is to answer: Anthropic's fields, and those of chat completions for sampling."""
+
+    messages: Annotated[list[MessagesMessage], documented(minItems=1)]
+    """The conversation so far. The answer goes on with a last message of the assistant."""
+    system: str | list[Annotated[dict[str, Any], _TEXT]] | None = None
+    """What is said before."""
+    stop_sequences: list[Text] | None = None
+    """Strings that end the text; they are not part of it."""
+    tools: list[Annotated[dict[str, Any], documented(**any_of("MessagesTool"))]] | None = None
+    """Tools that the model may call; Anthropic's own tools run nowhere here and are refused."""
+    tool_choice: MessagesToolChoice | None = None
+    """Which of them the model is to call; default auto."""
+    thinking: ThinkingSettings | None = None
+    """Whether the model is to think."""
+    output_config: OutputSettings | None = None
+    """How the answer is to be."""
+    metadata: MessagesMetadata | None = None
+    """About the request."""
+    chat_template: str | None = None
+    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template."""
+    request_id: str | None = None
+    """Part of the log; by default random."""
+    cache_control: Any = None
+    """Accepted, without effect: every prefix is cached."""
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """Accepted; there is one tier."""
+    speed: Literal["standard", "fast"] | None = None
+    """Accepted, without effect."""
+    inference_geo: str | None = None
+    """Accepted, without effect."""
+    user_profile_id: str | None = None
+    """Accepted, without effect."""
+    workspace_id: str | None = None
+    """Accepted, without effect."""
+
+    n: Annotated[Any, Refused(_ONE, (1,))] = None
+    best_of: Annotated[Any, Refused(_ONE, (1,))] = None
+    stop: Annotated[Any, Refused(f"{_OTHER}stop_sequences", ([],))] = None
+    stream_options: Annotated[Any, Refused("streams always tell the usage")] = None
+    response_format: Annotated[Any, Refused(f"{_OTHER}output_config.format", ({"type": "text"},))] = None
+    thinking_token_budget: Annotated[Any, Refused(f"{_OTHER}thinking.budget_tokens", (-1,))] = None
+    prompt_logprobs: Annotated[Any, Refused("messages have no logprobs; see /v1/chat/completions")] = None
+    return_token_ids: Annotated[Any, Refused("messages have no token ids; see /v1/chat/completions", (False,))] = None
+    return_tokens_as_token_ids: Annotated[Any, Refused("messages have no logprobs", (False,))] = None
+    container: Annotated[Any, Refused("no tools run on this server")] = None
+    mcp_servers: Annotated[Any, Refused("no tools run on this server", ([],))] = None
+    context_management: Annotated[Any, Refused("nothing is edited or compacted")] = None
+    diagnostics: Annotated[Any, Refused("there are none")] = None
+
+
+class MessagesRequest(MessagesConversation, kw_only=True):
+    """A conversation to be answered."""
+
+    max_tokens: AtLeastOne
+    """Most tokens to generate, of thinking too."""
+
+
+class CountTokensRequest(MessagesConversation, kw_only=True):
+    """A conversation of which the number of tokens is asked; what is only about the answer has no effect."""
+
+    max_tokens: AtLeastOne | None = None
+    """Accepted, without effect."""

@@ -1,0 +1,140 @@
+"""Items of the Responses API that requests bring: messages, calls of functions and their results, reasoning.
+
+The specification: https://platform.openai.com/docs/api-reference/responses, and the types in `openai.types.responses`.
+"""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.bounds import Text
+
+_TEXT_ONLY = "this model reads text only"
+_NO_PROGRAMS = "only the model itself calls functions"
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputPart(Body, kw_only=True):
+    """A part of the content of a message or of a function's result."""
+
+    type: str
+    """Which part this is: input_text, or output_text or refusal (of an assistant)."""
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    """Accepted, without effect."""
+    logprobs: list[Any] | None = None
+    """Accepted, without effect."""
+    prompt_cache_breakpoint: Any = None
+    """Accepted, without effect: every prefix is cached."""
+    parsed: Any = None
+    """Accepted, without effect: clients put the text there as an object."""
+    image_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    detail: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    file_id: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    file_data: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    file_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    filename: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    input_audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
+
+
+class MessageItem(Body, kw_only=True):
+    """A message of the conversation."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    """Who says it."""
+    content: str | list[InputPart]
+    """What is said."""
+    id: str | None = None
+    """The id that an earlier response gave it."""
+    status: ItemStatus | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    """Accepted, without effect."""
+
+
+class FunctionCallInput(Body, kw_only=True):
+    """A call that the model made before."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    """What the result names the call by."""
+    name: Text
+    arguments: str
+    """JSON text."""
+    id: str | None = None
+    status: ItemStatus | None = None
+    parsed_arguments: Any = None
+    """Accepted, without effect: clients put the arguments there as an object."""
+    namespace: Annotated[Any, Refused("functions have no namespaces")] = None
+    caller: Annotated[Any, Refused(_NO_PROGRAMS, ({"type": "direct"},))] = None
+
+
+class FunctionCallOutput(Body, kw_only=True):
+    """What a function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    """The call that it answers."""
+    output: str | list[InputPart]
+    id: str | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    """The function; accepted, without effect."""
+    namespace: Annotated[Any, Refused("functions have no namespaces")] = None
+    caller: Annotated[Any, Refused(_NO_PROGRAMS, ({"type": "direct"},))] = None
+
+
+class ReasoningPart(Body, kw_only=True):
+    """A text of the model's reasoning, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class ReasoningInput(Body, kw_only=True):
+    """What the model thought before, for chat templates that show it."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[ReasoningPart] | None = None
+    """Shown to the model where there is no content."""
+    content: list[ReasoningPart] | None = None
+    status: ItemStatus | None = None
+    encrypted_content: Annotated[Any, Refused("reasoning is never encrypted here: send its content")] = None
+
+
+class ItemReference(Body, kw_only=True):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"] | None = None
+    id: Text
+
+
+Item: TypeAlias = MessageItem | FunctionCallInput | FunctionCallOutput | ReasoningInput
+"""An item that is part of a conversation."""
+
+ITEM_KINDS: dict[str, type[Body]] = {
+    "message": MessageItem,
+    "function_call": FunctionCallInput,
+    "function_call_output": FunctionCallOutput,
+    "reasoning": ReasoningInput,
+    "item_reference": ItemReference,
+}
+"""Items that are understood, by type."""
+
+
+class ResponseTool(Body, kw_only=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Text
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """The arguments, as JSON Schema."""
+    strict: bool | None = None
+    """Whether calls must fit the schema."""
+    output_schema: dict[str, Any] | None = None
+    """Accepted, without effect."""
+    defer_loading: Annotated[Any, Refused("there is no search for tools", (False,))] = None
+    allowed_callers: Annotated[Any, Refused(_NO_PROGRAMS, (["direct"],))] = None

@@ -1,0 +1,152 @@
+"""Requests of the Responses API."""
+
+from typing import Annotated, Any, Literal
+
+from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Natural, documented
+from jaxllm.serving.openai.protocol.generation import GenerationRequest
+
+_ONE = "a response has one answer"
+
+
+def any_of(*names: str) -> dict[str, Any]:
+    """Keywords of JSON Schema for an object that is one of these Structs."""
+    return {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
+
+
+_ITEM = documented(
+    **any_of("MessageItem", "FunctionCallInput", "FunctionCallOutput", "ReasoningInput", "ItemReference")
+)
+_TOOL = documented(**any_of("ResponseTool"))
+
+
+class TextFormat(Body, kw_only=True):
+    """What the text is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    """With json_schema: a name for the schema."""
+    schema: dict[str, Any] | None = None
+    """With json_schema: the schema."""
+    strict: bool | None = None
+    """With json_schema: accepted; the text always fits the schema."""
+    description: str | None = None
+    """Accepted, without effect."""
+
+
+class TextSettings(Body, kw_only=True):
+    """How the text is to be."""
+
+    format: TextFormat | None = None
+    """Plain text, or JSON."""
+    verbosity: Annotated[Any, Refused("this model has one verbosity; ask for less or more in words", ("medium",))] = (
+        None
+    )
+
+
+class ReasoningSettings(Body, kw_only=True):
+    """How the model is to think."""
+
+    effort: str | None = None
+    """As reasoning_effort of chat completions."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Accepted, without effect: the reasoning itself is returned."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The older name of summary."""
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    """Accepted, without effect: the chat template decides what it shows of earlier reasoning."""
+    mode: Annotated[Any, Refused("this model has one mode", ("standard",))] = None
+
+
+class ResponsesRequest(GenerationRequest, kw_only=True):
+    """A conversation, or what is new in it, to be answered."""
+
+    input: str | Annotated[list[Annotated[dict[str, Any], _ITEM]], documented(minItems=1)]
+    """A text, which is a message of the user, or a list of items."""
+    instructions: str | None = None
+    """A message of the system before the input; of an earlier response's there is nothing left."""
+    previous_response_id: str | None = None
+    """A stored response that this one continues: all its items come before the input."""
+    store: bool | None = None
+    """Keep the response, to be retrieved and continued; default true, where the server keeps any."""
+    background: bool | None = None
+    """Answer at once and run on; the response can be polled, streamed again, and cancelled. Needs store."""
+    max_output_tokens: AtLeastOne | None = None
+    """Most tokens to generate, of reasoning too; default: the room left in the model's context."""
+    text: TextSettings | None = None
+    """Options of the text."""
+    tools: list[Annotated[dict[str, Any], _TOOL]] | None = None
+    """Functions that the model may call; OpenAI's own tools run nowhere here and are refused."""
+    tool_choice: str | dict[str, Any] | None = None
+    """auto, none, required, or {type: function, name}, or {type: allowed_tools, mode, tools}."""
+    parallel_tool_calls: bool | None = None
+    """Whether the model may call several functions at once; default true."""
+    reasoning: ReasoningSettings | None = None
+    """Options of the reasoning."""
+    include: list[str] | None = None
+    """What to add: message.output_text.logprobs."""
+    top_logprobs: Natural | None = None
+    """Most likely alternatives to return at each place; only with message.output_text.logprobs in include."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: leave out the oldest items when the input is longer than the model's context."""
+    metadata: dict[str, str] | None = None
+    """Up to 16 short texts, which the response repeats."""
+    include_reasoning: bool | None = None
+    """Whether to return the reasoning; default true."""
+    chat_template: str | None = None
+    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template."""
+    service_tier: str | None = None
+    """Accepted; there is one tier, default."""
+    max_tool_calls: Natural | None = None
+    """Accepted, without effect: it is for tools that run on the server."""
+    safety_identifier: str | None = None
+    """Accepted, without effect."""
+    prompt_cache_key: str | None = None
+    """Accepted, without effect: every prefix is cached; cache_salt separates users."""
+    prompt_cache_options: dict[str, Any] | None = None
+    """Accepted, without effect: every prefix is cached as long as there is room."""
+    prompt_cache_retention: str | None = None
+    """Accepted, without effect: prefixes are kept as long as there is room."""
+
+    request_id: str | None = None
+    """Part of the log; by default random."""
+
+    n: Annotated[Any, Refused(_ONE, (1,))] = None
+    best_of: Annotated[Any, Refused(_ONE, (1,))] = None
+    prompt_logprobs: Annotated[Any, Refused("responses have no logprobs of the prompt; see /v1/chat/completions")] = (
+        None
+    )
+    return_token_ids: Annotated[Any, Refused("responses have no token ids; see /v1/chat/completions", (False,))] = None
+    response_format: Annotated[Any, Refused("responses call it text.format", ({"type": "text"},))] = None
+    conversation: Annotated[Any, Refused("there are no conversations; use previous_response_id")] = None
+    context_management: Annotated[Any, Refused("nothing is compacted; see truncation", ([],))] = None
+    moderation: Annotated[Any, Refused("there is no moderation")] = None
+    prompt: Annotated[Any, Refused("there are no prompt templates: send instructions and input")] = None
+
+
+class RetrieveQuery(Body, kw_only=True):
+    """Query parameters of retrieving a response."""
+
+    stream: bool | None = None
+    """Send the events again, those to come too; only for responses made with background and stream."""
+    starting_after: Natural | None = None
+    """With stream: only the events behind the one of this sequence_number."""
+    include: list[str] | None = None
+    """Accepted, without effect: a response is kept as it was made."""
+    include_obfuscation: bool | None = None
+    """Accepted, without effect: events are never padded."""
+
+
+class InputItemsQuery(Body, kw_only=True):
+    """Query parameters of listing input items."""
+
+    after: str | None = None
+    """Only the items behind the one of this id."""
+    limit: Annotated[int, documented(minimum=1, maximum=100)] | None = None
+    """Most items to return, from 1 to 100; default 20."""
+    order: Literal["asc", "desc"] | None = None
+    """desc, the default: the last one first."""
+    include: list[str] | None = None
+    """Accepted, without effect."""

@@ -1,0 +1,44 @@
+"""Errors of a chat request, told in the fields of the interface that the request came by."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from jaxllm.errors import RequestError
+
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
+_HEAD = re.compile(r"[\w.\[\]]+")
+
+
+@contextmanager
+def renaming(fields: Mapping[str, str], origins: Sequence[str]) -> Iterator[None]:
+    """Rename fields in errors raised inside.
+
+    `fields` has a name for each field that the interface calls otherwise, such as `response_format.json_schema`;
+    `origins` says for each message which field it was made of.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if error.parameter is None:
+            raise
+        old, new = error.parameter, _renamed(error.parameter, fields, origins)
+        error.parameter = new
+        message = str(error)
+        head = _HEAD.match(message)
+        if head is not None:
+            # What the message begins with is the field, or a place in it.
+            place = _renamed(head[0], fields, origins) if head[0] != old else new
+            message = place + message[head.end() :]
+        error.args = (message,)
+        raise
+
+
+def _renamed(path: str, fields: Mapping[str, str], origins: Sequence[str]) -> str:
+    message = _MESSAGE.match(path)
+    if message is not None:
+        return origins[int(message[1])]
+    for known in sorted(fields, key=len, reverse=True):
+        if path == known or path.startswith((f"{known}.", f"{known}[")):
+            return fields[known] + path[len(known) :]
+    return path

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: a request is translated to a chat, and the chat's reply to items and events."""

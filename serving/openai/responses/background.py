@@ -1,0 +1,97 @@
+"""Responses that are made while nobody waits for them, and streams of events that were kept."""
+
+import asyncio
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jaxllm.serving.openai.disconnect import unless_gone
+from jaxllm.serving.openai.responses.store import EventLog
+from jaxllm.serving.openai.responses.writer import ResponseWriter
+from jaxllm.serving.openai.stream import EVENT_HEADERS
+from jaxllm.serving.output_stream import OutputStream
+
+
+class BackgroundRun:
+    """Takes the results of one request, whoever comes and goes; the writer is told how it ends."""
+
+    def __init__(self, stream: OutputStream, writer: ResponseWriter, request_id: str, log: EventLog | None) -> None:
+        """Starts at once. Events go to `log`, if there is one."""
+        self.log = log
+        self._stream = stream
+        self._writer = writer
+        self._request_id = request_id
+        writer.start()
+        self._keep_events()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._writer.ended
+
+    def cancel(self) -> None:
+        """End it; what there is stays."""
+        if self.ended:
+            return
+        self._task.cancel()
+        self._stream.close()
+        self._writer.cancel()
+        self._finish()
+
+    async def _run(self) -> None:
+        try:
+            async for output in self._stream:
+                self._writer.take(output)
+                self._keep_events()
+            self._writer.close()
+        except Exception as error:  # noqa: BLE001  (nobody waits for this task: the response says it)
+            self._writer.break_off(error, self._request_id)
+        finally:
+            self._stream.close()
+        self._finish()
+
+    def _keep_events(self) -> None:
+        events = self._writer.take_events()
+        if self.log is not None:
+            self.log.add(events)
+
+    def _finish(self) -> None:
+        self._keep_events()
+        if self.log is not None:
+            self.log.end()
+
+
+class LogStream(Response):
+    """The events of a log from a place on, and those to come; a client that leaves ends nothing."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, log: EventLog, begin: int) -> None:
+        """`begin` counts the events that the client has."""
+        self.status_code = 200
+        self.background = None
+        self.init_headers(EVENT_HEADERS)
+        del self.headers["content-length"]
+        self._log = log
+        self._begin = begin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientDisconnect:
+            return
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        sent = self._begin
+        while True:
+            await self._log.wait(beyond=sent)
+            data = b"".join(self._log.events[sent:])
+            if not data:
+                break
+            sent = len(self._log.events)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,127 @@
+"""The items of a response, put together from the parts of a reply; every step is an event."""
+
+from collections.abc import Callable, Iterable
+
+from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
+from jaxllm.serving.openai.protocol.response_answers import (
+    FunctionCallItem,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+from jaxllm.serving.openai.protocol.response_events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ItemEvent,
+    PartEvent,
+    PartStep,
+    ReasoningDeltaEvent,
+    ReasoningDone,
+    ResponseEvent,
+    TextDelta,
+    TextDone,
+)
+from jaxllm.serving.openai.protocol.response_items import ItemStatus
+from jaxllm.serving.openai.responses.items import new_id
+from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta, ToolCallStart
+
+Emit = Callable[[ResponseEvent], None]
+
+
+class OutputBuilder:
+    """Makes the items of one response and tells each step to `emit`, in OpenAI's order.
+
+    One item is open at a time: reasoning, a message, or a call. Whatever is of another kind closes it.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self.items: list[OutputItem] = []
+        self._emit = emit
+        self._open: OutputItem | None = None
+        self._pieces: list[str] = []
+        self._logprobs: list[ChosenLogprob] = []
+
+    def add(self, parts: Iterable[ReplyPart], logprobs: list[ChosenLogprob]) -> None:
+        """Take parts; `logprobs` are those of tokens of the content among them, and of content before."""
+        for part in parts:
+            match part:
+                case ContentDelta(text):
+                    self._add_text(text, logprobs)
+                    logprobs = []
+                case ReasoningDelta(text):
+                    self._add_reasoning(text)
+                case ToolCallStart():
+                    item = FunctionCallItem(
+                        id=new_id(FunctionCallItem), status="in_progress", call_id=part.id, name=part.name, arguments=""
+                    )
+                    self._begin(item)
+                case ToolCallDelta(_, arguments):
+                    self._add_arguments(arguments)
+
+    def finish(self, *, complete: bool) -> None:
+        """The reply is over; with `complete` false it was cut off. A reply of nothing is a message without text."""
+        if complete and not self.items:
+            self._begin_message()
+        self._close("completed" if complete else "incomplete")
+
+    def _add_text(self, text: str, logprobs: list[ChosenLogprob]) -> None:
+        if not isinstance(self._open, OutputMessage):
+            self._begin_message()
+        assert self._open is not None
+        self._pieces.append(text)
+        self._logprobs += logprobs
+        self._emit(TextDelta(item_id=self._open.id, output_index=self._place, delta=text, logprobs=logprobs))
+
+    def _add_reasoning(self, text: str) -> None:
+        if not isinstance(self._open, ReasoningItem):
+            item = ReasoningItem(id=new_id(ReasoningItem), status="in_progress", content=[])
+            self._begin(item)
+            self._part("response.content_part.added", item, ReasoningText(text=""))
+        assert self._open is not None
+        self._pieces.append(text)
+        self._emit(ReasoningDeltaEvent(item_id=self._open.id, output_index=self._place, delta=text))
+
+    def _add_arguments(self, arguments: str) -> None:
+        assert isinstance(self._open, FunctionCallItem)
+        self._pieces.append(arguments)
+        self._emit(ArgumentsDelta(item_id=self._open.id, output_index=self._place, delta=arguments))
+
+    def _begin_message(self) -> None:
+        message = OutputMessage(id=new_id(OutputMessage), status="in_progress", content=[])
+        self._begin(message)
+        self._part("response.content_part.added", message, OutputText(text=""))
+
+    @property
+    def _place(self) -> int:
+        return len(self.items) - 1
+
+    def _begin(self, item: OutputItem) -> None:
+        self._close("completed")
+        self.items.append(item)
+        self._open = item
+        self._emit(ItemEvent(type="response.output_item.added", output_index=self._place, item=item))
+
+    def _close(self, status: ItemStatus) -> None:
+        item, place, text = self._open, self._place, "".join(self._pieces)
+        if item is None:
+            return
+        match item:
+            case OutputMessage():
+                self._emit(TextDone(item_id=item.id, output_index=place, text=text, logprobs=self._logprobs))
+                item.content = [OutputText(text=text, logprobs=self._logprobs)]
+                self._part("response.content_part.done", item, item.content[0])
+            case ReasoningItem():
+                self._emit(ReasoningDone(item_id=item.id, output_index=place, text=text))
+                item.content = [ReasoningText(text=text)]
+                self._part("response.content_part.done", item, item.content[0])
+            case FunctionCallItem():
+                self._emit(ArgumentsDone(item_id=item.id, output_index=place, name=item.name, arguments=text))
+                item.arguments = text
+        item.status = status
+        self._emit(ItemEvent(type="response.output_item.done", output_index=place, item=item))
+        self._open, self._pieces, self._logprobs = None, [], []
+
+    def _part(self, step: PartStep, item: OutputItem, part: OutputText | ReasoningText) -> None:
+        self._emit(PartEvent(type=step, item_id=item.id, output_index=self._place, part=part))

@@ -1,0 +1,208 @@
+"""Requests of the Responses API as chat requests, so that both give the same answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from jaxllm.errors import RequestError
+from jaxllm.serving.openai.decode import as_body
+from jaxllm.serving.openai.parameters import generation_fields
+from jaxllm.serving.openai.protocol.base import Body, UnsupportedError
+from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Function, Message, Tool, ToolCall
+from jaxllm.serving.openai.protocol.response_items import (
+    FunctionCallInput,
+    FunctionCallOutput,
+    InputPart,
+    Item,
+    MessageItem,
+    ReasoningInput,
+    ResponseTool,
+)
+from jaxllm.serving.openai.protocol.responses import ResponsesRequest, TextFormat
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for."""
+
+FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+"""What the fields of a chat request are called here."""
+
+_PARTS = {
+    "system": ("input_text",),
+    "developer": ("input_text",),
+    "user": ("input_text",),
+    "assistant": ("output_text", "input_text", "refusal"),
+}
+
+
+class NamedFunction(Body, kw_only=True):
+    """A tool choice that names a function."""
+
+    type: str
+    name: str
+
+
+class AllowedTools(Body, kw_only=True):
+    """A tool choice that leaves only some of the tools."""
+
+    type: str
+    mode: str
+    tools: list[dict[str, Any]]
+
+
+@dataclass(kw_only=True)
+class Chat:
+    """A conversation as messages, and for each the field that it was made of."""
+
+    messages: list[Message] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)
+
+    def add(self, item: Item, origin: str) -> None:
+        """Add an item. What the assistant thought, said and called in a row is one message. Raises `RequestError`."""
+        match item:
+            case MessageItem(role="assistant"):
+                self._assistant(origin, said=True).content = _content(item.content, origin, _PARTS["assistant"])
+            case MessageItem():
+                content = _content(item.content, origin, _PARTS[item.role])
+                self._append(Message(role=item.role, content=content), origin)
+            case FunctionCallInput():
+                message = self._assistant(origin)
+                called = CalledFunction(name=item.name, arguments=item.arguments)
+                message.tool_calls = [
+                    *(message.tool_calls or ()), ToolCall(id=item.call_id, type="function", function=called)
+                ]  # fmt: skip
+            case FunctionCallOutput():
+                output = _content(item.output, origin, ("input_text", "output_text"), "output")
+                self._append(Message(role="tool", content=output, tool_call_id=item.call_id), origin)
+            case ReasoningInput():
+                parts = item.content or item.summary or []
+                message = self._assistant(origin, thought=True)
+                message.reasoning = "\n".join(part.text for part in parts)
+
+    def _assistant(self, origin: str, *, said: bool = False, thought: bool = False) -> Message:
+        """The assistant's message at the end, or a new one if that has the text or the thought already."""
+        last = self.messages[-1] if self.messages else None
+        if last is not None and last.role == "assistant":
+            empty = last.content is None and not last.tool_calls
+            if (empty or not said) and not (thought and not (empty and last.reasoning is None)):
+                return last
+        message = Message(role="assistant")
+        self._append(message, origin)
+        return message
+
+    def _append(self, message: Message, origin: str) -> None:
+        self.messages.append(message)
+        self.origins.append(origin)
+
+
+def _content(
+    content: str | list[InputPart], origin: str, allowed: Sequence[str], name: str = "content"
+) -> str | list[ContentPart]:
+    if isinstance(content, str):
+        return content
+    parts = []
+    for index, part in enumerate(content):
+        place = f"{origin}.{name}[{index}]"
+        if part.type not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise RequestError(
+                f"{place}.type={part.type!r}: this model reads text only, in parts of type {expected} here",
+                f"{place}.type",
+            )
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            missing = f"{place}.{'refusal' if part.type == 'refusal' else 'text'}"
+            raise RequestError(f"{missing}: this field is required", missing)
+        parts.append(ContentPart(type="text", text=text))
+    return parts
+
+
+def chat_request(body: ResponsesRequest, chat: Chat) -> ChatCompletionRequest:
+    """The chat request that answers `body` with this conversation. Raises `RequestError`."""
+    tools = response_tools(body)
+    choice, allowed = _tool_choice(body, {tool.name for tool in tools})
+    return ChatCompletionRequest(
+        **generation_fields(body),
+        messages=chat.messages,
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=LOGPROBS in (body.include or ()) or None,
+        top_logprobs=body.top_logprobs,
+        tools=[_chat_tool(tool) for tool in tools if allowed is None or tool.name in allowed] or None,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        include_reasoning=body.include_reasoning,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+        response_format=_response_format(body.text.format if body.text else None),
+        service_tier=body.service_tier,
+    )
+
+
+def response_tools(body: ResponsesRequest) -> list[ResponseTool]:
+    """The functions of a request. Raises `RequestError` for tools of other types."""
+    tools = []
+    for index, tool in enumerate(body.tools or ()):
+        kind = tool.get("type")
+        if kind != "function":
+            raise UnsupportedError(
+                f"tools[{index}].type={kind!r}: only tools of type 'function' are supported; this server runs none "
+                "of its own",
+                f"tools[{index}].type",
+            )
+        tools.append(as_body(tool, ResponseTool, f"tools[{index}]"))
+    return tools
+
+
+def _chat_tool(tool: ResponseTool) -> Tool:
+    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    return Tool(type="function", function=function)
+
+
+def _tool_choice(body: ResponsesRequest, names: set[str]) -> tuple[Any, set[str] | None]:
+    """The choice as chats write it, and the names of the tools that it leaves; None: all."""
+    choice = body.tool_choice
+    if not isinstance(choice, dict):
+        return choice, None
+    match choice.get("type"):
+        case "function":
+            name = as_body(choice, NamedFunction, "tool_choice").name
+            return {"type": "function", "function": {"name": name}}, None
+        case "allowed_tools":
+            given = as_body(choice, AllowedTools, "tool_choice")
+            if given.mode not in ("auto", "required"):
+                raise RequestError(f"tool_choice.mode={given.mode!r}: must be auto or required", "tool_choice.mode")
+            allowed = {_allowed_name(tool, index, names) for index, tool in enumerate(given.tools)}
+            return given.mode, allowed
+    raise UnsupportedError(
+        f"tool_choice.type={choice.get('type')!r}: must be 'function' or 'allowed_tools'", "tool_choice.type"
+    )
+
+
+def _allowed_name(tool: dict[str, Any], index: int, names: set[str]) -> str:
+    place = f"tool_choice.tools[{index}]"
+    name = as_body(tool, NamedFunction, place).name
+    if name not in names:
+        raise RequestError(f"{place}.name={name!r}: there is no such function among the tools", f"{place}.name")
+    return name
+
+
+def _response_format(given: TextFormat | None) -> dict[str, Any] | None:
+    """The format as chats write it."""
+    if given is None or given.type != "json_schema":
+        return None if given is None or given.type == "text" else {"type": given.type}
+    for name in ("name", "schema"):
+        if getattr(given, name) is None:
+            raise RequestError(f"text.format.{name}: this field is required", f"text.format.{name}")
+    plain: dict[str, Any] = msgspec.to_builtins(given)
+    del plain["type"]
+    return {"type": "json_schema", "json_schema": plain}

@@ -1,0 +1,95 @@
+"""Items of a request: read, numbered, and listed again."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jaxllm.errors import RequestError, nearest
+from jaxllm.serving.openai.decode import as_body
+from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.openai.protocol.response_answers import FunctionCallItem, OutputItem, OutputMessage, ReasoningItem
+from jaxllm.serving.openai.protocol.response_items import (
+    ITEM_KINDS,
+    FunctionCallInput,
+    FunctionCallOutput,
+    InputPart,
+    Item,
+    ItemReference,
+    MessageItem,
+    ReasoningInput,
+)
+
+_PREFIXES: dict[type[Item] | type[OutputItem], str] = {
+    MessageItem: "msg",
+    OutputMessage: "msg",
+    FunctionCallInput: "fc",
+    FunctionCallItem: "fc",
+    FunctionCallOutput: "fco",
+    ReasoningInput: "rs",
+    ReasoningItem: "rs",
+}
+
+
+def new_id(kind: type[Item] | type[OutputItem]) -> str:
+    """An id for an item."""
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def read_input(given: str | Sequence[dict[str, Any]]) -> list[Item | ItemReference]:
+    """The items of a request's input, as they are. Raises `RequestError`s that name the item."""
+    if isinstance(given, str):
+        return [MessageItem(type="message", role="user", content=given)]
+    if not given:
+        raise RequestError("input: the list is empty", "input")
+    return [_read_item(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def _read_item(item: dict[str, Any], path: str) -> Item | ItemReference:
+    kind = item.get("type")
+    if kind is None:
+        kind = "message" if "role" in item else "item_reference"
+    if not isinstance(kind, str) or kind not in ITEM_KINDS:
+        known = ", ".join(map(repr, ITEM_KINDS))
+        raise UnsupportedError(
+            f"{path}.type={kind!r}: this server knows {known}{nearest(str(kind), ITEM_KINDS)}", f"{path}.type"
+        )
+    body = as_body(item, ITEM_KINDS[kind], path)
+    assert isinstance(body, Item | ItemReference)
+    return body
+
+
+def numbered(item: Item) -> Item:
+    """The item with an id, which clients may leave out."""
+    made: Item = item if item.id else msgspec.structs.replace(item, id=new_id(type(item)))
+    return made
+
+
+def from_output(item: OutputItem) -> Item:
+    """An item that the model made, as clients would send it back."""
+    match item:
+        case OutputMessage():
+            parts = [InputPart(type="output_text", text=part.text) for part in item.content]
+            return MessageItem(type="message", id=item.id, status=item.status, role="assistant", content=parts)
+        case _:
+            kind: type[FunctionCallInput | ReasoningInput]
+            kind = FunctionCallInput if isinstance(item, FunctionCallItem) else ReasoningInput
+            return msgspec.convert(msgspec.to_builtins(item), kind)
+
+
+def listed(item: Item) -> dict[str, Any]:
+    """The item as a list of input items shows it: content in parts, and with a status."""
+    plain: dict[str, Any] = msgspec.to_builtins(item)
+    plain.setdefault("status", "completed")
+    match item:
+        case MessageItem():
+            plain["type"] = "message"
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            content = [{"type": kind, "text": item.content}] if isinstance(item.content, str) else plain["content"]
+            if item.role == "assistant":
+                content = [{"annotations": [], **part} if part["type"] == "output_text" else part for part in content]
+            plain["content"] = content
+        case ReasoningInput():
+            plain.setdefault("summary", [])
+    return plain

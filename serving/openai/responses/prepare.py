@@ -1,0 +1,127 @@
+"""From a request of the Responses API to a request of the engine."""
+
+from collections.abc import Sequence
+
+from jaxllm.errors import PromptTooLongError, RequestError
+from jaxllm.serving.openai import errors
+from jaxllm.serving.openai.chat_call import ChatCall, prepare_chat
+from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.openai.protocol.messages import Message
+from jaxllm.serving.openai.protocol.response_items import Item, ItemReference, MessageItem
+from jaxllm.serving.openai.protocol.responses import ResponsesRequest
+from jaxllm.serving.openai.renaming import renaming
+from jaxllm.serving.openai.responses.convert import FIELDS, LOGPROBS, Chat, chat_request
+from jaxllm.serving.openai.responses.items import numbered, read_input
+from jaxllm.serving.openai.responses.store import ResponseStore, Turn
+from jaxllm.serving.openai.state import ServerState
+
+_MOST_METADATA = (16, 64, 512)
+"""Pairs, and characters of a name and of a value."""
+
+
+def check(body: ResponsesRequest, store: ResponseStore) -> None:
+    """Raise `RequestError` for fields that are wrong, or do not go together."""
+    for index, name in enumerate(body.include or ()):
+        if name != LOGPROBS:
+            raise UnsupportedError(f"include[{index}]={name!r}: only {LOGPROBS!r} is supported", f"include[{index}]")
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        raise RequestError(f"top_logprobs needs include=[{LOGPROBS!r}]", "top_logprobs")
+    pairs, name_length, value_length = _MOST_METADATA
+    metadata = body.metadata or {}
+    if len(metadata) > pairs or any(len(k) > name_length or len(v) > value_length for k, v in metadata.items()):
+        raise RequestError(
+            f"metadata: at most {pairs} pairs, names of at most {name_length} and values of at most {value_length} "
+            "characters",
+            "metadata",
+        )
+    if body.background and body.store is False:
+        raise RequestError("background needs the response to be stored: leave store out", "background")
+    if not store.enabled:
+        for field in ("store", "background", "previous_response_id"):
+            if getattr(body, field):
+                raise UnsupportedError(f"{field}: {NOT_KEPT}", field)
+
+
+NOT_KEPT = "this server keeps no responses (--max-stored-responses is 0, or --api-server-count above 1)"
+
+
+def read_turn(body: ResponsesRequest, store: ResponseStore) -> Turn:
+    """The request's input behind the conversation that it continues. Raises `RequestError` and `HttpError`."""
+    before: Turn | None = None
+    if body.previous_response_id is not None:
+        previous = store.get(body.previous_response_id)
+        if previous is None:
+            raise errors.unknown_response(body.previous_response_id, "previous_response_id")
+        if previous.runs:
+            raise RequestError(
+                f"previous_response_id={body.previous_response_id!r}: it is still {previous.response.status}",
+                "previous_response_id",
+            )
+        before = previous.turn
+    given = [_resolved(item, f"input[{index}]", store) for index, item in enumerate(read_input(body.input))]
+    return Turn(before, given)
+
+
+def _resolved(item: Item | ItemReference, path: str, store: ResponseStore) -> Item:
+    if not isinstance(item, ItemReference):
+        return numbered(item)
+    known = store.item(item.id)
+    if known is None:
+        raise RequestError(f"{path}.id={item.id!r}: no stored response has this item", f"{path}.id")
+    return known
+
+
+async def prepare(server: ServerState, body: ResponsesRequest, turn: Turn, engine_ids: Sequence[str]) -> ChatCall:
+    """Make a request for the engine. Raises `RequestError`."""
+    chat = _conversation(body, turn)
+    with renaming(FIELDS, chat.origins):
+        request = chat_request(body, chat)
+        try:
+            return await prepare_chat(server, request, engine_ids, limit="max_output_tokens")
+        except RequestError as error:
+            if body.truncation != "auto" or not _too_long(error):
+                raise
+            whole = error
+        # The fewest messages left out with which it fits.
+        kept: ChatCall | None = None
+        cuts = _cuts(chat.messages)
+        low, high = 0, len(cuts)
+        while low < high:
+            middle = (low + high) // 2
+            request.messages = _without(chat.messages, cuts[middle])
+            try:
+                kept = await prepare_chat(server, request, engine_ids, limit="max_output_tokens")
+                high = middle
+            except RequestError as error:
+                if not _too_long(error):
+                    raise
+                low = middle + 1
+        if kept is None:
+            raise whole
+        return kept
+
+
+def _conversation(body: ResponsesRequest, turn: Turn) -> Chat:
+    chat = Chat()
+    if body.instructions is not None:
+        chat.add(MessageItem(type="message", role="system", content=body.instructions), "instructions")
+    for item in turn.before.items() if turn.before is not None else ():
+        chat.add(item, "previous_response_id")
+    for index, item in enumerate(turn.given):
+        chat.add(item, "input" if isinstance(body.input, str) else f"input[{index}]")
+    return chat
+
+
+def _too_long(error: RequestError) -> bool:
+    code = error.code if isinstance(error, errors.BodyError) else None
+    return isinstance(error, PromptTooLongError) or code == "context_length_exceeded"
+
+
+def _cuts(messages: Sequence[Message]) -> list[int]:
+    """Where a conversation may begin: at the user's messages but the first."""
+    return [index for index, message in enumerate(messages) if message.role == "user"][1:]
+
+
+def _without(messages: Sequence[Message], cut: int) -> list[Message]:
+    """The messages from `cut` on, and what the system says before."""
+    return [message for message in messages[:cut] if message.role in ("system", "developer")] + list(messages[cut:])

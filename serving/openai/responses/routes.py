@@ -1,0 +1,178 @@
+"""The routes of the Responses API."""
+
+import time
+import uuid
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.errors import RequestError
+from jaxllm.serving.openai import errors
+from jaxllm.serving.openai.chat_call import ChatCall
+from jaxllm.serving.openai.decode import read_body, read_query
+from jaxllm.serving.openai.generate import identify, json_response, respond, submit
+from jaxllm.serving.openai.logprobs import LogprobFormat
+from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, ItemPage, ModelResponse
+from jaxllm.serving.openai.protocol.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
+from jaxllm.serving.openai.responses.convert import LOGPROBS, response_tools
+from jaxllm.serving.openai.responses.items import from_output, listed
+from jaxllm.serving.openai.responses.prepare import check, prepare, read_turn
+from jaxllm.serving.openai.responses.store import EventLog, Stored
+from jaxllm.serving.openai.responses.writer import ResponseWriter
+from jaxllm.serving.openai.state import ServerState, server_of
+
+_PAGE = 20
+_LONGEST_PAGE = 100
+
+
+async def create_response(request: Request) -> Response:
+    """Answer a conversation, with the model's reasoning, text and calls as items."""
+    server = server_of(request)
+    server.check_accepting()
+    body = await read_body(request, ResponsesRequest)
+    identity = identify(request, server, body, "resp")
+    check(body, server.responses)
+    turn = read_turn(body, server.responses)
+    call = await prepare(server, body, turn, identity.engine_ids)
+    stored = Stored(_begun(body, identity.model, call, stored=server.responses.enabled), turn)
+    writer = ResponseWriter(
+        stored.response,
+        call,
+        streams=bool(body.stream),
+        logprobs=_logprob_format(server, body),
+        include_reasoning=body.include_reasoning is not False,
+        on_end=partial(_keep, server, stored),
+    )
+    if body.background:
+        return _run_on(request, server, stored, call, writer, stream=bool(body.stream))
+    return await respond(request, server, [call.request], writer, first=writer.begin(), last=b"", failure=writer.fail)
+
+
+def _begun(body: ResponsesRequest, model: str, call: ChatCall, *, stored: bool) -> ModelResponse:
+    """The response at its beginning."""
+    params = call.request.params
+    text_format = msgspec.to_builtins(body.text.format) if body.text and body.text.format else {"type": "text"}
+    reasoning = body.reasoning
+    return ModelResponse(
+        id=f"resp_{uuid.uuid4().hex}",
+        created_at=int(time.time()),
+        status="queued" if body.background else "in_progress",
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=model,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+        safety_identifier=body.safety_identifier,
+        store=stored and body.store is not False,
+        temperature=params.temperature,
+        text={"format": text_format, "verbosity": "medium"},
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=[_listed_tool(tool) for tool in response_tools(body)],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
+
+def _listed_tool(tool: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(tool)
+    return {"description": None, "parameters": None, "strict": None, **plain}
+
+
+def _logprob_format(server: ServerState, body: ResponsesRequest) -> LogprobFormat | None:
+    if LOGPROBS not in (body.include or ()):
+        return None
+    as_token_ids = server.shows_token_ids(body)
+    return LogprobFormat(server.token_bytes, alternatives=body.top_logprobs or 0, as_token_ids=as_token_ids)
+
+
+def _keep(server: ServerState, stored: Stored) -> None:
+    """A response has ended: keep it, if it is to be kept."""
+    if stored.response.store:
+        stored.turn.made = [from_output(item) for item in stored.response.output]
+        server.responses.put(stored)
+
+
+def _run_on(
+    request: Request, server: ServerState, stored: Stored, call: ChatCall, writer: ResponseWriter, *, stream: bool
+) -> Response:
+    (results,) = submit(request, server, [call.request])
+    if stream:
+        stored.log = EventLog()
+    queued = json_response(stored.response)
+    run = BackgroundRun(results, writer, request.scope["request_id"], stored.log)
+    stored.cancel = run.cancel
+    server.responses.put(stored)
+    return queued if stored.log is None else LogStream(stored.log, 0)
+
+
+def _stored(request: Request) -> Stored:
+    name = request.path_params["response_id"]
+    stored = server_of(request).responses.get(name)
+    if stored is None:
+        raise errors.unknown_response(name, "response_id")
+    return stored
+
+
+async def retrieve_response(request: Request) -> Response:
+    """Tell a stored response, or what there is of it yet."""
+    query = read_query(request, RetrieveQuery)
+    stored = _stored(request)
+    if not query.stream:
+        if query.starting_after is not None:
+            raise RequestError("starting_after is only for stream=true", "starting_after")
+        return json_response(stored.response)
+    if stored.log is None:
+        raise RequestError(
+            "stream: only a response that was made with background=true and stream=true can be streamed again",
+            "stream",
+        )
+    return LogStream(stored.log, 0 if query.starting_after is None else query.starting_after + 1)
+
+
+async def cancel_response(request: Request) -> Response:
+    """End a response that runs in the background; one that has ended stays as it is."""
+    stored = _stored(request)
+    if stored.cancel is None:
+        raise RequestError("only a response that was made with background=true can be cancelled", "response_id")
+    stored.cancel()
+    return json_response(stored.response)
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response, and end it if it still runs."""
+    stored = _stored(request)
+    if stored.cancel is not None:
+        stored.cancel()
+    server_of(request).responses.delete(stored)
+    return json_response(DeletedResponse(id=stored.response.id))
+
+
+async def list_input_items(request: Request) -> Response:
+    """List the items that a stored response answers, those of its own request."""
+    query = read_query(request, InputItemsQuery)
+    limit = _PAGE if query.limit is None else query.limit
+    if not 1 <= limit <= _LONGEST_PAGE:
+        raise RequestError(f"limit={limit}: must be from 1 to {_LONGEST_PAGE}", "limit")
+    items = list(_stored(request).turn.given)
+    if query.order != "asc":
+        items.reverse()
+    if query.after is not None:
+        names = [item.id for item in items]
+        if query.after not in names:
+            raise RequestError(f"after={query.after!r}: there is no such item", "after")
+        items = items[names.index(query.after) + 1 :]
+    data = [listed(item) for item in items[:limit]]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
+    return json_response(ItemPage(data=data, first_id=first, last_id=last, has_more=len(items) > limit))

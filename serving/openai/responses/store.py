@@ -1,0 +1,162 @@
+"""Responses that are kept, to be retrieved and continued: bounded, in memory, the least recently used go first."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from jaxllm.serving.openai.protocol.response_answers import ModelResponse
+from jaxllm.serving.openai.protocol.response_items import Item
+
+
+@dataclass(eq=False)
+class Turn:
+    """What one response has added to its conversation: its input and its output, and the turn before.
+
+    Conversations that continue the same response share its turn, which lives as long as one of them.
+    """
+
+    before: "Turn | None"
+    given: list[Item]
+    made: list[Item] = field(default_factory=list)
+    num_bytes: int = 0
+    num_users: int = 0
+    """Stored responses whose conversation it is part of."""
+
+    def history(self) -> "list[Turn]":
+        """All turns of the conversation, the first one first."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.before
+        return turns[::-1]
+
+    def items(self) -> list[Item]:
+        """All items of the conversation."""
+        return [item for turn in self.history() for item in (*turn.given, *turn.made)]
+
+
+class EventLog:
+    """Events of a stream that can be sent again; readers may come at any time."""
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.ended = False
+        self._changed = asyncio.Event()
+
+    def add(self, events: list[bytes]) -> None:
+        """Add events, of which each has the next number."""
+        self.events += events
+        self._wake()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self, beyond: int) -> None:
+        """Wait until there are more than `beyond` events, or the end."""
+        while len(self.events) <= beyond and not self.ended:
+            await self._changed.wait()
+
+
+@dataclass(eq=False)
+class Stored:
+    """A response and its conversation; `log` is there if its stream is kept."""
+
+    response: ModelResponse
+    turn: Turn
+    log: EventLog | None = None
+    cancel: Callable[[], None] | None = None
+    """Ends it while it runs; for responses in the background."""
+    num_bytes: int = 0
+    """Of response and events."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is still being made."""
+        return self.response.status in ("queued", "in_progress")
+
+
+class ResponseStore:
+    """Keeps at most `max_responses`, of together `max_bytes` bytes of JSON; what still runs is kept in any case.
+
+    A turn that several responses share counts once.
+    """
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self.max_responses = max_responses
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._items: dict[str, Item] = {}
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it keeps anything."""
+        return self.max_responses > 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def put(self, stored: Stored) -> None:
+        """Keep a response. Call it again when the response has changed."""
+        known = self._stored.get(stored.response.id)
+        if known is not None:
+            self._remove(known)
+        self._add(stored)
+        for each in list(self._stored.values()):
+            if len(self._stored) <= self.max_responses and self.num_bytes <= self.max_bytes:
+                break
+            if not each.runs:
+                self._remove(each)
+
+    def get(self, response_id: str) -> Stored | None:
+        """A response, which so counts as used; None if it is not there, or not any more."""
+        stored = self._stored.get(response_id)
+        if stored is not None:
+            self._stored.move_to_end(response_id)
+        return stored
+
+    def item(self, item_id: str) -> Item | None:
+        """An item of any conversation that is kept."""
+        return self._items.get(item_id)
+
+    def delete(self, stored: Stored) -> None:
+        """Forget a response. Its items stay in the conversations that continue it."""
+        self._remove(stored)
+
+    def _add(self, stored: Stored) -> None:
+        stored.num_bytes = len(msgspec.json.encode(stored.response))
+        if stored.log is not None:
+            stored.num_bytes += sum(map(len, stored.log.events))
+        self.num_bytes += stored.num_bytes
+        self._stored[stored.response.id] = stored
+        for turn in stored.turn.history():
+            if turn.num_users == 0:
+                items = turn.given + turn.made
+                turn.num_bytes = len(msgspec.json.encode(items))
+                self.num_bytes += turn.num_bytes
+                self._items.update({item.id: item for item in items if item.id})
+            turn.num_users += 1
+
+    def _remove(self, stored: Stored) -> None:
+        del self._stored[stored.response.id]
+        self.num_bytes -= stored.num_bytes
+        for turn in stored.turn.history():
+            turn.num_users -= 1
+            if turn.num_users == 0:
+                self.num_bytes -= turn.num_bytes
+                for item in turn.given + turn.made:
+                    if item.id and self._items.get(item.id) is item:
+                        del self._items[item.id]

@@ -1,0 +1,175 @@
+"""Items as messages of a chat."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from jaxllm.errors import RequestError
+from jaxllm.serving.openai.decode import as_body
+from jaxllm.serving.openai.protocol.responses import ResponsesRequest
+from jaxllm.serving.openai.renaming import renaming
+from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
+from jaxllm.serving.openai.responses.prepare import read_turn
+from jaxllm.serving.openai.responses.store import ResponseStore
+
+
+def chat_of(items: list[dict[str, Any]]) -> Chat:
+    body = ResponsesRequest(input=items)
+    chat = Chat()
+    for index, item in enumerate(read_turn(body, ResponseStore(1, 1000)).given):
+        chat.add(item, f"input[{index}]")
+    return chat
+
+
+def plain(chat: Chat) -> Any:
+    return msgspec.to_builtins(chat.messages)
+
+
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+
+
+def test_what_the_assistant_did_in_a_row_is_one_message() -> None:
+    chat = chat_of(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "What"}, {"type": "input_text", "text": "?"}]},
+            REASONING,
+            {"role": "assistant", "content": [{"type": "output_text", "text": "I ask.", "annotations": []}]},
+            CALL,
+            {**CALL, "call_id": "b"},
+            {"type": "function_call_output", "call_id": "a", "output": "1"},
+            {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "2"}]},
+            CALL,
+            {"role": "assistant", "content": "And?"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        ]
+    )
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert plain(chat) == [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What"}, {"type": "text", "text": "?"}]},
+        {
+            "role": "assistant", "reasoning": "Hm.", "content": [{"type": "text", "text": "I ask."}],
+            "tool_calls": [call, {**call, "id": "b"}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "2"}]},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "assistant", "content": "And?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "No."}]},
+    ]  # fmt: skip
+    assert chat.origins == [f"input[{index}]" for index in (0, 1, 2, 6, 7, 8, 9, 10)]
+
+
+def test_summaries_stand_for_reasoning() -> None:
+    item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short."}]}
+    assert plain(chat_of([item, {"role": "assistant", "content": "x"}]))[0]["reasoning"] == "In short."
+
+
+def test_a_new_thought_is_a_new_message() -> None:
+    assert len(plain(chat_of([REASONING, REASONING, CALL, REASONING]))) == 3
+
+
+@pytest.mark.parametrize(
+    ("item", "path"),
+    [
+        ({"role": "user", "content": [{"type": "output_text", "text": "x"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
+        ({"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}, "input[0].content[0].file_id"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].type"),
+        ({"role": "judge", "content": "x"}, "input[0].role"),
+        ({"role": "user"}, "input[0].content"),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
+        ({"type": "function_call_output", "call_id": "x", "output": [{"type": "z"}]}, "input[0].output[0].type"),
+        ({"type": "web_search_call", "id": "x"}, "input[0].type"),
+        ({"type": "reasoning", "summary": [], "encrypted_content": "x"}, "input[0].encrypted_content"),
+        ({"type": 3}, "input[0].type"),
+        ({"id": "msg_unknown"}, "input[0].id"),
+    ],
+)
+def test_wrong_items(item: dict[str, Any], path: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat_of([item])
+    assert caught.value.parameter == path
+    assert str(caught.value).startswith(path) or path in str(caught.value)
+
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "names"),
+    [
+        (None, None, ["f", "g"]),
+        ("required", "required", ["f", "g"]),
+        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}, ["f", "g"]),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]},
+            "required",
+            ["g"],
+        ),
+    ],
+)
+def test_tools(choice: Any, expected: Any, names: list[str]) -> None:
+    body = ResponsesRequest(input="x", tools=[TOOL, {"type": "function", "name": "g"}], tool_choice=choice)
+    made = chat_request(body, Chat())
+    assert made.tool_choice == expected
+    assert [tool.function.name for tool in made.tools or () if tool.function] == names
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"tools": [{"type": "web_search", "user_location": {}}]}, "tools[0].type"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "nam": 1}]}, "tools[0].nam"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "x", "tools": []}}, "tool_choice.mode"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
+            "tool_choice.tools[0].name",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+    ],
+)
+def test_wrong_fields(fields: dict[str, Any], path: str) -> None:
+    body = as_body({"input": "x", **fields}, ResponsesRequest, "")
+    with pytest.raises(RequestError) as caught:
+        chat_request(body, Chat())
+    assert caught.value.parameter == path
+
+
+def test_formats() -> None:
+    schema = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
+    for given, expected in (
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        (schema, {"type": "json_schema", "json_schema": {key: schema[key] for key in ("name", "schema", "strict")}}),
+    ):
+        body = as_body({"input": "x", "text": {"format": given}}, ResponsesRequest, "")
+        assert chat_request(body, Chat()).response_format == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "parameter", "renamed", "names"),
+    [
+        ("messages[1].content: wrong", "messages[1].content", "input[4]: wrong", "input[4]"),
+        ("messages[0]: arguments are not JSON", "messages", "instructions: arguments are not JSON", "input"),
+        ("messages: the list is empty", "messages", "input: the list is empty", "input"),
+        ("the chat template refuses these messages: x", "messages", None, "input"),
+        ("response_format.json_schema.schema: bad", "response_format.json_schema.schema",
+         "text.format.schema: bad", "text.format.schema"),
+        ("temperature=-1: must be", "temperature", None, "temperature"),
+    ],
+)  # fmt: skip
+def test_errors_are_told_in_the_fields_of_the_interface(
+    message: str, parameter: str, renamed: str | None, names: str
+) -> None:
+    with pytest.raises(RequestError) as caught, renaming(FIELDS, ["instructions", "input[4]"]):
+        raise RequestError(message, parameter)
+    assert (str(caught.value), caught.value.parameter) == (renamed or message, names)
