@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from jaxllm.serving.openai.openapi import openapi
+from jaxllm.serving.openai.responses.convert import LOGPROBS
 from jaxllm.serving.openai.routes import OPERATIONS
 from tests.serving.openai.conftest import KEY
 from tests.serving.server_process import ServerProcess
@@ -65,6 +66,11 @@ FULL = {"logprobs": True, "top_logprobs": 1, "prompt_logprobs": 1, "return_token
         ("/v1/chat/completions", {**CHAT, **FULL}, "ChatCompletion"),
         ("/v1/completions", {"prompt": "hello", "max_tokens": 2}, "Completion"),
         ("/v1/completions", {"prompt": "hello", "echo": True, "logprobs": 1, "prompt_logprobs": 0}, "Completion"),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 2}, "ModelResponse"),
+        ("/v1/responses", {"input": "hello", "include": [LOGPROBS], "max_output_tokens": 2}, "ModelResponse"),
+        ("/v1/messages", CHAT, "MessagesAnswer"),
+        ("/v1/messages/count_tokens", {"messages": CHAT["messages"]}, "TokenCount"),
+        ("/v1/messages", {}, "MessagesError"),
         ("/tokenize", {"prompt": "hello", "return_token_strs": True}, "TokenizeResponse"),
         ("/detokenize", {"tokens": [5]}, "DetokenizeResponse"),
         ("/v1/completions", {}, "ErrorResponse"),
