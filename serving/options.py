@@ -45,6 +45,16 @@ class ServerOptions(Section):
     default_chat_template_kwargs: Mapping[str, Any] | None = option(
         None, "Arguments for the chat template; those of a request (chat_template_kwargs) come before them."
     )
+    tool_call_parser: str | None = option(
+        None,
+        "How the model writes calls of tools: a name (docs/tools.md), or a class as module:attribute. Default: what "
+        "its chat template shows.",
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "How the model writes its reasoning: a name (docs/reasoning.md), or a class as module:attribute. Default: what "
+        "its chat template shows.",
+    )
     response_role: str = option("assistant", "The role of messages that the model writes.")
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "End every stream with its usage, asked for or not.")
@@ -107,6 +117,7 @@ _WITHOUT_EFFECT = {
     "disable-access-log-for-endpoints": Meaningless(True, "health and metrics are never in the access log"),
     "disable-frontend-multiprocessing": Meaningless(False, "the engine always has a process of its own"),
     "disable-uvicorn-access-log": Meaningless(False, "there is no access log without --access-log"),
+    "enable-auto-tool-choice": Meaningless(False, "tools are on wherever it is known how the model calls them"),
     "enable-log-deltas": Meaningless(False, "outputs are not logged"),
     "enable-log-outputs": Meaningless(False, "outputs are not logged"),
     "enable-offline-docs": Meaningless(False, "/openapi.json needs no network"),

@@ -26,6 +26,7 @@ from jaxllm.serving.logs import ThroughputLog, banner, configure_logging
 from jaxllm.serving.metrics import Metrics
 from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.options import ServerOptions
+from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.signals import Signals, before, cancel
 
 _log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ async def serve(
     for path in options.middleware:
         # The application loads it again; here it fails before the model is loaded.
         load_middleware(path)
+    ReplyFormats.choose(options.tool_call_parser, options.reasoning_parser, "")
     with Listener(options) as listener:
         if options.api_server_count == 1:
             return await serve_at(listener, config, options, progress=progress, launch=launch)

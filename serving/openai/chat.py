@@ -18,4 +18,4 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     identity = identify(request, server, body, "chatcmpl")
     call = await prepare_chat(server, body, identity.engine_ids)
-    return await respond(request, server, [call.request], ChatWriter(server, body, identity, call.request, call.begin))
+    return await respond(request, server, [call.request], ChatWriter(server, body, identity, call))

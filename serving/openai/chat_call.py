@@ -11,8 +11,11 @@ from jaxllm.serving.openai.generate import calling
 from jaxllm.serving.openai.messages import conversation, last_content, tool_dictionaries
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
+from jaxllm.serving.openai.reply_plan import plan_reply
 from jaxllm.serving.openai.state import ServerState
+from jaxllm.serving.openai.tools import tool_use
 from jaxllm.serving.reply.parts import ReplyParser
+from jaxllm.serving.reply.reasoning_count import ReasoningCount
 from jaxllm.serving.text.input_processor import TextRequest
 
 
@@ -23,6 +26,8 @@ class ChatCall:
     request: TextRequest
     new_parser: Callable[[], ReplyParser] | None
     """Makes a parser for one answer; None: all text is content, and needs none."""
+    count_reasoning: Callable[[], ReasoningCount] | None = None
+    """Makes a counter of the reasoning tokens of one answer; None: it is not known how the model reasons."""
     begin: str = ""
     """Text with which every answer begins, because the request asked for its own beginning back (`echo`)."""
 
@@ -36,22 +41,25 @@ async def prepare_chat(
     `limit` is the name by which they know the most tokens to generate. Raises `RequestError`.
     """
     _check(body, server)
+    use = tool_use(body)
     messages = conversation(body.messages, server.chat_template(body.chat_template))
     limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
     with calling(prompt="messages", max_tokens=limit, logprobs="top_logprobs"):
         params = _params(body, server.llm.default_params)
         prompt = await server.llm.render_chat(messages, **template_settings(body, server))
+        plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
         requests = await server.llm.prepare(
-            [{"prompt": prompt, "cache_salt": body.cache_salt}],
-            params,
+            [{"prompt": plan.prompt, "cache_salt": body.cache_salt}],
+            plan.params,
             engine_ids,
             priority=parameters.checked_priority(body, server.llm.config),
             stream=bool(body.stream),
             add_special_tokens=bool(body.add_special_tokens),
         )
     parameters.check_room(requests, limit, _asked_tokens(body), server.llm.info.max_model_len)
+    requests[0].kept_tokens = plan.kept_tokens
     begin = last_content(messages, server.options.response_role) if body.echo else ""
-    return ChatCall(request=requests[0], new_parser=None, begin=begin)
+    return ChatCall(request=requests[0], new_parser=plan.new_parser, count_reasoning=plan.count_reasoning, begin=begin)
 
 
 def template_settings(body: ChatCompletionRequest | TokenizeRequest, server: ServerState) -> dict[str, Any]:
@@ -78,6 +86,10 @@ def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, defaults: Ma
             kwargs["documents"] = body.documents
         if body.reasoning_effort is not None:
             kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            # Templates know it under one of these names.
+            kwargs.setdefault("enable_thinking", False)
+            kwargs.setdefault("thinking", False)
     return kwargs
 
 
@@ -89,14 +101,6 @@ def _check(body: ChatCompletionRequest, server: ServerState) -> None:
     parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info.max_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
-    if body.tools and body.tool_choice != "none":
-        raise RequestError(
-            "tools: calls of tools are not supported yet; tool_choice='none' shows them to the model and lets it "
-            "answer in words",
-            "tools",
-        )
-    if body.tool_choice not in (None, "none", "auto") and not body.tools:
-        raise RequestError("tool_choice: give tools with it", "tool_choice")
 
 
 def _asked_tokens(body: ChatCompletionRequest) -> int | None:

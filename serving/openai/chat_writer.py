@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
+from jaxllm.serving.openai.answers import Answers
+from jaxllm.serving.openai.chat_call import ChatCall
 from jaxllm.serving.openai.generate import Identity
 from jaxllm.serving.openai.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.serving.openai.protocol.chat import (
@@ -20,7 +22,6 @@ from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.openai.stream import TEXT, EventFrame, TextEvent
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput
-from jaxllm.serving.text.input_processor import TextRequest
 
 
 class ChatWriter:
@@ -31,19 +32,18 @@ class ChatWriter:
         server: ServerState,
         body: ChatCompletionRequest,
         identity: Identity,
-        request: TextRequest,
-        begin: str = "",
+        call: ChatCall,
     ) -> None:
-        """Every answer begins with `begin`, which the client has sent."""
         self._role = server.options.response_role
         self._fingerprint = server.fingerprint
         self._identity = identity
         self._body = body
-        self._prompt_token_ids = request.prompt_token_ids
-        self._begin = begin
+        self._prompt_token_ids = call.request.prompt_token_ids
+        self._begin = call.begin
+        self._answers = None if call.new_parser is None else Answers(call.new_parser)
         self._tier: str | UnsetType = UNSET if body.service_tier is None else "default"
         self._logprobs = _logprob_format(server, body)
-        self._counter = UsageCounter([len(request.prompt_token_ids)])
+        self._counter = UsageCounter([len(self._prompt_token_ids)], call.count_reasoning)
         self._begun: set[int] = set()
         self._texts: dict[int, TextEvent] = {}
         self._frame = EventFrame(
@@ -96,42 +96,59 @@ class ChatWriter:
             self._prepare(index)
         logprobs = self._logprobs_of(completion)
         token_ids = self._token_ids_of(completion)
-        if completion.text or token_ids or (logprobs is not None and logprobs.content):
-            delta = ChatDelta(content=completion.text)
-            events.append(
-                self._frame.event(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, token_ids=token_ids))
-            )
+        deltas = self._deltas(completion)
+        if not deltas and (token_ids or (logprobs is not None and logprobs.content)):
+            deltas = [ChatDelta(content="") if self._answers is None else ChatDelta()]
+        for delta in deltas:
+            choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, token_ids=token_ids)
+            events.append(self._frame.event(choice))
+            logprobs, token_ids = None, UNSET
         if completion.finish_reason is not None:
             last = ChatChunkChoice(
                 index=index,
                 delta=ChatDelta(),
-                finish_reason=completion.finish_reason,
+                finish_reason=self._finish_reason(completion),
                 stop_reason=completion.stop_reason,
             )
             events.append(self._frame.event(last))
         return events
 
+    def _deltas(self, completion: CompletionOutput) -> list[ChatDelta]:
+        if self._answers is not None:
+            return self._answers.deltas(completion)
+        return [ChatDelta(content=completion.text)] if completion.text else []
+
+    def _finish_reason(self, completion: CompletionOutput) -> str | None:
+        return completion.finish_reason if self._answers is None else self._answers.finish_reason(completion)
+
     def _prepare(self, index: int) -> None:
         """Prepare the events that only bring text, if this answer has such."""
-        if self._logprobs is None and not self._body.return_token_ids:
+        if self._answers is None and self._logprobs is None and not self._body.return_token_ids:
             event = self._frame.text_event(ChatChunkChoice(index=index, delta=ChatDelta(content=TEXT)))
             if event is not None:
                 self._texts[index] = event
 
     def _first(self, index: int) -> bytes:
-        delta = ChatDelta(role=self._role, content=self._begin, refusal=None)
+        # An answer that may be a call has no content yet, not even an empty one.
+        content = self._begin if self._answers is None else self._begin or None
+        delta = ChatDelta(role=self._role, content=content, refusal=None)
         choice = ChatChunkChoice(index=index, delta=delta)
         if self._body.return_token_ids and not self._begun:
             return self._frame.event(choice, prompt_token_ids=self._prompt_token_ids)
         return self._frame.event(choice)
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
-        assert completion.finish_reason is not None
+        if self._answers is None:
+            message = AssistantMessage(role=self._role, content=self._begin + completion.text)
+        else:
+            message = self._answers.message(completion, self._role, self._begin)
+        finish_reason = self._finish_reason(completion)
+        assert finish_reason is not None
         return ChatChoice(
             index=completion.index,
-            message=AssistantMessage(role=self._role, content=self._begin + completion.text),
+            message=message,
             logprobs=self._logprobs_of(completion),
-            finish_reason=completion.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=completion.stop_reason,
             token_ids=self._token_ids_of(completion),
         )

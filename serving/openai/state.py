@@ -14,6 +14,7 @@ from jaxllm.serving.openai import errors
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.responses.store import ResponseStore
 from jaxllm.serving.options import ServerOptions
+from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class ServerState:
     token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
     responses: ResponseStore = field(init=False)
+    replies: ReplyFormats = field(init=False)
     _own_template: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -47,6 +49,9 @@ class ServerState:
         self.responses = ResponseStore(most, self.options.max_stored_response_bytes)
         if self.options.chat_template is not None:
             self._own_template = load_chat_template(self.options.chat_template)
+        self.replies = ReplyFormats.choose(
+            self.options.tool_call_parser, self.options.reasoning_parser, self.chat_template(None)
+        )
         info = self.llm.info
         identity = f"{__version__} {info.model} {info.dtype} {info.device_kind} {info.num_devices}"
         self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"

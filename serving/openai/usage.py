@@ -1,31 +1,51 @@
 """Counting the tokens of a request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from jaxllm.serving.openai.protocol.usage import PromptTokensDetails, Usage
+from msgspec import UNSET
+
+from jaxllm.serving.openai.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.reply.reasoning_count import ReasoningCount
 
 
 class UsageCounter:
     """Adds up what the results of a request's prompts say."""
 
-    def __init__(self, prompt_lengths: Sequence[int]) -> None:
+    def __init__(
+        self, prompt_lengths: Sequence[int], count_reasoning: Callable[[], ReasoningCount] | None = None
+    ) -> None:
+        """`count_reasoning` makes a counter for each answer, where reasoning is told from content."""
         self._prompt_tokens = sum(prompt_lengths)
         self._cached = [0] * len(prompt_lengths)
         self._completion_tokens = 0
+        self._count_reasoning = count_reasoning
+        self._reasoning: dict[tuple[int, int], ReasoningCount] = {}
 
     def add(self, prompt_index: int, output: RequestOutput) -> None:
         """Take a result, or the news, of one prompt."""
         self._cached[prompt_index] = output.num_cached_tokens
         for completion in output.outputs:
             self._completion_tokens += len(completion.token_ids)
+            if self._count_reasoning is not None:
+                self._reasoning_of((prompt_index, completion.index)).push(completion.token_ids)
+
+    def _reasoning_of(self, answer: tuple[int, int]) -> ReasoningCount:
+        assert self._count_reasoning is not None
+        if answer not in self._reasoning:
+            self._reasoning[answer] = self._count_reasoning()
+        return self._reasoning[answer]
 
     @property
     def usage(self) -> Usage:
         """The counts so far."""
+        reasoning = sum(counter.count for counter in self._reasoning.values())
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             total_tokens=self._prompt_tokens + self._completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached)),
+            completion_tokens_details=(
+                UNSET if self._count_reasoning is None else CompletionTokensDetails(reasoning_tokens=reasoning)
+            ),
         )

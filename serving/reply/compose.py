@@ -16,6 +16,8 @@ from jaxllm.serving.reply.parts import (
 )
 from jaxllm.serving.reply.source import Parsing, Source, SourceParser
 
+_NEWLINES = r"/\n{0,2}/"
+
 
 def make_parser(
     tools: ToolFormat | None = None,
@@ -58,7 +60,7 @@ def make_parser(
 
 
 def kept_tokens(token_ids: Mapping[str, int], *formats: ToolFormat | ReasoningFormat | None) -> frozenset[int]:
-    """Which of a tokenizer's added tokens, given by their texts, must stay in the text for parsers of these formats."""
+    """The added tokens, of those given by their texts, that must stay in the text for parsers of these formats."""
     markers = {marker for each in formats if each is not None for marker in each.markers}
     return frozenset(token_ids[marker] for marker in markers if marker in token_ids)
 
@@ -70,14 +72,17 @@ def calls_grammar(
     *,
     several: bool = True,
     optional: bool = False,
+    reasoning: ReasoningFormat | None = None,
 ) -> str | None:
     """A grammar (Lark) of output that calls functions in a format; what it allows, the format's parser reads.
 
     `functions` are the schemas of their parameters, and whether they are strict: keywords that cannot be enforced are
     then errors. `token_ids` are of the tokenizer's added tokens. `several`: one call or more, not exactly one.
     `optional`: text may come before calls or instead of them; None: this format cannot say where calls begin.
+    `reasoning`: the model may reason in this format first.
     """
-    lark = Lark(token_ids)
+    markers = {*format_.markers, *(reasoning.markers if reasoning is not None else ())}
+    lark = Lark({marker: token_ids[marker] for marker in markers if marker in token_ids})
     calls = [
         lark.rule(format_.call(lark, name, parameters_schema(schema, strict=strict)))
         for name, (schema, strict) in functions.items()
@@ -86,11 +91,14 @@ def calls_grammar(
     opening, separator, closing = (lark.text(text) for text in (format_.opening, format_.separator, format_.closing))
     more = f"({separator} {call})*" if several else ""
     whole = f"{opening} {call} {more} {closing}"
-    if not optional:
-        return lark.grammar(whole)
-    if not lark.has_token(format_.markers[0]):
-        return None
-    return lark.grammar(f"{lark.rule(FREE_TEXT)} ({whole})?")
+    if optional:
+        if not lark.has_token(format_.markers[0]):
+            return None
+        whole = f"{lark.rule(FREE_TEXT)} ({whole})?"
+    if reasoning is not None and reasoning.start and not format_.forces_reasoning:
+        thoughts = f"{lark.text(reasoning.start)} {lark.text_until(reasoning.end)} {lark.rule(_NEWLINES)}"
+        whole = f"({lark.rule(thoughts)})? {whole}"
+    return lark.grammar(whole)
 
 
 def parameters_schema(schema: Mapping[str, Any] | None, *, strict: bool) -> dict[str, Any]:

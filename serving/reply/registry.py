@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
 
@@ -61,6 +62,29 @@ _REASONING_SIGNS: Final = (
     ("thought process", "granite"),
     ("<think>", "qwen3"),
 )
+
+
+@dataclass(frozen=True)
+class ReplyFormats:
+    """How the model of a server writes calls and reasons; None: not, as far as is known.
+
+    `explicit`: the operator says that the model reasons.
+    """
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    explicit: bool = False
+
+    @classmethod
+    def choose(cls, tools: str | None, reasoning: str | None, template: str) -> "ReplyFormats":
+        """Formats by name, or by the chat template where no name is given. Raises `ConfigError`."""
+        tool_name = guess_tool_format(template) if tools is None else tools
+        reasoning_name = guess_reasoning_format(template) if reasoning is None else reasoning
+        return cls(
+            None if tool_name is None else tool_format(tool_name),
+            None if reasoning_name is None else reasoning_format(reasoning_name),
+            explicit=reasoning is not None,
+        )
 
 
 def tool_format(name: str) -> ToolFormat:

@@ -1,6 +1,7 @@
 """Text as it is generated: whole characters only, and never a part of a stop string."""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -16,13 +17,20 @@ class IncrementalDecoder:
     __slots__ = ("_after_added", "_held_from", "_hidden", "_join_added", "_skip", "_step", "_tokenizer", "token_ids")
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+        kept_tokens: AbstractSet[int] = frozenset(),
     ) -> None:
+        """`kept_tokens` are special tokens that are not skipped."""
         self.token_ids: list[int] = []
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._step = tokenizer.decode_stream(skip_special_tokens=skip_special_tokens)
+        self._hidden = tokenizer.special_ids - kept_tokens if skip_special_tokens else frozenset[int]()
+        # The library skips all or none.
+        self._skip = skip_special_tokens and not kept_tokens
+        self._step = tokenizer.decode_stream(skip_special_tokens=self._skip)
         self._join_added = not skip_special_tokens and not spaces_between_special_tokens
         self._after_added = False
         self._held_from = 0
@@ -48,15 +56,18 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """What is still held back when the sequence ends: incomplete bytes, shown as U+FFFD."""
-        held = self.token_ids[self._held_from :]
+        held = self._held()
         self._held_from = len(self.token_ids)
         return self._tokenizer.decode(held, skip_special_tokens=self._skip) if held else ""
 
     def _restart(self) -> str | None:
         """Decode afresh behind the text already shown, which a later byte would have changed ("Invalid prefix")."""
         self._step = self._tokenizer.decode_stream(skip_special_tokens=self._skip)
-        pieces = [self._step(token_id) for token_id in self.token_ids[self._held_from :]]
+        pieces = [self._step(token_id) for token_id in self._held()]
         return "".join(piece or "" for piece in pieces) or None
+
+    def _held(self) -> list[int]:
+        return [token_id for token_id in self.token_ids[self._held_from :] if token_id not in self._hidden]
 
 
 class StopStrings:

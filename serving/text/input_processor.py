@@ -35,6 +35,8 @@ class TextRequest:
     children: list[Request]
     stream: bool = False
     arrival_time: float = 0.0
+    kept_tokens: frozenset[int] = frozenset()
+    """Special tokens that stay in the text although others are skipped."""
 
 
 @dataclass(slots=True)

@@ -93,6 +93,7 @@ class Sequence:
                 self._tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
+                kept_tokens=state.request.kept_tokens,
             )
 
         self.only_text = (
@@ -176,8 +177,12 @@ class Sequence:
             return "".join(self._pieces)
         if self._tokenizer is None:
             return ""
-        skip = self.state.request.params.skip_special_tokens
-        return self._tokenizer.decode(self.token_ids[: self._text_end()], skip_special_tokens=skip)
+        skip, kept = self.state.request.params.skip_special_tokens, self.state.request.kept_tokens
+        token_ids = self.token_ids[: self._text_end()]
+        if skip and kept:
+            hidden = self._tokenizer.special_ids - kept
+            skip, token_ids = False, [token_id for token_id in token_ids if token_id not in hidden]
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
 
     def completion(self) -> CompletionOutput:
         """The whole sequence."""

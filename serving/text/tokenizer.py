@@ -25,6 +25,8 @@ class Tokenizer:
         self._backend.no_padding()
         added: dict[int, Any] = self._backend.get_added_tokens_decoder()
         self.added_tokens: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.token_ids = {content: token_id for token_id, content in self.added_tokens.items()}
+        """Ids of the added tokens by their text."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_token_id: int | None = hf.eos_token_id

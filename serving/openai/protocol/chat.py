@@ -26,11 +26,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     top_logprobs: Natural | None = None
     """Most likely alternatives to return at each place; only with logprobs."""
     tools: list[Tool] | None = None
-    """Functions to show to the model; for now only with tool_choice none."""
+    """Functions that the model may call."""
     tool_choice: str | dict[str, Any] | None = None
-    """Which tool the model is to call; for now only none."""
+    """none, auto (the default), required, or an object that names a function or the tools that are allowed."""
     parallel_tool_calls: bool | None = None
-    """Accepted, without effect as long as no tools are called."""
+    """Whether one answer may have several calls; default true."""
     reasoning_effort: str | None = None
     """Goes to the chat template, which may know it."""
     chat_template: str | None = None
@@ -46,7 +46,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     """With a last message of the assistant: begin the answer with its content."""
     include_reasoning: bool | None = None
-    """Accepted, without effect: reasoning is part of the text."""
+    """Whether to return the reasoning; default true."""
     service_tier: str | None = None
     """Accepted; there is one tier, default."""
     metadata: dict[str, Any] | None = None
@@ -74,13 +74,36 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     web_search_options: Annotated[Any, Refused("this model does not search the web")] = None
 
 
+class CalledFunctionAnswer(Answer, kw_only=True):
+    """The function that a call is for."""
+
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+class ToolCallAnswer(Answer, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunctionAnswer
+
+
 class AssistantMessage(Answer, kw_only=True):
     """The model's answer."""
 
     role: str
-    content: str
+    content: str | None
+    """Null where there are only calls or reasoning."""
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
+    reasoning: str | UnsetType | None = UNSET
+    """Where the server tells it from content."""
+    reasoning_content: str | UnsetType | None = UNSET
+    """Another name of reasoning."""
+    tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
+    """Where there are any."""
 
 
 class ChatChoice(Answer, kw_only=True):
@@ -90,7 +113,8 @@ class ChatChoice(Answer, kw_only=True):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
-    """stop: it ended by itself or at a stop string. length: max_completion_tokens or the model's context were full."""
+    """stop: it ended by itself or at a stop string. length: max_completion_tokens or the model's context were full.
+    tool_calls: it ended by itself, and has calls of tools."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""
     token_ids: list[int] | UnsetType = UNSET
@@ -114,13 +138,38 @@ class ChatCompletion(Answer, kw_only=True):
     """With return_token_ids."""
 
 
+class FunctionDelta(Answer, kw_only=True):
+    """What is new of a call's function."""
+
+    name: str | UnsetType = UNSET
+    """In the first delta of the call."""
+    arguments: str
+    """More of the JSON text."""
+
+
+class ToolCallDelta(Answer, kw_only=True):
+    """What is new of a call of a tool."""
+
+    index: int
+    """Which call of the answer this is."""
+    id: str | UnsetType = UNSET
+    """In the first delta of the call."""
+    type: str | UnsetType = UNSET
+    """In the first delta of the call: function."""
+    function: FunctionDelta
+
+
 class ChatDelta(Answer, kw_only=True, omit_defaults=True):
     """What is new of an answer."""
 
     role: str | None = None
     """In the first chunk."""
-    content: str | None = None
+    content: str | UnsetType | None = UNSET
     refusal: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """Another name of reasoning."""
+    tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Answer, kw_only=True):

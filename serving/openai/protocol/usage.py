@@ -1,5 +1,7 @@
 """Token counts of a response."""
 
+from msgspec import UNSET, UnsetType
+
 from jaxllm.serving.openai.protocol.base import Answer
 
 
@@ -10,6 +12,13 @@ class PromptTokensDetails(Answer, kw_only=True):
     """Prompt tokens whose computation the prefix cache saved."""
 
 
+class CompletionTokensDetails(Answer, kw_only=True):
+    """What tokens that came out were."""
+
+    reasoning_tokens: int
+    """Tokens of reasoning, without the marks around it."""
+
+
 class Usage(Answer, kw_only=True):
     """Tokens that went in and came out."""
 
@@ -18,3 +27,5 @@ class Usage(Answer, kw_only=True):
     """Tokens of all choices together."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Where the server tells reasoning from content."""

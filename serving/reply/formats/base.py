@@ -27,6 +27,10 @@ class ToolFormat(Protocol):
     def closing(self) -> str:
         """Comes behind the last."""
 
+    @property
+    def forces_reasoning(self) -> bool:
+        """Whether the grammar of `call` has place for reasoning before it."""
+
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """Read a reply to its end. What is no call is content, to the last character."""
 
@@ -47,6 +51,14 @@ class ReasoningFormat(Protocol):
     @property
     def end(self) -> str:
         """Ends reasoning; what comes behind it is the answer."""
+
+    @property
+    def sections(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Texts that begin reasoning, and texts that end it, by which its tokens are counted."""
+
+    @property
+    def start(self) -> str:
+        """What the prompt of a model that may reason ends with, so that it does; empty: it always does."""
 
     def begins_inside(self, prompt: str) -> bool | None:
         """Whether the model goes on inside reasoning after this prompt; None: it may begin with it."""

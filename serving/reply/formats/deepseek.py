@@ -20,6 +20,7 @@ class DeepSeekV3:
 
     markers: tuple[str, ...] = (_CALLS, _NO_CALLS, _CALL, _NO_CALL, _THEN)
     opening, separator, closing = _CALLS, "\n", _NO_CALLS
+    forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:

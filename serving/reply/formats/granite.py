@@ -16,6 +16,7 @@ class Granite:
 
     markers = ("<|tool_call|>", "<tool_call>")
     opening, separator, closing = "<|tool_call|>[", ", ", "]"
+    forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:

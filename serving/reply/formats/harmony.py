@@ -23,7 +23,9 @@ class Harmony:
     """`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`."""
 
     markers = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS)
-    end = f"{_CHANNEL}final{_MESSAGE}"
+    start, end = "", f"{_CHANNEL}final{_MESSAGE}"
+    sections = ((f"{_CHANNEL}analysis{_MESSAGE}",), (*_ENDS, _START, _CHANNEL))
+    forces_reasoning = True
     opening, separator, closing = "", f"<|call|>{_START}assistant", ""
     new_id = staticmethod(new_call_id)
 

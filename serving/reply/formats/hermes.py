@@ -13,6 +13,7 @@ class Hermes:
 
     markers = ("<tool_call>", "</tool_call>")
     opening, separator, closing = "", "\n", ""
+    forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:

@@ -16,6 +16,7 @@ class Llama3Json:
 
     markers = (_MARK,)
     opening, separator, closing = "", "; ", ""
+    forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:

@@ -23,6 +23,7 @@ class Mistral:
 
     markers: tuple[str, ...] = (_MARK, "[CALL_ID]", "[ARGS]")
     opening, separator, closing = f"{_MARK}[", ", ", "]"
+    forces_reasoning = False
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """Text, and calls of either form behind the mark."""

@@ -22,6 +22,7 @@ class Pythonic:
 
     markers = (_BEGIN, _END)
     opening, separator, closing = "[", ", ", "]"
+    forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:

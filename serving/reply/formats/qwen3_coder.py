@@ -23,6 +23,7 @@ class Qwen3Coder:
 
     markers = ("<tool_call>", "</tool_call>")
     opening, separator, closing = "", "\n", ""
+    forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:

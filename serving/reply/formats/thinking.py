@@ -23,6 +23,7 @@ class Thinking:
         `offered`: whether a prompt that does not begin the reasoning leaves it to the model.
         """
         self.markers = (*starts, *ends)
+        self.sections = (starts, ends)
         self.start, self.end = starts[0], ends[0]
         self._starts, self._ends = starts, ends
         self._always = always
