@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # Only here does the core name `serving`, which stands above it: users import these from `jaxllm` itself. The
     # import-linter contract in pyproject.toml lists the exception.
+    from jaxllm.beam.params import BeamSearchParams
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
     from jaxllm.sampling_params import SamplingParams
     from jaxllm.serving.async_llm import AsyncLLM
     from jaxllm.serving.llm import LLM
     from jaxllm.serving.llm_engine import LLMEngine
-    from jaxllm.serving.outputs import CompletionOutput, RequestOutput
+    from jaxllm.serving.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
     from jaxllm.structured.params import StructuredOutputs
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
     "AsyncLLM": "jaxllm.serving.async_llm",
+    "BeamSearchOutput": "jaxllm.serving.outputs",
+    "BeamSearchParams": "jaxllm.beam.params",
     "CapacityError": "jaxllm.errors",
     "CompletionOutput": "jaxllm.serving.outputs",
     "ConfigError": "jaxllm.errors",
@@ -40,6 +43,8 @@ _EXPORTS = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from jaxllm.beam.group import BeamGroup
 from jaxllm.config import EngineConfig
 from jaxllm.info import EngineInfo
 from jaxllm.kv.manager import KVManager
@@ -73,9 +74,9 @@ class Engine:
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
-        self.check_request(request)
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
+        self.check_request(request)
         self.scheduler.add(request)
         if request.params.prompt_logprobs is not None:
             self._prompt_logprobs[request] = [None] * len(request.prompt_token_ids)
@@ -126,6 +127,8 @@ class Engine:
         finished = self.scheduler.update(plan, result.token_ids)
         self._drop_wasted_steps()
         outputs = self._outputs(plan, result, finished)
+        if plan.lanes is not None:
+            outputs += self._advance_beams(plan, result)
         began, self._last_end = max(began, self._last_end), time.monotonic()
         self._step = StepStats(
             num_steps=1,
@@ -175,7 +178,7 @@ class Engine:
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         """Remember when new requests were scheduled, until their first output takes it along."""
         for request in plan.admitted:
-            if not request.num_preemptions:
+            if not request.num_preemptions and (request.group is None or request.group.leader is request):
                 self._scheduled[request.request_id] = now
 
     def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
@@ -199,6 +202,33 @@ class Engine:
             for output in outputs:
                 output.scheduled_time = self._scheduled.pop(output.request_id, None)
         return outputs
+
+    def _advance_beams(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Give beam searches what their lanes may go on with; the outputs of those that are over."""
+        assert plan.lanes is not None
+        outputs = []
+        for row in plan.lanes.tolist():
+            request, logprobs = plan.requests[row], result.logprobs
+            assert request.group is not None
+            assert logprobs is not None
+            request.group.take(request, np.asarray(logprobs.top_ids[row]), np.asarray(logprobs.top_logprobs[row]))
+            if request.group.search.done:
+                outputs.append(self._end_beams(request.group))
+        return outputs
+
+    def _end_beams(self, group: BeamGroup) -> EngineOutput:
+        leader, beams = group.leader, group.hypotheses()
+        scheduled = self._scheduled.get(leader.request_id)
+        reason: FinishReason = group.search.best[0].reason
+        self._finish(leader.request_id, reason, None)
+        return EngineOutput(
+            leader.request_id,
+            [],
+            finish_reason=reason,
+            num_cached_tokens=leader.num_cached_tokens,
+            scheduled_time=scheduled,
+            beams=beams,
+        )
 
     def _add_logprobs(self, output: EngineOutput, request: Request, logprobs: Logprobs, row: int) -> None:
         params = request.params

@@ -208,8 +208,13 @@ def add_engine_flags(parser: argparse.ArgumentParser, meaningless: Mapping[str, 
 
 def add_section_flags(parser: argparse.ArgumentParser, section: str, options: type[Section]) -> None:
     """Add a flag for every option of a section, under a heading of their own."""
-    group = parser.add_argument_group(f"{section} options", summary(options))
-    for flag in section_flags(section, options):
+    add_flags(parser, section, summary(options), section_flags(section, options))
+
+
+def add_flags(parser: argparse.ArgumentParser, section: str, about: str, flags: Iterable[Flag]) -> None:
+    """Add these flags under a heading of their own."""
+    group = parser.add_argument_group(f"{section} options", about)
+    for flag in flags:
         _add_flag(group, flag)
 
 

@@ -17,6 +17,21 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     top_logprobs: list[float] = []
 
 
+class BeamHypothesis(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A complete hypothesis of a beam search.
+
+    `cumulative_logprob` is the sum over `token_ids`, the end token included; `score` is what hypotheses are ranked by.
+    `logprobs` has one entry per token, when they were asked for. `finish_reason` is "stop" or "length".
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    cumulative_logprob: float
+    score: float
+    finish_reason: str
+    stop_reason: int | None = None
+
+
 class EngineOutput(msgspec.Struct, array_like=True):
     """News of one request after one step.
 
@@ -25,7 +40,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     with one entry per prompt token; the first is None, because nothing precedes it. `finish_reason` is "stop",
     "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id or
     the stop string, and None for the model's own end token. `scheduled_time` comes with a request's first output: when
-    it was first scheduled, in seconds of the monotonic clock.
+    it was first scheduled, in seconds of the monotonic clock. A beam search has one output, with the
+    hypotheses in `beams`, best first, and no `token_ids`.
     """
 
     request_id: str
@@ -36,6 +52,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
+    beams: list[BeamHypothesis] | None = None
 
     @property
     def finished(self) -> bool:

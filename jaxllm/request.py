@@ -1,11 +1,14 @@
 """A request as the engine sees it: token ids, parameters, and how far it has come."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from jaxllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.beam.group import BeamGroup
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -33,8 +36,21 @@ class Request:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     page_hashes: list[bytes] = field(default_factory=list)
+    group: "BeamGroup | None" = None
+    """Of a lane of a beam search."""
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def sibling(self, request_id: str) -> "Request":
+        """Another sequence that continues the same prompt in the same way."""
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            params=self.params,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            eos_token_ids=self.eos_token_ids,
+        )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
+from jaxllm.beam.params import BeamOptions
 from jaxllm.checked_names import CheckedNames
 from jaxllm.errors import RequestError
 from jaxllm.structured.params import StructuredOutputs
@@ -91,6 +92,8 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """The form that the output must have; a mapping of its fields is converted."""
     thinking_token_budget: int | None = None
     """Most tokens of reasoning, then it is ended; only where the model's reasoning has an end that is known."""
+    beam_search: BeamOptions | None = None
+    """Internal: what `LLM.beam_search` and `use_beam_search` ask for."""
     bad_words_token_ids: list[list[int]] | None = None
     """Internal: `bad_words` as token ids, filled in where a tokenizer is at hand."""
     reasoning_end_token_ids: list[int] | None = None
@@ -248,6 +251,12 @@ def _logit_bias(name: str, value: Any) -> dict[int, float]:
     return biases
 
 
+def _beam_search(name: str, value: Any) -> BeamOptions:
+    if not isinstance(value, BeamOptions):
+        raise _wrong(name, value, "left out: LLM.beam_search and use_beam_search ask for beams")
+    return value
+
+
 _token_id = _integer("token ids: integers of at least 0", 0, 2**31 - 1)
 _token_ids = _list_of(_token_id, "a list of token ids")
 _word_ids = _list_of(_token_id, "lists of token ids", unique=False)
@@ -284,6 +293,7 @@ _CHECKS: Final[dict[str, _Check]] = {
     "allowed_token_ids": _optional(_token_ids),
     "structured_outputs": _optional(lambda name, value: StructuredOutputs.of(value)),
     "thinking_token_budget": _optional(_integer("an integer of at least 0, or None", 0)),
+    "beam_search": _optional(_beam_search),
     "bad_words_token_ids": _optional(_words_ids),
     "reasoning_end_token_ids": _optional(_word_ids),
 }
@@ -305,3 +315,5 @@ def _check_together(params: SamplingParams) -> None:
         raise _wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:
         raise _wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
+    if params.beam_search is not None:
+        params.beam_search.check_beside(params)

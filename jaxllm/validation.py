@@ -6,6 +6,7 @@ from typing import Self
 
 import numpy as np
 
+from jaxllm.beam.limits import check_beams
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.request import Request
@@ -18,11 +19,13 @@ class RequestLimits:
     vocab_size: int
     max_model_len: int
     max_logprobs: int
+    engine: EngineInfo | None = None
+    """For what depends on more than that: beam searches."""
 
     @classmethod
     def of(cls, info: EngineInfo) -> Self:
         """The limits of this engine."""
-        return cls(info.vocab_size, info.max_model_len, info.max_logprobs)
+        return cls(info.vocab_size, info.max_model_len, info.max_logprobs, info)
 
     def check(self, request: Request) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
@@ -35,6 +38,9 @@ class RequestLimits:
         self._check_tokens("logit_bias", params.logit_bias or ())
         for word in params.bad_words_token_ids or ():
             self._check_tokens("bad_words", word)
+        if params.beam_search is not None:
+            assert self.engine is not None
+            check_beams(request, self.engine)
 
     def _check_prompt(self, request: Request) -> None:
         length = len(request.prompt_token_ids)

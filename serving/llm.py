@@ -9,16 +9,18 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from jaxllm.beam.params import BeamSearchParams
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.interrupts import DeferredInterrupt
 from jaxllm.serving.llm_engine import LLMEngine
-from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
 from jaxllm.serving.progress import GenerationProgress, LoadProgress, UseTqdm
 from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
 from jaxllm.serving.text.input_processor import Prompt, TextRequest
 from jaxllm.serving.text.kept_tokenizer import LateTokenizer
+from jaxllm.serving.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -92,6 +94,17 @@ class LLM:
         Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
         """
         return self._generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority, add_special_tokens=True)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt, as a beam search finds them.
+
+        Prompts, errors and the order of results are as in `generate`.
+        """
+        wanted = params.to_sampling_params()
+        outputs = self._generate(_as_list(prompts), wanted, use_tqdm, priority=None, add_special_tokens=True)
+        return [_hypotheses(output, params, self.llm_engine.tokenizer) for output in outputs]
 
     def chat(
         self,
@@ -203,6 +216,27 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _hypotheses(output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None) -> BeamSearchOutput:
+    sequences = []
+    for found in output.outputs:
+        ended = found.finish_reason == "stop"
+        hidden = ended and not params.include_stop_str_in_output
+        tokens = output.prompt_token_ids + found.token_ids[: len(found.token_ids) - hidden]
+        total = found.cumulative_logprob or 0.0
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                logprobs=found.logprobs or [],
+                cum_logprob=total,
+                score=total / len(found.token_ids) ** params.length_penalty,
+                text=None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False),
+                finish_reason=found.finish_reason,
+                stop_reason=found.token_ids[-1] if ended else None,
+            )
+        )
+    return BeamSearchOutput(sequences)
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

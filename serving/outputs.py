@@ -41,6 +41,32 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class BeamSearchSequence:
+    """A hypothesis of a beam search.
+
+    `tokens` are those of prompt and hypothesis, without the end token unless it was asked for, and `text` is what they
+    say, special tokens included. `logprobs` has one entry per token of the hypothesis, its end token included, and
+    `cum_logprob` is their sum; `score` is that divided by their number to the power of the length penalty.
+    `finish_reason` is "stop", with the end token in `stop_reason`, or "length".
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenChoices]
+    cum_logprob: float
+    score: float
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The result of a beam search: its hypotheses, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """When things happened to a request, in seconds of the monotonic clock; None: not yet."""
 

@@ -77,6 +77,10 @@ class KVManager:
         """`count` more pages, int32 [count]; None, and no change, when there are not that many."""
         return self._take(count) if count <= self._pool.num_free else None
 
+    def share(self, pages: Int32Array) -> None:
+        """Add one more holder to pages that a request holds, all of them full: nobody writes them any more."""
+        self._pool.share(pages)
+
     def publish(self, request: Request, token_ids: Int32Array, pages: Int32Array, start: int, end: int) -> None:
         """Make the pages that became full when positions `start` to `end` were computed available to other requests.
 

@@ -17,7 +17,15 @@ from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.sampler import SampledRows
 from jaxllm.runner.sampling_rows import set_bias, set_row
 from jaxllm.runner.sampling_table import UPDATE_SIZE
-from jaxllm.runner.step import PROMPT_LOGPROB_ROWS, DeviceState, StepShape, make_prompt_logprobs, make_step, set_pages
+from jaxllm.runner.step import (
+    PROMPT_LOGPROB_ROWS,
+    DeviceState,
+    StepShape,
+    copy_pages,
+    make_prompt_logprobs,
+    make_step,
+    set_pages,
+)
 from jaxllm.runner.vocabulary import SAME, SPLIT, over_vocabulary
 
 Shapes = Any
@@ -26,7 +34,7 @@ Shapes = Any
 Key = Bucket | str
 """Names an executable: the bucket of a step, or one of `OTHERS`."""
 
-OTHERS = ("empty_state", "prompt_logprobs", "set_row", "set_bias", "set_pages")
+OTHERS = ("empty_state", "prompt_logprobs", "set_row", "set_bias", "set_pages", "copy_pages")
 """The executables beside the steps, which have one shape each."""
 
 
@@ -96,6 +104,7 @@ def recipe(spec: StepSpec, key: Key) -> Recipe:
         "set_row": _set_row,
         "set_bias": _set_bias,
         "set_pages": _set_pages,
+        "copy_pages": _copy_pages,
     }[key](spec)
 
 
@@ -156,6 +165,13 @@ def _set_pages(spec: StepSpec) -> Recipe:
     table, rows = spec.state.page_table, spec.shape.rows_at_once
     arguments = (table, spec.host((rows,)), spec.host((rows, table.shape[1])))
     return Recipe(set_pages, arguments, _LEAF, donated=(0,), out_shardings=_shardings(table), mesh=spec.mesh)
+
+
+def _copy_pages(spec: StepSpec) -> Recipe:
+    cache = spec.state.kv_cache
+    # In one step, each slot can get a copy of one page.
+    arguments = (cache, spec.host((2, spec.state.last_tokens.shape[0])), spec.host())
+    return Recipe(copy_pages, arguments, _LEAF, donated=(0,), out_shardings=_shardings(cache), mesh=spec.mesh)
 
 
 def _shardings(state: Any) -> Any:

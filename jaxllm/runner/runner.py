@@ -112,6 +112,8 @@ class Runner:
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
         with self.watch.watching(bucket):
+            if len(plan.copies):
+                self._copy_pages(plan.copies)
             self._place_pages(plan, table)
             self._update_sampling(plan, table)
             packed = self._pack(plan, table, bucket)
@@ -140,16 +142,24 @@ class Runner:
             leaf.delete()
 
     def _place_pages(self, plan: StepPlan, table: RequestTable) -> None:
-        """Write the pages of newly admitted requests into the device's table."""
+        """Write the pages of newly admitted requests, and of lanes that moved, into the device's table."""
         size, width = self._shape.rows_at_once, self._shape.table_width
         page_table = self._state.page_table
-        for first in range(0, len(plan.admitted), size):
-            admitted = [request.slot for request in plan.admitted[first : first + size]]
+        changed = [*(request.slot for request in plan.admitted), *plan.moved]
+        for first in range(0, len(changed), size):
+            part = changed[first : first + size]
             slots, pages = np.full(size, -1, np.int32), np.zeros((size, width), np.int32)
-            slots[: len(admitted)] = admitted
-            pages[: len(admitted)] = table.block_table[admitted]
+            slots[: len(part)] = part
+            pages[: len(part)] = table.block_table[part]
             page_table = self._executables.get("set_pages")(page_table, slots, pages)
         self._state = replace(self._state, page_table=page_table)
+
+    def _copy_pages(self, copies: Int32Array) -> None:
+        """Copy pages (from, to), int32 [n, 2], behind all steps so far."""
+        pages = np.zeros((2, len(self._state.last_tokens)), np.int32)
+        pages[:, : len(copies)] = copies.T
+        copy = self._executables.get("copy_pages")
+        self._state = replace(self._state, kv_cache=copy(self._state.kv_cache, pages, np.int32(len(copies))))
 
     def _update_sampling(self, plan: StepPlan, table: RequestTable) -> None:
         """Take over the parameters of newly admitted requests, and what the outputs so far change about others."""

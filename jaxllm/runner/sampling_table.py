@@ -154,7 +154,7 @@ def _floats_of(params: SamplingParams) -> list[float]:
 
 def _wants_logprobs(params: SamplingParams) -> bool:
     """Whether the sampled tokens' log-probabilities are returned, or decide which sequences are."""
-    return params.logprobs is not None or params.num_sequences > params.n
+    return params.logprobs is not None or params.num_sequences > params.n or params.beam_search is not None
 
 
 def _bias_update(entries: list[tuple[int, int, float]]) -> BiasUpdate:

@@ -134,6 +134,20 @@ def set_pages(page_table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.A
     return page_table.at[outside].set(rows, mode="drop")
 
 
+def copy_pages(kv_cache: jax.Array, pages: jax.Array, count: jax.Array) -> jax.Array:
+    """Copy pages of a cache [L, P, ...], of the first `count` pairs (from, to) in `pages` int32 [2, N].
+
+    No page may be both copied from and copied to.
+    """
+
+    def copy(index: jax.Array, cache: jax.Array) -> jax.Array:
+        page = lax.dynamic_slice_in_dim(cache, pages[0, index], 1, axis=1)
+        return lax.dynamic_update_slice_in_dim(cache, page, pages[1, index], axis=1)
+
+    # One after the other, in place: gathering all at first would take room for all.
+    return lax.fori_loop(0, count, copy, kv_cache)
+
+
 def _sample_in_blocks(
     model: CausalLM,
     hidden: jax.Array,

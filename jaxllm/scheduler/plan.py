@@ -1,12 +1,14 @@
 """What one step computes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import Request
+
+NO_COPIES: Int32Array = np.zeros((0, 2), np.int32)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -20,6 +22,10 @@ class StepPlan:
     admitted: requests that got a slot in this step, for the first time or after preemption.
     preempted: requests that lost theirs.
     generations: int64 [n], tells a slot's owner from a later one.
+
+    For beam searches: `copies`, int32 [c, 2], pages to copy (from, to) before the step; `moved`, slots whose rows of
+    the page table have changed. `lanes`, int [l], are filled in by `Scheduler.update`: rows that sampled for a beam,
+    whose tokens nobody takes.
     """
 
     slots: Int32Array
@@ -32,6 +38,9 @@ class StepPlan:
     admitted: list[Request]
     preempted: list[Request]
     generations: npt.NDArray[np.int64]
+    copies: Int32Array = field(default_factory=lambda: NO_COPIES)
+    moved: list[int] = field(default_factory=list)
+    lanes: npt.NDArray[np.intp] | None = None
 
     @property
     def num_rows(self) -> int:

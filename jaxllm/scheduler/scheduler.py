@@ -10,10 +10,12 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.beam.group import BeamGroup
 from jaxllm.errors import CapacityError, RequestError
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import FinishReason, Request
+from jaxllm.scheduler.lanes import Lanes
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, WaitingQueue, order_key
 from jaxllm.scheduler.table import RequestTable
@@ -53,6 +55,7 @@ class Scheduler:
         self._waiting = WaitingQueue(key)
         self._running = RunningOrder(key)
         self._requests: dict[str, Request] = {}
+        self._lanes = Lanes(self.table, pages)
         self._arrivals = 0
 
     @property
@@ -82,8 +85,13 @@ class Scheduler:
         assert 0 < request.num_tokens < self.table.max_model_len
         if request.request_id in self._requests:
             raise RequestError(f"request_id={request.request_id!r} is in use by an unfinished request", "request_id")
-        request.arrival = self._arrivals
-        self._arrivals += 1
+        if request.params.beam_search is not None:
+            group = BeamGroup.of(request, self.table.max_model_len)
+            for lane in group.lanes:
+                lane.group = group
+        for each in _sequences(request):
+            each.arrival = self._arrivals
+            self._arrivals += 1
         self._requests[request.request_id] = request
         self._waiting.push(request)
 
@@ -110,21 +118,27 @@ class Scheduler:
         next `update`.
         """
         preempted: list[Request] = []
-        while True:
-            slots, counts, num_decodes = self._pick_running()
-            if self._grow(slots, counts):
-                break
+        while (picked := self._pick()) is None:
             if self.table.num_pending.any():
                 return None  # Preempting now would lose tokens on their way, and the next update may free pages.
             preempted.append(self._preempt())
+        slots, counts, num_decodes = picked
         admitted: list[Request] = []
         if not preempted and self._waiting:
             admitted, admitted_counts = self._admit(self._budget - int(counts.sum()))
-            slots = np.concatenate([slots, np.array([request.slot for request in admitted], np.int32)])
+            firsts = [each.slot for each in admitted if each.group is None or each.group.leader is each]
+            slots = np.concatenate([slots, np.array(firsts, np.int32)])
             counts = np.concatenate([counts, np.array(admitted_counts, np.int32)])
         if not len(slots):
             return None
         return self._plan(slots, counts, num_decodes, admitted, preempted)
+
+    def _pick(self) -> tuple[Int32Array, Int32Array, int] | None:
+        """As `_pick_running`, with the pages that this needs; None when there are not enough."""
+        if self._lanes and not self._lanes.settle():
+            return None
+        slots, counts, num_decodes = self._pick_running()
+        return (slots, counts, num_decodes) if self._grow(slots, counts) else None
 
     def _pick_running(self) -> tuple[Int32Array, Int32Array, int]:
         """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are."""
@@ -166,8 +180,13 @@ class Scheduler:
     def _preempt(self) -> Request:
         """Send the last running request back to its place in the queue."""
         request = self._running.last
+        group = request.group
+        if group is not None:
+            request = group.leader
         self._leave(request)
         request.num_preemptions += 1
+        if group is not None:
+            group.rewind()
         self.num_preemptions += 1
         self._waiting.push(request)
         return request
@@ -179,17 +198,26 @@ class Scheduler:
         counts: list[int] = []
         # As only budget left over is given away, there are never more running requests than tokens in the budget, and
         # each decode gets its token in every step.
-        while budget > 0 and table.num_free_slots and (request := self._waiting.peek()) is not None:
+        while budget > 0 and (request := self._waiting.peek()) is not None:
+            # All lanes of a beam search come and go together; while it computes its prompt they take no part of the
+            # budget, but later each takes its token.
+            sequences = _sequences(request)
+            room = min(table.num_free_slots, self._budget - len(self._running))
+            if len(sequences) > room:
+                break
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
-            found = self._pages.admit(request, headroom=len(self._running))
+            found = self._pages.admit(request, headroom=len(self._running) + len(sequences) - 1)
             if found is None:
                 break
             self._waiting.pop()
             pages, num_cached = found
             slot = table.insert(request, pages, num_cached)
-            self._running.add(request)
-            admitted.append(request)
+            if request.group is not None:
+                self._lanes.open(request.group)
+            for each in sequences:
+                self._running.add(each)
+            admitted += sequences
             counts.append(min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget))
             budget -= counts[-1]
         return admitted, counts
@@ -215,7 +243,7 @@ class Scheduler:
             slots, counts, starts, ends, samples = (array[order] for array in (slots, counts, starts, ends, samples))
         table.num_computed[slots] = ends
         table.num_pending[slots[samples]] += 1
-        return StepPlan(
+        plan = StepPlan(
             slots=slots,
             num_new_tokens=counts,
             starts=starts,
@@ -227,6 +255,9 @@ class Scheduler:
             preempted=preempted,
             generations=table.generation[slots],
         )
+        if self._lanes:
+            plan.copies, plan.moved = self._lanes.take_changes()
+        return plan
 
     def _owners(self, slots: Int32Array) -> list[Request]:
         if slots is self._running.slots:
@@ -247,6 +278,10 @@ class Scheduler:
         plan.samples &= live
         slots = plan.slots[plan.samples]
         table.num_pending[slots] -= 1
+        if self._lanes:
+            plan.lanes = np.flatnonzero(plan.samples & table.is_lane[plan.slots])
+            plan.samples[plan.lanes] = False
+            slots = plan.slots[plan.samples]
         ended = slots[table.append(slots, sampled[plan.samples])]
         self._publish(plan, live)
         return [self._end(slot) for slot in ended.tolist()]
@@ -281,10 +316,13 @@ class Scheduler:
         return request
 
     def _leave(self, request: Request) -> None:
-        """Take a running request's pages and slot."""
-        self._running.remove(request)
-        self._pages.release(self.table.pages(request.slot))
-        self.table.remove(request.slot)
+        """Take a running request's pages and slot, with all lanes if it is a beam search."""
+        if request.group is not None:
+            self._lanes.close(request.group)
+        for each in _sequences(request):
+            self._running.remove(each)
+            self._pages.release(self.table.pages(each.slot))
+            self.table.remove(each.slot)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while a request runs."""
@@ -296,8 +334,15 @@ class Scheduler:
         self._running.check_integrity()
         running, waiting = set(self._running), set(self._waiting)
         assert {request for request in self.table.requests if request is not None} == running
-        assert all(request.slot < 0 for request in waiting)
-        assert running | waiting == set(self._requests.values())
+        assert all(each.slot < 0 for request in waiting for each in _sequences(request))
+        running_requests = {each if each.group is None else each.group.leader for each in running}
+        assert running_requests | waiting == set(self._requests.values())
+        assert running == {each for request in running_requests for each in _sequences(request)}
         assert not running & waiting
         held: Iterable[Int32Array] = [self.table.pages(request.slot) for request in self._running]
         self._pages.check_integrity(held)
+
+
+def _sequences(request: Request) -> list[Request]:
+    """The sequences that run for a request: itself, or the lanes of its beam search."""
+    return [request] if request.group is None else request.group.lanes

@@ -20,6 +20,7 @@ class RequestTable:
     max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.
     stop_ids: int32 [S, 8], padded with -1; many_stops: bool [S], where 8 do not suffice.
     generation: int64 [S], changes whenever the slot changes hands.
+    is_lane: bool [S], the slot belongs to a beam search, which decides about its tokens.
     requests: the owner of each slot.
     """
 
@@ -37,6 +38,7 @@ class RequestTable:
         self.stop_ids: Int32Array = np.full((num_slots, MAX_STOP_IDS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, np.bool_)
         self.generation: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        self.is_lane = np.zeros(num_slots, np.bool_)
         self.requests: list[Request | None] = [None] * num_slots
         self._stop_sets: dict[int, frozenset[int]] = {}
         self._free = list(range(num_slots))[::-1]
@@ -64,6 +66,7 @@ class RequestTable:
         room = self.max_model_len - num_prompt
         self.max_total[slot] = num_prompt + min(room, room if params.max_tokens is None else params.max_tokens)
         self.min_total[slot] = num_prompt + min(room + 1, params.min_tokens)  # beyond the room: never
+        self.is_lane[slot] = request.group is not None
         self._set_stops(slot, request)
         return slot
 
@@ -123,11 +126,16 @@ class RequestTable:
         self.requests[slot] = None
         self.generation[slot] += 1
         self._stop_sets.pop(slot, None)
-        self.block_table[slot, : self.num_pages[slot]] = 0
-        for counts in (self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.num_pages):
-            counts[slot] = 0
+        self.clear(slot)
         self._free.append(slot)
         return request
+
+    def clear(self, slot: int) -> None:
+        """Let a slot hold nothing: no tokens, and no pages, which are the caller's. Nothing is computed for it."""
+        self.block_table[slot, : self.num_pages[slot]] = 0
+        counts = (self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.num_pages)
+        for count in (*counts, self.max_total):
+            count[slot] = 0
 
     def check_integrity(self) -> None:
         """Assert that every slot is either free and empty, or used by a request that knows it."""

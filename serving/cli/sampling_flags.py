@@ -15,7 +15,7 @@ from jaxllm.config import option_fields
 from jaxllm.flags import integer
 from jaxllm.sampling_params import SamplingParams
 
-_HIDDEN = {"detokenize", "bad_words_token_ids"}
+_HIDDEN = {"beam_search", "detokenize", "bad_words_token_ids"}
 
 ENGINE_OPTIONS = frozenset(item.name for _, item in option_fields())
 """Fields whose name is an engine option too (`seed`): where there are engine flags, those stand for both."""

@@ -44,7 +44,7 @@ async def prepare_chat(
     use = tool_use(body)
     messages = conversation(body.messages, server.chat_template(body.chat_template))
     limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
-    with calling(prompt="messages", max_tokens=limit, logprobs="top_logprobs"):
+    with calling(prompt="messages", max_tokens=limit, logprobs="top_logprobs", beam_width=parameters.width_name(body)):
         params = _params(body, server.llm.default_params)
         prompt = await server.llm.render_chat(messages, **template_settings(body, server))
         plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)

@@ -10,7 +10,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai import parameters
 from jaxllm.serving.openai.completion_writer import CompletionWriter
 from jaxllm.serving.openai.decode import read_body
-from jaxllm.serving.openai.generate import identify, respond
+from jaxllm.serving.openai.generate import calling, identify, respond
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.state import ServerState, server_of
 from jaxllm.serving.text.input_processor import Prompt
@@ -27,14 +27,15 @@ async def create_completion(request: Request) -> Response:
     prompts = split_prompts(body.prompt)
     identity = identify(request, server, body, "cmpl", len(prompts))
     _check(body, server, len(prompts))
-    requests = await server.llm.prepare(
-        [_with_salt(prompt, body.cache_salt) for prompt in prompts],
-        _params(body, server.llm.default_params),
-        identity.engine_ids,
-        priority=parameters.checked_priority(body, server.llm.config),
-        stream=bool(body.stream),
-        add_special_tokens=body.add_special_tokens is not False,
-    )
+    with calling(beam_width=parameters.width_name(body)):
+        requests = await server.llm.prepare(
+            [_with_salt(prompt, body.cache_salt) for prompt in prompts],
+            _params(body, server.llm.default_params),
+            identity.engine_ids,
+            priority=parameters.checked_priority(body, server.llm.config),
+            stream=bool(body.stream),
+            add_special_tokens=body.add_special_tokens is not False,
+        )
     parameters.check_room(requests, "max_tokens", body.max_tokens, server.llm.info.max_model_len)
     return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
 

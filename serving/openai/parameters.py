@@ -1,10 +1,11 @@
 """Sampling parameters from requests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from jaxllm.beam.params import BeamOptions
 from jaxllm.config import EngineConfig
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
@@ -28,6 +29,12 @@ def sampling_params(
 ) -> SamplingParams:
     """The parameters of a request; what it leaves out is as in `defaults`. Raises `RequestError`."""
     given = {name: value for name in _SHARED if (value := getattr(body, name)) is not None}
+    if body.use_beam_search:
+        return beam_params(body, {**given, **others}, max_tokens=max_tokens, logprobs=logprobs)
+    if body.length_penalty not in (None, 1.0):
+        raise RequestError("length_penalty: only with use_beam_search", "length_penalty")
+    if body.early_stopping:
+        raise RequestError("early_stopping: only with use_beam_search", "early_stopping")
     return msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
 
 
@@ -35,6 +42,32 @@ def generation_fields(body: GenerationRequest) -> dict[str, Any]:
     """What a request of another interface says of generation, for a chat request: all that its kind does not refuse."""
     refused = refused_fields(type(body))
     return {name: getattr(body, name) for name in GenerationRequest.__struct_fields__ if name not in refused}
+
+
+def beam_params(
+    body: GenerationRequest, given: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The parameters of a beam search. Raises `RequestError`, also for what does not go with one.
+
+    What the model's makers recommend for drawing tokens does not matter here.
+    """
+    if body.stream:
+        raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
+    if body.prompt_logprobs is None and "prompt_logprobs" in given:
+        raise RequestError("echo with logprobs does not go with beam search", "echo")
+    options = BeamOptions(
+        width=getattr(body, width_name(body)) or 1,
+        n=body.n or 1,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping or False,
+    )
+    others = {name: value for name, value in given.items() if name not in ("n", "best_of", "temperature")}
+    return SamplingParams(**others, temperature=0.0, max_tokens=max_tokens, logprobs=logprobs, beam_search=options)
+
+
+def width_name(body: GenerationRequest) -> str:
+    """The field that says how many sequences are generated."""
+    return "n" if body.best_of is None else "best_of"
 
 
 def recommended_max_tokens(defaults: SamplingParams) -> int | None:
@@ -59,7 +92,7 @@ def check_stream(body: GenerationRequest) -> None:
 
 def check_sequences(body: GenerationRequest, num_prompts: int, most: int) -> None:
     """Raise `RequestError` when the request alone has more sequences than may ever run and wait."""
-    name = "n" if body.best_of is None else "best_of"
+    name = width_name(body)
     each = (body.n if body.best_of is None else body.best_of) or 1
     if each * num_prompts > most:
         for_prompts = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""

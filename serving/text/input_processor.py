@@ -208,6 +208,8 @@ def naming_prompt(index: int, total: int) -> Iterator[None]:
 
 def _check_stream(request: TextRequest) -> None:
     best_of, n = request.params.best_of, request.params.n
+    if request.stream and request.params.beam_search is not None:
+        raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
     if request.stream and best_of is not None and best_of > n:
         raise RequestError(f"best_of={best_of} cannot be streamed: which {n} are best is known at the end", "best_of")
 

@@ -78,7 +78,7 @@ class OutputProcessor:
     def _take(self, output: EngineOutput, sequence: Sequence, now: float, processed: Processed) -> None:
         """Take any news of a sequence."""
         state, meter = sequence.state, self._meter
-        if output.token_ids and state.metrics.first_token_time is None:
+        if (output.token_ids or output.beams) and state.metrics.first_token_time is None:
             state.metrics.first_token_time = now
             state.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
@@ -109,7 +109,7 @@ class OutputProcessor:
             completion = sequence.delta()
             return state.result([completion], finished) if completion is not None else None
         if sequence.finish_reason is not None:
-            state.completions.append(sequence.completion())
+            state.completions += sequence.completions()
         return state.result(state.best(), finished) if finished else None
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:

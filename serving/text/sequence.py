@@ -2,7 +2,7 @@
 
 from collections import abc
 
-from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.outputs import BeamHypothesis, EngineOutput, TokenLogprobs
 from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.detokenizer import IncrementalDecoder, StopStrings
 from jaxllm.serving.text.input_processor import TextRequest
@@ -66,7 +66,7 @@ class Sequence:
 
     __slots__ = (
         "_cumulative", "_decoder", "_logprobs", "_pieces", "_reported", "_stops", "_tokenizer",
-        "finish_reason", "index", "only_text", "quick", "state", "stop_reason", "token_ids",
+        "beams", "finish_reason", "index", "only_text", "quick", "state", "stop_reason", "token_ids",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, index: int, tokenizer: Tokenizer | None) -> None:
@@ -74,6 +74,7 @@ class Sequence:
         self.state = state
         self.index = index
         self.token_ids: list[int] = []
+        self.beams: list[BeamHypothesis] | None = None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._tokenizer = tokenizer if params.detokenize else None
@@ -121,6 +122,7 @@ class Sequence:
         if output.logprobs is not None:
             self._take_logprobs(output.logprobs)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        self.beams = output.beams
         if self._decoder is None:
             return None
         first = len(self.token_ids) - len(output.token_ids)
@@ -184,9 +186,28 @@ class Sequence:
             skip, token_ids = False, [token_id for token_id in token_ids if token_id not in hidden]
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
 
-    def completion(self) -> CompletionOutput:
-        """The whole sequence."""
-        return self._output(self._text(), self.token_ids, self._logprobs)
+    def completions(self) -> list[CompletionOutput]:
+        """The whole sequence, or the hypotheses of a beam search."""
+        if self.beams is None:
+            return [self._output(self._text(), self.token_ids, self._logprobs)]
+        return [self._hypothesis(index, found) for index, found in enumerate(self.beams)]
+
+    def _hypothesis(self, index: int, found: BeamHypothesis) -> CompletionOutput:
+        params, text = self.state.request.params, ""
+        if self._tokenizer is not None:
+            hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output
+            shown = found.token_ids[: len(found.token_ids) - hidden]
+            text = self._tokenizer.decode(shown, skip_special_tokens=params.skip_special_tokens)
+        logprobs = found.logprobs
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=found.token_ids,
+            cumulative_logprob=found.cumulative_logprob,
+            logprobs=None if logprobs is None else [_choices(item, self._tokenizer) for item in logprobs],
+            finish_reason=found.finish_reason,
+            stop_reason=found.stop_reason,
+        )
 
     def delta(self) -> CompletionOutput | None:
         """What is new since the last call; None while new tokens show no text yet."""

@@ -1,6 +1,6 @@
 """The fields that chat completions and completions share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Body, Refused
 from jaxllm.serving.openai.protocol.bounds import (
@@ -17,7 +17,6 @@ from jaxllm.serving.openai.protocol.bounds import (
 )
 
 _STRUCTURED = "structured outputs are not supported yet"
-_BEAMS = "beam search is not supported yet"
 _TRANSFER = "there is no transfer of KV caches between servers"
 _TEXT_ONLY = "this model reads text only"
 
@@ -91,6 +90,13 @@ class GenerationRequest(Body, kw_only=True):
     prompt_logprobs: Natural | None = None
     """Alternatives to return for each token of the prompt; not with stream."""
 
+    use_beam_search: bool | None = None
+    """Search for the likeliest texts: best_of (default n) beams are followed, the best n returned; not with stream."""
+    length_penalty: float | None = None
+    """With use_beam_search: texts score sum of log-probabilities / number of tokens ** length_penalty; default 1."""
+    early_stopping: bool | Literal["never"] | None = None
+    """With use_beam_search: end as soon as there are as many complete texts as beams; default false."""
+
     add_special_tokens: bool | None = None
     """Add the tokenizer's special tokens to the prompt; default true for prompts, false for chats."""
     priority: Int64 | None = None
@@ -115,9 +121,6 @@ class GenerationRequest(Body, kw_only=True):
     guided_decoding_backend: Annotated[Any, Refused(_STRUCTURED)] = None
     guided_whitespace_pattern: Annotated[Any, Refused(_STRUCTURED)] = None
     structural_tag: Annotated[Any, Refused(_STRUCTURED)] = None
-    use_beam_search: Annotated[Any, Refused(_BEAMS, (False,))] = None
-    length_penalty: Annotated[Any, Refused(_BEAMS, (1.0,))] = None
-    early_stopping: Annotated[Any, Refused(_BEAMS, (False,))] = None
     logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
     logprob_token_ids: Annotated[Any, Refused("only the most likely tokens have logprobs; use top_logprobs")] = None
     truncation_side: Annotated[Any, Refused("truncation keeps the last tokens", ("left",))] = None

@@ -77,7 +77,7 @@ def test_prompts_of_all_shapes(prompt: bytes) -> None:
     ("kind", "field", "value"),
     [
         (CompletionRequest, b"suffix", b'"end"'),
-        (CompletionRequest, b"use_beam_search", b"true"),
+        (CompletionRequest, b"vllm_xargs", b'{"a": 1}'),
         (CompletionRequest, b"guided_regex", b'"a+"'),
         (ChatCompletionRequest, b"response_format", b'{"type": "json_object"}'),
         (ChatCompletionRequest, b"modalities", b'["text", "audio"]'),
@@ -98,7 +98,7 @@ def test_known_fields_that_are_not_served_say_why(kind: Any, field: bytes, value
     [
         (CompletionRequest, b"suffix", b"null"),
         (CompletionRequest, b"suffix", b'""'),
-        (CompletionRequest, b"use_beam_search", b"false"),
+        (CompletionRequest, b"vllm_xargs", b"{}"),
         (ChatCompletionRequest, b"response_format", b'{"type": "text"}'),
         (ChatCompletionRequest, b"modalities", b'["text"]'),
         (ChatCompletionRequest, b"store", b"false"),

@@ -1,0 +1,1 @@
+"""Beam search: which continuations survive (`policy`), and the sequences they share pages in (`group`)."""

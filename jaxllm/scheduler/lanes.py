@@ -1,0 +1,105 @@
+"""Where beam searches meet slots and pages: lanes are opened, filled from one another, and closed."""
+
+import numpy as np
+
+from jaxllm.beam.group import BeamGroup
+from jaxllm.kv.manager import KVManager
+from jaxllm.kv.pages import Int32Array
+from jaxllm.scheduler.plan import NO_COPIES
+from jaxllm.scheduler.table import RequestTable
+
+
+class Lanes:
+    """The beam searches that run, and the pages of their lanes.
+
+    A lane that goes on with another's tokens shares its full pages, which nobody writes any more, and gets a copy of
+    the one that is partly filled. `RequestTable.max_total` of a lane is always one more than its known tokens, so that
+    it is computed up to its last token and then waits for the others of its group.
+    """
+
+    def __init__(self, table: RequestTable, pages: KVManager) -> None:
+        self._table = table
+        self._pages = pages
+        self._groups: dict[BeamGroup, None] = {}  # in order of admission
+
+    def __bool__(self) -> bool:
+        """Whether any runs."""
+        return bool(self._groups)
+
+    def open(self, group: BeamGroup) -> None:
+        """Begin with the prompt, which lane 0 holds already; the other lanes have their slots and nothing in them."""
+        self._groups[group] = None
+        self._table.max_total[group.leader.slot] = len(group.leader.prompt_token_ids) + 1
+        for lane in group.lanes[1:]:
+            self._table.insert(lane, np.zeros(0, np.int32), 0)
+            self._table.clear(lane.slot)
+
+    def close(self, group: BeamGroup) -> None:
+        """It runs no more; slots and pages are the caller's."""
+        del self._groups[group]
+
+    def settle(self) -> bool:
+        """Fill the lanes of every group in which that is due; False when pages are missing for it."""
+        return all(self._settle(group) for group in self._groups if group.phase == "move")
+
+    def _settle(self, group: BeamGroup) -> bool:
+        table, size = self._table, self._pages.block_size
+        slots = [lane.slot for lane in group.lanes]
+        computed = int(table.num_computed[group.lanes[group.sources[0]].slot])
+        known = len(group.leader.prompt_token_ids) + group.beams[0].last.length
+        moving = [lane for lane, source in enumerate(group.sources) if source != lane]
+        for lane in moving:
+            # What they hold leads nowhere; this may be what the others need. Done once more, it does nothing.
+            self._pages.release(table.pages(slots[lane]))
+            table.clear(slots[lane])
+        held = [computed // size if lane in moving else int(table.num_pages[slot]) for lane, slot in enumerate(slots)]
+        wanted = self._pages.pages_for(known)
+        pages = self._pages.grow(sum(wanted - count for count in held))
+        if pages is None:
+            return False
+        for lane in moving:
+            self._share(group, lane, computed)
+        for lane, slot in enumerate(slots):
+            own, pages = pages[: wanted - held[lane]], pages[wanted - held[lane] :]
+            table.block_table[slot, held[lane] : wanted] = own
+            table.num_pages[slot] = wanted
+            self._extend(group, lane, computed, known)
+        group.phase = "run"
+        return True
+
+    def _share(self, group: BeamGroup, lane: int, computed: int) -> None:
+        """Let a lane begin with what its source has computed."""
+        table, full = self._table, computed // self._pages.block_size
+        request, source = group.lanes[lane], group.lanes[group.sources[lane]]
+        shared = table.pages(source.slot)[:full]
+        self._pages.share(shared)
+        table.block_table[request.slot, :full] = shared
+        table.token_ids[request.slot, :computed] = table.token_ids[source.slot, :computed]
+        table.num_prompt_tokens[request.slot] = len(request.prompt_token_ids)
+        table.num_computed[request.slot] = computed
+        request.page_hashes = source.page_hashes[:full]
+
+    def _extend(self, group: BeamGroup, lane: int, computed: int, known: int) -> None:
+        """Write down the tokens that a lane goes on with, and what the device must do for it."""
+        table, size = self._table, self._pages.block_size
+        slot, source = group.lanes[lane].slot, group.lanes[group.sources[lane]].slot
+        table.token_ids[slot, computed:known] = group.tokens(lane, known - computed)
+        table.num_tokens[slot] = known
+        table.max_total[slot] = known + 1
+        if slot != source and computed % size:
+            page = computed // size
+            group.copies.append((int(table.block_table[source, page]), int(table.block_table[slot, page])))
+        # The step itself brings the page of a row's last token; whatever else is new must be told.
+        if slot != source or known - computed > 1:
+            group.moved.append(slot)
+
+    def take_changes(self) -> tuple[Int32Array, list[int]]:
+        """Pages to copy, int32 [n, 2] from and to, and slots whose pages have changed, since the last call."""
+        copies: list[tuple[int, int]] = []
+        moved: list[int] = []
+        for group in self._groups:
+            copies += group.copies
+            moved += group.moved
+            group.copies.clear()
+            group.moved.clear()
+        return (np.array(copies, np.int32) if copies else NO_COPIES), moved

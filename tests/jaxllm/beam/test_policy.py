@@ -1,0 +1,120 @@
+"""The rules of beam search against `transformers`: the same model, the same logits, the same hypotheses."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from jaxllm.beam.params import BeamOptions
+from jaxllm.beam.policy import BeamSearch, Candidates
+
+VOCABULARY = 24
+
+
+@cache
+def small_llama(seed: int) -> Any:
+    """A random model whose next tokens are neither certain nor all alike."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=1.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    return LlamaForCausalLM(config).eval()
+
+
+def reference(model: Any, prompt: list[int], ends: list[int], max_tokens: int, **options: Any) -> list[Any]:
+    """What `transformers` finds: token ids up to the end token, and scores."""
+    width = options["num_beams"]
+    with torch.no_grad():
+        found = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_return_sequences=width,
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=ends or None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+    hypotheses = []
+    for sequence, score in zip(found.sequences.tolist(), found.sequences_scores.tolist(), strict=True):
+        tokens = sequence[len(prompt) :]
+        end = next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
+        hypotheses.append((tokens[:end], score))
+    return hypotheses
+
+
+def search(model: Any, prompt: list[int], ends: list[int], max_tokens: int, options: BeamOptions) -> BeamSearch:
+    made = BeamSearch(options, frozenset(ends), max_tokens)
+    while not made.done:
+        texts = [[*prompt, *(link.token_id for link in beam.last.chain())] for beam in made.beams] or [prompt]
+        with torch.no_grad():
+            logits = model(torch.tensor(texts)).logits[:, -1]
+        top = torch.topk(torch.log_softmax(logits.float(), dim=-1), made.num_candidates)
+        made.advance(
+            [
+                Candidates(ids.numpy().astype(np.int32), values.numpy())
+                for ids, values in zip(top.indices, top.values, strict=True)
+            ]
+        )
+    return made
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.5, -1.0])
+@pytest.mark.parametrize("ends", [[3], [1, 5, 7, 11], []], ids=["one end", "four ends", "no end"])
+def test_the_same_hypotheses_as_transformers(early_stopping: Any, length_penalty: float, ends: list[int]) -> None:
+    for seed, width in ((1, 2), (3, 4)):
+        model, prompt, max_tokens = small_llama(seed), [4, 9, seed + 1], 4 + 3 * seed
+        options = BeamOptions(width=width, n=width, length_penalty=length_penalty, early_stopping=early_stopping)
+        found = search(model, prompt, ends, max_tokens, options)
+        expected = reference(
+            model,
+            prompt,
+            ends,
+            max_tokens,
+            num_beams=width,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+        )
+        tokens = [[link.token_id for link in each.last.chain()] for each in found.best]
+        assert tokens == [tokens for tokens, _ in expected]
+        assert np.allclose([each.score for each in found.best], [score for _, score in expected], atol=1e-4)
+        for each, own in zip(found.best, tokens, strict=True):
+            assert each.reason == ("stop" if own[-1] in ends else "length")
+            assert each.total == pytest.approx(each.score * len(own) ** length_penalty)
+
+
+def candidates(*pairs: tuple[int, float]) -> Candidates:
+    return Candidates(np.array([token for token, _ in pairs], np.int32), np.array([value for _, value in pairs], "f4"))
+
+
+def test_only_the_first_candidates_may_end() -> None:
+    """An end token behind `width` better candidates is no hypothesis, as in `transformers`."""
+    search = BeamSearch(BeamOptions(width=2, n=2), frozenset({0}), 9)
+    search.advance([candidates((5, -0.1), (6, -0.2), (0, -0.3))])
+    assert [beam.last.token_id for beam in search.beams] == [5, 6]
+    assert not search.best
+
+
+def test_hypotheses_share_their_beginnings() -> None:
+    search = BeamSearch(BeamOptions(width=2, n=2), frozenset({0}), 2)
+    search.advance([candidates((5, -0.1), (6, -5.0), (0, -9.0))])
+    search.advance([candidates((7, -0.1), (8, -0.2), (9, -0.3)), candidates((7, -0.1), (8, -0.2), (9, -0.3))])
+    first, second = search.best
+    assert search.done
+    assert first.last.before is second.last.before
+    assert [link.token_id for link in second.last.chain()] == [5, 8]
