@@ -46,15 +46,26 @@ class Lark:
         self._rules.append(f"{name}{attributes}: {expression}")
         return name
 
-    def text_until(self, end: str) -> str:
-        """An expression for any text up to the first `end`, with it."""
+    def text_until(self, end: str, without: Sequence[str] = ()) -> str:
+        """An expression for any text up to the first `end`, with it; the text has nothing of `without` in it."""
+        text = FREE_TEXT
+        if without:
+            # Only terminals, whose names are in capitals, may be negated.
+            name = f"T{len(self._rules)}"
+            self._rules.append(f"{name}: {FREE_TEXT} & ~/(?s:.*)({'|'.join(map(_regex, without))})(?s:.*)/")
+            text = name
         if self.has_token(end):
-            return f"{self.rule(FREE_TEXT)} {self.text(end)}"
-        return self.rule(FREE_TEXT, f"[suffix={json.dumps(end)}]")
+            return f"{self.rule(text)} {self.text(end)}"
+        return self.rule(text, f"[suffix={json.dumps(end)}]")
 
     def grammar(self, start: str) -> str:
         """The whole grammar."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def _regex(text: str) -> str:
+    """A regular expression, as it stands between slashes, for exactly this text."""
+    return re.escape(text).replace("\\\n", "\\n").replace("/", r"\/")
 
 
 def either(expressions: Sequence[str]) -> str:

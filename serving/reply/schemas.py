@@ -7,19 +7,33 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float),
     "null": type(None),
 }  # fmt: skip
+_SHARED = ("$defs", "definitions", "x-guidance")
+"""What parts of a schema need of the whole."""
 _DEEPEST = 16
 """Levels of references that are followed."""
 
 
 def parameter_schemas(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The schema of each parameter by name, with the definitions it may refer to."""
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    shared = {name: schema[name] for name in _SHARED if name in schema}
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return {}
     return {
         key: {**shared, **inner} if isinstance(inner, Mapping) else dict(shared) for key, inner in properties.items()
     }
+
+
+def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that this one refers to, if it is but a reference."""
+    for _ in range(_DEEPEST):
+        reference = schema.get("$ref")
+        found = _resolve(reference, schema) if isinstance(reference, str) else None
+        if not isinstance(found, Mapping):
+            break
+        shared = {name: schema[name] for name in _SHARED if name in schema}
+        schema = {**shared, **found}
+    return schema
 
 
 def schema_types(schema: Mapping[str, Any]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxllm.serving.reply.calls import Calls, new_call_id, tagged_calls
 from jaxllm.serving.reply.lark import Lark, either
 from jaxllm.serving.reply.parts import ToolCallDelta
-from jaxllm.serving.reply.schemas import is_of_type, parameter_schemas, schema_types
+from jaxllm.serving.reply.schemas import is_of_type, parameter_schemas, resolved, schema_types
 from jaxllm.serving.reply.source import Parsing, Source
 
 _TAG_NAME = re.compile(r"[^<>\n]*")
@@ -45,13 +45,13 @@ class Qwen3Coder:
 
 def _value(lark: Lark, schema: Mapping[str, Any]) -> str:
     """The grammar of a value and the tag behind it."""
-    end = "\n</parameter>"
+    end, schema = "\n</parameter>", resolved(schema)
     values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
     if values:
         shown = [value if isinstance(value, str) else json.dumps(value) for value in values]
         return f"{either([lark.text(value) for value in shown])} {lark.text(end)}"
     if schema_types(schema) == {"string"}:
-        return lark.text_until("</parameter>")
+        return lark.text_until(_VALUE_ENDS[0], without=_VALUE_ENDS[1:])
     return f"{lark.json(schema)} {lark.text(end)}"
 
 
