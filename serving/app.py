@@ -12,7 +12,7 @@ from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.openai.middleware.keys import ApiKeys
 from jaxllm.serving.openai.middleware.request_ids import HEADER, RequestIds
 from jaxllm.serving.openai.openapi import show_document, show_page
-from jaxllm.serving.openai.routes import OPERATIONS, PUBLIC_PATHS
+from jaxllm.serving.openai.routes import PUBLIC_PATHS, make_routes
 from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.options import ServerOptions
 
@@ -21,7 +21,7 @@ __all__ = ["ServerState", "create_app"]
 
 def create_app(state: ServerState) -> Starlette:
     """The application for a running engine. Raises `ConfigError` for middleware that cannot be loaded."""
-    routes = [operation.route for operation in OPERATIONS]
+    routes = make_routes()
     if not state.options.disable_docs:
         routes += [Route("/docs", guarded(show_page)), Route("/openapi.json", guarded(show_document))]
     app = Starlette(

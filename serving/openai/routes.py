@@ -1,8 +1,11 @@
 """All routes: what the router and the OpenAPI document know of each."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxllm.serving.anthropic.routes import count_message_tokens, create_message
@@ -57,11 +60,6 @@ class Operation:
         """All bodies, and what is inside them."""
         direct = (self.request, self.response, self.stream, self.errors)
         return (*(kind for kind in direct if kind is not None), *self.parts)
-
-    @property
-    def route(self) -> Route:
-        """For the router."""
-        return Route(self.path, guarded(self.handler), methods=self.methods)
 
 
 OPERATIONS = (
@@ -175,6 +173,24 @@ OPERATIONS = (
     ),
 )
 """Every operation but the pages about them."""
+
+
+def make_routes() -> list[Route]:
+    """For the router: one route per path, so that it knows all methods of each."""
+    by_path: dict[str, dict[str, Handler]] = {}
+    for operation in OPERATIONS:
+        handlers = by_path.setdefault(operation.path, {})
+        handlers.update(dict.fromkeys(operation.methods, operation.handler))
+    return [Route(path, guarded(_by_method(handlers)), methods=list(handlers)) for path, handlers in by_path.items()]
+
+
+def _by_method(handlers: Mapping[str, Handler]) -> Handler:
+    async def handle(request: Request) -> Response:
+        # The router adds HEAD where there is GET, and the server leaves the body out.
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    return handle
+
 
 PUBLIC_PATHS = frozenset(operation.path for operation in OPERATIONS if operation.public)
 """Paths that need no key."""

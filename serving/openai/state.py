@@ -45,7 +45,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.token_bytes = TokenBytes(self.tokenizer)
         # Each of several processes would know only its own, and the next request may reach another.
-        most = self.options.max_stored_responses if self.board is None else 0
+        most = self.options.max_stored_responses if self.options.api_server_count == 1 else 0
         self.responses = ResponseStore(most, self.options.max_stored_response_bytes)
         if self.options.chat_template is not None:
             self._own_template = load_chat_template(self.options.chat_template)

@@ -6,7 +6,7 @@ The specification: https://docs.anthropic.com/en/api/messages, and the types in 
 from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Body, Refused
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Text, documented
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, FromOne, NonEmpty, Text, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.responses import any_of
 
@@ -34,8 +34,8 @@ class MessagesToolUse(_Cached, kw_only=True):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
-    id: Text
-    name: Text
+    id: NonEmpty
+    name: NonEmpty
     input: dict[str, Any]
     """The arguments."""
     caller: Annotated[Any, Refused("only the model itself calls tools", ({"type": "direct"},))] = None
@@ -46,7 +46,7 @@ class MessagesToolResult(_Cached, kw_only=True):
     """What a tool returned."""
 
     type: Literal["tool_result"]
-    tool_use_id: Text
+    tool_use_id: NonEmpty
     """The call that it answers."""
     content: str | list[Annotated[dict[str, Any], documented(**any_of("MessagesText"))]] | None = None
     is_error: bool | None = None
@@ -94,7 +94,7 @@ class MessagesTool(_Cached, kw_only=True):
     """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
-    name: Text
+    name: NonEmpty
     description: str | None = None
     input_schema: dict[str, Any]
     """The arguments, as JSON Schema."""
@@ -215,5 +215,5 @@ class MessagesRequest(MessagesConversation, kw_only=True):
 class CountTokensRequest(MessagesConversation, kw_only=True):
     """A conversation of which the number of tokens is asked; what is only about the answer has no effect."""
 
-    max_tokens: AtLeastOne | None = None
+    max_tokens: FromOne | None = None
     """Accepted, without effect."""

@@ -6,7 +6,7 @@ The specification: https://platform.openai.com/docs/api-reference/responses, and
 from typing import Annotated, Any, Literal, TypeAlias
 
 from jaxllm.serving.openai.protocol.base import Body, Refused
-from jaxllm.serving.openai.protocol.bounds import Text
+from jaxllm.serving.openai.protocol.bounds import NonEmpty
 
 _TEXT_ONLY = "this model reads text only"
 _NO_PROGRAMS = "only the model itself calls functions"
@@ -57,9 +57,9 @@ class FunctionCallInput(Body, kw_only=True):
     """A call that the model made before."""
 
     type: Literal["function_call"]
-    call_id: Text
+    call_id: NonEmpty
     """What the result names the call by."""
-    name: Text
+    name: NonEmpty
     arguments: str
     """JSON text."""
     id: str | None = None
@@ -74,7 +74,7 @@ class FunctionCallOutput(Body, kw_only=True):
     """What a function returned."""
 
     type: Literal["function_call_output"]
-    call_id: Text
+    call_id: NonEmpty
     """The call that it answers."""
     output: str | list[InputPart]
     id: str | None = None
@@ -108,7 +108,7 @@ class ItemReference(Body, kw_only=True):
     """An item of a stored response."""
 
     type: Literal["item_reference"] | None = None
-    id: Text
+    id: NonEmpty
 
 
 Item: TypeAlias = MessageItem | FunctionCallInput | FunctionCallOutput | ReasoningInput
@@ -128,7 +128,7 @@ class ResponseTool(Body, kw_only=True):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: Text
+    name: NonEmpty
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """The arguments, as JSON Schema."""

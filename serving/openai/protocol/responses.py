@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Body, Refused
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Natural, documented
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, FromZero, Natural, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 
 _ONE = "a response has one answer"
@@ -99,7 +99,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """Arguments for the chat template."""
     service_tier: str | None = None
     """Accepted; there is one tier, default."""
-    max_tool_calls: Natural | None = None
+    max_tool_calls: FromZero | None = None
     """Accepted, without effect: it is for tools that run on the server."""
     safety_identifier: str | None = None
     """Accepted, without effect."""
@@ -131,7 +131,7 @@ class RetrieveQuery(Body, kw_only=True):
 
     stream: bool | None = None
     """Send the events again, those to come too; only for responses made with background and stream."""
-    starting_after: Natural | None = None
+    starting_after: FromZero | None = None
     """With stream: only the events behind the one of this sequence_number."""
     include: list[str] | None = None
     """Accepted, without effect: a response is kept as it was made."""

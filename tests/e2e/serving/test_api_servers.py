@@ -65,6 +65,8 @@ def test_together_they_are_one_server(tmp_path: Path, scratch: Path) -> None:
         for client in clients:
             until(partial(told, client, f"generation_tokens_total{{{LABELS}}} {tokens:.1f}"))
             assert client.post("/reset_prefix_cache").status_code == 200
+            refused = client.post("/v1/responses", json={"input": "hello", "background": True})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
         streams = [Stream(client, LONG) for client in clients[-4:]]
         until(lambda: all(client.get("/load").json() == {"server_load": len(streams)} for client in clients[:2]))
         server.signal(signal.SIGTERM)

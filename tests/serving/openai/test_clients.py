@@ -21,6 +21,26 @@ pieces = list(model.stream([("system", "Be brief."), ("human", "What is 2 + 3?")
 assert len(pieces) > 1 and "".join(piece.content for piece in pieces) == whole.content, pieces
 """
 
+LANGCHAIN_RESPONSES = """
+import sys
+from langchain_openai import ChatOpenAI
+
+model = ChatOpenAI(
+    model="demo", base_url=sys.argv[1], api_key=sys.argv[2], temperature=0, max_tokens=12, max_retries=0,
+    use_responses_api=True,
+)
+question = [("system", "Be brief."), ("human", "What is 2 + 3?")]
+whole = model.invoke(question)
+assert whole.text and whole.usage_metadata["output_tokens"] > 0, whole
+assert whole.response_metadata["id"].startswith("resp_"), whole
+pieces = list(model.stream(question))
+assert len(pieces) > 1 and "".join(piece.text for piece in pieces) == whole.text, pieces
+again = model.invoke([*question, whole, ("human", "And 1 more?")])
+assert again.text, again
+chained = model.invoke([("human", "And 1 more?")], previous_response_id=whole.response_metadata["id"])
+assert chained.text == again.text, (chained, again)
+"""
+
 LITELLM = """
 import sys
 import litellm
@@ -60,7 +80,9 @@ try {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [LANGCHAIN, LITELLM], ids=["langchain", "litellm"])
+@pytest.mark.parametrize(
+    "code", [LANGCHAIN, LANGCHAIN_RESPONSES, LITELLM], ids=["langchain", "langchain-responses", "litellm"]
+)
 def test_python_clients(server: ServerProcess, run_python: RunPython, code: str) -> None:
     # Otherwise litellm asks the network for prices at import.
     environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}

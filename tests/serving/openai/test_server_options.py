@@ -21,7 +21,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         *SMALL, "--trust-request-chat-template", "--response-role", "model", "--enable-force-include-usage",
         "--return-tokens-as-token-ids", "--enable-request-id-headers", "--disable-docs", "--root-path", "/llm",
         "--chat-template", TEMPLATE, "--default-chat-template-kwargs", json.dumps({"mark": "!"}),
-        "--middleware", "starlette.middleware.gzip:GZipMiddleware",
+        "--max-stored-responses", "0", "--middleware", "starlette.middleware.gzip:GZipMiddleware",
     ]  # fmt: skip
     log: Path = tmp_path_factory.mktemp("server") / "log"
     with running(log, "demo", *flags) as process, httpx.Client(base_url=process.url, timeout=60) as client:
@@ -78,3 +78,16 @@ def test_priorities_need_a_policy(http: httpx.Client) -> None:
     response = http.post("/v1/completions", json={"prompt": "hello", "priority": 1})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "priority"
+
+
+def test_a_server_that_keeps_no_responses(http: httpx.Client) -> None:
+    asked = {"input": "hello", "max_output_tokens": 2}
+    for field in ({"store": True}, {"background": True}, {"previous_response_id": "resp_1"}):
+        refused = http.post("/v1/responses", json={**asked, **field})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == next(iter(field))
+        assert "--max-stored-responses" in refused.json()["error"]["message"]
+    made = http.post("/v1/responses", json=asked).json()
+    assert made["store"] is False
+    assert http.get(f"/v1/responses/{made['id']}").status_code == 404
+    assert "response.incomplete" in http.post("/v1/responses", json={**asked, "stream": True}).text
