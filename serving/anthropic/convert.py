@@ -32,6 +32,7 @@ FIELDS = {
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
     "continue_final_message": "messages",
+    "tools.parameters": "input_schema",
 }
 """What the fields of a chat request are called here."""
 
@@ -142,6 +143,7 @@ def chat_request(body: MessagesRequest | CountTokensRequest, chat: Chat) -> Chat
         tool_choice=choice,
         parallel_tool_calls=parallel,
         reasoning_effort=output.effort if output is not None else None,
+        include_reasoning=False if body.thinking is not None and body.thinking.display == "omitted" else None,
         chat_template=body.chat_template,
         chat_template_kwargs=_template_kwargs(body),
         continue_final_message=True if last.role == "assistant" and not chat.messages[-1].tool_calls else None,

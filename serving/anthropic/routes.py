@@ -27,8 +27,7 @@ async def create_message(request: Request) -> Response:
     chat = read_chat(body)
     with renaming(FIELDS, chat.origins):
         call = await prepare_chat(server, chat_request(body, chat), identity.engine_ids, limit="max_tokens")
-    show_thinking = body.thinking is None or body.thinking.display != "omitted"
-    writer = MessageWriter(call, f"msg_{uuid.uuid4().hex}", identity.model, show_thinking=show_thinking)
+    writer = MessageWriter(call, f"msg_{uuid.uuid4().hex}", identity.model)
     response = await respond(
         request, server, [call.request], writer, first=writer.begin(), last=b"", failure=writer.fail
     )

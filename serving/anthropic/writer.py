@@ -48,10 +48,9 @@ _encode = msgspec.json.Encoder().encode
 class MessageWriter:
     """Writes one message by the engine's results; see `generate.Writer`."""
 
-    def __init__(self, call: ChatCall, message_id: str, model: str, *, show_thinking: bool) -> None:
+    def __init__(self, call: ChatCall, message_id: str, model: str) -> None:
         self._parser = PlainParser() if call.new_parser is None else call.new_parser()
-        self._counter = UsageCounter([len(call.request.prompt_token_ids)])
-        self._show_thinking = show_thinking
+        self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.count_reasoning)
         self._streams = call.request.stream
         self._events: list[bytes] = []
         self._open: Block | None = None
@@ -127,7 +126,7 @@ class MessageWriter:
                     if not isinstance(self._open, TextBlock):
                         self._begin(TextBlock(text=""))
                     self._more(text, MoreText(text=text))
-                case ReasoningDelta(text) if self._show_thinking:
+                case ReasoningDelta(text):
                     if not isinstance(self._open, ThinkingBlock):
                         self._begin(ThinkingBlock(thinking=""))
                     self._more(text, MoreThinking(thinking=text))
@@ -171,7 +170,7 @@ class MessageWriter:
             input_tokens=usage.prompt_tokens - cached,
             cache_read_input_tokens=cached,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=ThinkingCount(thinking_tokens=0),
+            output_tokens_details=ThinkingCount(thinking_tokens=usage.reasoning_tokens),
         )
 
     def _emit(self, *events: MessagesEvent) -> None:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from jaxllm.errors import RequestError
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
+_FUNCTION = re.compile(r"^(tools\[\d+\]|tool_choice\b.*)\.function(?=\.|$)")
+_TOOL = re.compile(r"tools\[\d+\]\.")
 _HEAD = re.compile(r"[\w.\[\]]+")
 
 
@@ -14,8 +16,8 @@ _HEAD = re.compile(r"[\w.\[\]]+")
 def renaming(fields: Mapping[str, str], origins: Sequence[str]) -> Iterator[None]:
     """Rename fields in errors raised inside.
 
-    `fields` has a name for each field that the interface calls otherwise, such as `response_format.json_schema`;
-    `origins` says for each message which field it was made of.
+    `fields` has a name for each field that the interface calls otherwise, such as `response_format.json_schema`; those
+    of a tool begin with `tools.`. `origins` says for each message which field it was made of.
     """
     try:
         yield
@@ -38,6 +40,15 @@ def _renamed(path: str, fields: Mapping[str, str], origins: Sequence[str]) -> st
     message = _MESSAGE.match(path)
     if message is not None:
         return origins[int(message[1])]
+    # Chats have functions inside of tools.
+    path = _FUNCTION.sub(r"\1", path)
+    tool = _TOOL.match(path)
+    if tool is not None:
+        return tool[0] + _mapped(f"tools.{path[tool.end() :]}", fields).removeprefix("tools.")
+    return _mapped(path, fields)
+
+
+def _mapped(path: str, fields: Mapping[str, str]) -> str:
     for known in sorted(fields, key=len, reverse=True):
         if path == known or path.startswith((f"{known}.", f"{known}[")):
             return fields[known] + path[len(known) :]

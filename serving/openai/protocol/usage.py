@@ -29,3 +29,9 @@ class Usage(Answer, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     """Where the server tells reasoning from content."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of reasoning, 0 where the server does not tell them from content."""
+        details = self.completion_tokens_details
+        return 0 if isinstance(details, UnsetType) else details.reasoning_tokens

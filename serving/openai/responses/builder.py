@@ -42,14 +42,17 @@ class OutputBuilder:
         self._open: OutputItem | None = None
         self._pieces: list[str] = []
         self._logprobs: list[ChosenLogprob] = []
+        self._waiting: list[ChosenLogprob] = []
 
     def add(self, parts: Iterable[ReplyPart], logprobs: list[ChosenLogprob]) -> None:
-        """Take parts; `logprobs` are those of tokens of the content among them, and of content before."""
+        """Take parts, and `logprobs`, which go with the next text: that text may be told from marks and reasoning
+        later than its tokens came.
+        """
+        self._waiting += logprobs
         for part in parts:
             match part:
                 case ContentDelta(text):
-                    self._add_text(text, logprobs)
-                    logprobs = []
+                    self._add_text(text)
                 case ReasoningDelta(text):
                     self._add_reasoning(text)
                 case ToolCallStart():
@@ -66,10 +69,11 @@ class OutputBuilder:
             self._begin_message()
         self._close("completed" if complete else "incomplete")
 
-    def _add_text(self, text: str, logprobs: list[ChosenLogprob]) -> None:
+    def _add_text(self, text: str) -> None:
         if not isinstance(self._open, OutputMessage):
             self._begin_message()
         assert self._open is not None
+        logprobs, self._waiting = self._waiting, []
         self._pieces.append(text)
         self._logprobs += logprobs
         self._emit(TextDelta(item_id=self._open.id, output_index=self._place, delta=text, logprobs=logprobs))
@@ -109,8 +113,10 @@ class OutputBuilder:
             return
         match item:
             case OutputMessage():
-                self._emit(TextDone(item_id=item.id, output_index=place, text=text, logprobs=self._logprobs))
-                item.content = [OutputText(text=text, logprobs=self._logprobs)]
+                logprobs = self._logprobs + self._waiting
+                self._waiting = []
+                self._emit(TextDone(item_id=item.id, output_index=place, text=text, logprobs=logprobs))
+                item.content = [OutputText(text=text, logprobs=logprobs)]
                 self._part("response.content_part.done", item, item.content[0])
             case ReasoningItem():
                 self._emit(ReasoningDone(item_id=item.id, output_index=place, text=text))

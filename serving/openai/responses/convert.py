@@ -33,6 +33,7 @@ FIELDS = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.allowed_tools": "tool_choice",
 }
 """What the fields of a chat request are called here."""
 
@@ -129,15 +130,14 @@ def _content(
 def chat_request(body: ResponsesRequest, chat: Chat) -> ChatCompletionRequest:
     """The chat request that answers `body` with this conversation. Raises `RequestError`."""
     tools = response_tools(body)
-    choice, allowed = _tool_choice(body, {tool.name for tool in tools})
     return ChatCompletionRequest(
         **generation_fields(body),
         messages=chat.messages,
         max_completion_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()) or None,
         top_logprobs=body.top_logprobs,
-        tools=[_chat_tool(tool) for tool in tools if allowed is None or tool.name in allowed] or None,
-        tool_choice=choice,
+        tools=[_chat_tool(tool) for tool in tools] or None,
+        tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         include_reasoning=body.include_reasoning,
@@ -168,32 +168,25 @@ def _chat_tool(tool: ResponseTool) -> Tool:
     return Tool(type="function", function=function)
 
 
-def _tool_choice(body: ResponsesRequest, names: set[str]) -> tuple[Any, set[str] | None]:
-    """The choice as chats write it, and the names of the tools that it leaves; None: all."""
+def _tool_choice(body: ResponsesRequest) -> Any:
+    """The choice as chats write it."""
     choice = body.tool_choice
     if not isinstance(choice, dict):
-        return choice, None
+        return choice
     match choice.get("type"):
         case "function":
-            name = as_body(choice, NamedFunction, "tool_choice").name
-            return {"type": "function", "function": {"name": name}}, None
+            return _chat_function(choice, "tool_choice")
         case "allowed_tools":
             given = as_body(choice, AllowedTools, "tool_choice")
-            if given.mode not in ("auto", "required"):
-                raise RequestError(f"tool_choice.mode={given.mode!r}: must be auto or required", "tool_choice.mode")
-            allowed = {_allowed_name(tool, index, names) for index, tool in enumerate(given.tools)}
-            return given.mode, allowed
+            tools = [_chat_function(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(given.tools)]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": given.mode, "tools": tools}}
     raise UnsupportedError(
         f"tool_choice.type={choice.get('type')!r}: must be 'function' or 'allowed_tools'", "tool_choice.type"
     )
 
 
-def _allowed_name(tool: dict[str, Any], index: int, names: set[str]) -> str:
-    place = f"tool_choice.tools[{index}]"
-    name = as_body(tool, NamedFunction, place).name
-    if name not in names:
-        raise RequestError(f"{place}.name={name!r}: there is no such function among the tools", f"{place}.name")
-    return name
+def _chat_function(named: dict[str, Any], path: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": as_body(named, NamedFunction, path).name}}
 
 
 def _response_format(given: TextFormat | None) -> dict[str, Any] | None:

@@ -44,7 +44,6 @@ async def create_response(request: Request) -> Response:
         call,
         streams=bool(body.stream),
         logprobs=_logprob_format(server, body),
-        include_reasoning=body.include_reasoning is not False,
         on_end=partial(_keep, server, stored),
     )
     if body.background:

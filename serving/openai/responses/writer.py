@@ -22,7 +22,7 @@ from jaxllm.serving.openai.protocol.response_events import ErrorEvent, Lifecycle
 from jaxllm.serving.openai.responses.builder import OutputBuilder
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput
-from jaxllm.serving.reply.parts import PlainParser, ReasoningDelta, ReplyPart
+from jaxllm.serving.reply.parts import PlainParser, ReplyPart
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,15 +40,13 @@ class ResponseWriter:
         *,
         streams: bool,
         logprobs: LogprobFormat | None,
-        include_reasoning: bool = True,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Without `streams`, events are not made. `on_end` is called when the response has ended, in whatever way."""
         self.response = response
         self._parser = PlainParser() if call.new_parser is None else call.new_parser()
-        self._counter = UsageCounter([len(call.request.prompt_token_ids)])
+        self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.count_reasoning)
         self._logprobs = logprobs
-        self._include_reasoning = include_reasoning
         self._on_end = on_end
         self._finish_reason: str | None = None
         self._events: list[bytes] = []
@@ -148,8 +146,6 @@ class ResponseWriter:
         self._on_end()
 
     def _add(self, parts: list[ReplyPart], completion: CompletionOutput | None) -> None:
-        if not self._include_reasoning:
-            parts = [part for part in parts if not isinstance(part, ReasoningDelta)]
         self._builder.add(parts, self._logprobs_of(completion))
 
     def _logprobs_of(self, completion: CompletionOutput | None) -> list[ChosenLogprob]:
@@ -163,7 +159,7 @@ class ResponseWriter:
             input_tokens=usage.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
             total_tokens=usage.total_tokens,
         )
 

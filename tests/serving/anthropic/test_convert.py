@@ -18,7 +18,6 @@ from jaxllm.serving.anthropic.writer import MessageWriter
 from jaxllm.serving.openai.chat_call import ChatCall
 from jaxllm.serving.openai.decode import as_body
 from jaxllm.serving.openai.protocol.anthropic import MessagesRequest
-from jaxllm.serving.openai.protocol.anthropic_answers import ThinkingBlock
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta, ToolCallStart
 from jaxllm.serving.text.input_processor import TextRequest
 from tests.serving.openai.responses.test_writer import PARTS, Script, news
@@ -135,13 +134,11 @@ def test_what_is_refused(fields: dict[str, Any], path: str) -> None:
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
 
-def writer(parts: list[ReplyPart], *, stream: bool = True, show: bool = True) -> MessageWriter:
+def writer(parts: list[ReplyPart], *, stream: bool = True) -> MessageWriter:
     request = TextRequest(
         request_id="1", prompt="p", prompt_token_ids=[7, 8], params=SamplingParams(), children=[], stream=stream
     )
-    return MessageWriter(
-        ChatCall(request=request, new_parser=lambda: Script(parts)), "msg_1", "demo", show_thinking=show
-    )
+    return MessageWriter(ChatCall(request=request, new_parser=lambda: Script(parts)), "msg_1", "demo")
 
 
 def events(data: bytes) -> list[Any]:
@@ -219,9 +216,8 @@ def test_a_call_that_is_cut_off() -> None:
 
 
 def test_thinking_can_be_left_out() -> None:
-    whole = writer(PARTS, stream=False, show=False).whole([news("stop")])
-    assert not any(isinstance(block, ThinkingBlock) for block in whole.content)
-    assert len(whole.content) == 4
+    body = body_of(thinking={"type": "adaptive", "display": "omitted"})
+    assert chat_request(body, read_chat(body)).include_reasoning is False
 
 
 def test_a_failure() -> None:

@@ -90,4 +90,4 @@ def test_a_server_that_keeps_no_responses(http: httpx.Client) -> None:
     made = http.post("/v1/responses", json=asked).json()
     assert made["store"] is False
     assert http.get(f"/v1/responses/{made['id']}").status_code == 404
-    assert "response.incomplete" in http.post("/v1/responses", json={**asked, "stream": True}).text
+    assert "event: response.created" in http.post("/v1/responses", json={**asked, "stream": True}).text

@@ -99,24 +99,26 @@ def test_wrong_items(item: dict[str, Any], path: str) -> None:
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 
 
+F = {"type": "function", "function": {"name": "f"}}
+
+
 @pytest.mark.parametrize(
-    ("choice", "expected", "names"),
+    ("choice", "expected"),
     [
-        (None, None, ["f", "g"]),
-        ("required", "required", ["f", "g"]),
-        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}, ["f", "g"]),
+        (None, None),
+        ("required", "required"),
+        ({"type": "function", "name": "f"}, F),
         (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]},
-            "required",
-            ["g"],
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [F]}},
         ),
     ],
 )
-def test_tools(choice: Any, expected: Any, names: list[str]) -> None:
+def test_tools(choice: Any, expected: Any) -> None:
     body = ResponsesRequest(input="x", tools=[TOOL, {"type": "function", "name": "g"}], tool_choice=choice)
     made = chat_request(body, Chat())
     assert made.tool_choice == expected
-    assert [tool.function.name for tool in made.tools or () if tool.function] == names
+    assert [tool.function.name for tool in made.tools or () if tool.function] == ["f", "g"]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +130,9 @@ def test_tools(choice: Any, expected: Any, names: list[str]) -> None:
         ({"tools": [{**TOOL, "nam": 1}]}, "tools[0].nam"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "x", "tools": []}}, "tool_choice.mode"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
         (
-            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function"}]}},
             "tool_choice.tools[0].name",
         ),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
@@ -164,6 +166,9 @@ def test_formats() -> None:
         ("the chat template refuses these messages: x", "messages", None, "input"),
         ("response_format.json_schema.schema: bad", "response_format.json_schema.schema",
          "text.format.schema: bad", "text.format.schema"),
+        ("tools[0].function.name: bad", "tools[0].function.name", "tools[0].name: bad", "tools[0].name"),
+        ("tool_choice.allowed_tools.tools[1].function.name='x': no", "tool_choice.allowed_tools.tools[1].function.name",
+         "tool_choice.tools[1].name='x': no", "tool_choice.tools[1].name"),
         ("temperature=-1: must be", "temperature", None, "temperature"),
     ],
 )  # fmt: skip

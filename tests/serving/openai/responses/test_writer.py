@@ -200,11 +200,3 @@ def test_in_the_background() -> None:
     assert made.ended
     assert made.response.status == "cancelled"
     assert made.response.output[0].status == "incomplete"
-
-
-def test_reasoning_can_be_left_out() -> None:
-    begun = writer(PARTS).response
-    request = TextRequest(request_id="1", prompt="p", prompt_token_ids=[7], params=SamplingParams(), children=[])
-    call = ChatCall(request=request, new_parser=lambda: Script(PARTS))
-    made = ResponseWriter(begun, call, streams=False, logprobs=None, include_reasoning=False)
-    assert "ReasoningItem" not in {type(item).__name__ for item in made.whole([news("stop")]).output}
