@@ -30,12 +30,26 @@ class GenerationProgress:
             return
         for output in outputs:
             if output.finished:
-                self._prompt_tokens += len(output.prompt_token_ids)
-                self._output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-                elapsed = max(time.monotonic() - self._start, 1e-9)
-                # Without refresh: the bar itself decides when to draw.
-                self._bar.set_postfix_str(_speeds(self._prompt_tokens, self._output_tokens, elapsed), refresh=False)
-                self._bar.update(1)
+                written = sum(len(completion.token_ids) for completion in output.outputs)
+                self.count(len(output.prompt_token_ids), written)
+
+    def count(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Count one that is finished."""
+        if self._bar is None:
+            return
+        self._prompt_tokens += prompt_tokens
+        self._output_tokens += output_tokens
+        elapsed = max(time.monotonic() - self._start, 1e-9)
+        # Without refresh: the bar itself decides when to draw.
+        self._bar.set_postfix_str(_speeds(self._prompt_tokens, self._output_tokens, elapsed), refresh=False)
+        self._bar.update(1)
+
+    def say(self, text: str) -> None:
+        """Write a line to stderr, above the bar if there is one."""
+        if self._bar is None:
+            sys.stderr.write(f"{text}\n")
+        else:
+            self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Leave the bar as it is."""

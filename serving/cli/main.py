@@ -46,6 +46,7 @@ COMMANDS = {
     "complete": Entry("jaxllm.serving.cli.complete", "Continue texts in the terminal with a model that a server runs."),
     "bench": Entry("jaxllm.serving.cli.bench", "Measure: `jaxllm bench` lists what."),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
+    "run-batch": Entry("jaxllm.serving.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
     "plan": Entry("jaxllm.serving.cli.plan", "Work out whether a model fits some devices, and how fast it may be."),
     "compile": Entry("jaxllm.serving.cli.compile", "Compile for this machine or another, so that an engine need not."),
     "collect-env": Entry("jaxllm.serving.cli.collect_env", "Print what a bug report needs: versions, devices, memory."),

@@ -29,7 +29,8 @@ def test_every_shared_field_arrives() -> None:
     }  # fmt: skip
     body = CompletionRequest(prompt="x", **values)
     params = parameters.sampling_params(body, SamplingParams(), max_tokens=20, logprobs=None)
-    others = {"max_tokens", "logprobs", "detokenize", "bad_words_token_ids"}
+    others = {"max_tokens", "logprobs", "detokenize", "bad_words_token_ids", "beam_search", "structured_outputs"}
+    others |= {"thinking_token_budget", "reasoning_end_token_ids"}
     assert set(values) == set(SamplingParams.__struct_fields__) - others
     assert {name: getattr(params, name) for name in values} == {**values, "logit_bias": {17: 1.0}}
 

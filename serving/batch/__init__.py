@@ -1,0 +1,1 @@
+"""`jaxllm run-batch`: files of requests in OpenAI's batch format, answered as a server would."""

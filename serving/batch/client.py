@@ -1,0 +1,63 @@
+"""Calls of an ASGI application in the same process, without a socket."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response: its status and its body."""
+
+    status: int
+    body: bytes
+
+
+async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> Answer:
+    """Send a JSON body to a path of `app` and wait for the whole answer.
+
+    Raises what the application raises, unless it has answered by then.
+    """
+    received = [{"type": "http.request", "body": body, "more_body": False}]
+    status, parts = 0, list[bytes]()
+
+    async def receive() -> Message:
+        if received:
+            return received.pop()
+        # The client stays until it has its answer, and then nobody listens any more.
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets the event")
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    try:
+        await app(_scope(path, len(body), request_id), receive, send)
+    except Exception:
+        if not status:
+            raise
+    return Answer(status, b"".join(parts))
+
+
+def _scope(path: str, length: int, request_id: str) -> dict[str, Any]:
+    headers = {"content-type": "application/json", "content-length": str(length), "x-request-id": request_id}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": None,
+        "server": ("run-batch", 0),
+    }

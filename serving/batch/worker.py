@@ -1,0 +1,160 @@
+"""Works off a batch: as many requests at a time as keep the engine busy, each through the routes of the server."""
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+from starlette.types import ASGIApp
+
+from jaxllm.config import EngineConfig
+from jaxllm.progress import Progress, silent
+from jaxllm.serving.app import ServerState, create_app
+from jaxllm.serving.async_llm import AsyncLLM
+from jaxllm.serving.batch.client import post
+from jaxllm.serving.batch.input import BatchInput
+from jaxllm.serving.batch.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
+from jaxllm.serving.batch.record import BatchRecord
+from jaxllm.serving.logs import configure_logging
+from jaxllm.serving.metrics import Metrics
+from jaxllm.serving.options import ServerOptions
+from jaxllm.serving.progress import GenerationProgress
+from jaxllm.serving.signals import Signals, before, cancel
+
+INTERRUPTED = 130
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+async def run_batch(
+    config: EngineConfig,
+    options: ServerOptions,
+    batch: BatchInput,
+    record: BatchRecord,
+    *,
+    concurrency: int | None,
+    progress: Progress = silent,
+) -> int:
+    """Load the model and answer what is not answered yet; the result is the exit code.
+
+    `concurrency` requests are in flight at a time; None: twice as many as the engine runs at once. Raises
+    `ConfigError`, `CapacityError` or `EngineError`; what is in `record` by then stays.
+    """
+    configure_logging(options.log_level, json_lines=options.log_format == "json")
+    with Signals() as signals:
+        loading = asyncio.ensure_future(
+            AsyncLLM.start(
+                config,
+                step_timeout=options.step_timeout,
+                progress=progress,
+                chat_template=options.chat_template,
+                log_level=options.log_level,
+                json_logs=options.log_format == "json",
+            )
+        )
+        if not await before(signals.first, loading):
+            await cancel(loading)
+            return INTERRUPTED
+        llm = loading.result()
+        try:
+            work = Batch(llm, options, batch, record)
+            return await work.run(signals, concurrency or 2 * llm.info.max_num_seqs)
+        finally:
+            await llm.shutdown()
+
+
+class Batch:
+    """One run over the requests that have no answer yet."""
+
+    def __init__(self, llm: AsyncLLM, options: ServerOptions, batch: BatchInput, record: BatchRecord) -> None:
+        names = options.served_model_name or (llm.info.model,)
+        state = ServerState(
+            llm=llm,
+            options=options,
+            metrics=Metrics(llm.info, names[0], options.metrics_prefix),
+            model_names=names,
+            accepting=True,
+            created=int(time.time()),
+        )
+        self._llm = llm
+        self._app: ASGIApp = create_app(state)
+        self._batch = batch
+        self._record = record
+        self._stopping = False
+        self._written = 0
+        self._failed = 0
+
+    async def run(self, signals: Signals, concurrency: int) -> int:
+        """Answer all, or until a signal comes: then what is in flight is finished, or dropped at a second one."""
+        left = len(self._batch.ids) - len(self._record.done)
+        # One iterator for all workers: each takes the next request.
+        requests = self._batch.requests(self._record.done.copy())
+        with GenerationProgress(left, sys.stderr.isatty(), "Answered requests") as bar:
+            workers = [self._work(requests, bar) for _ in range(min(concurrency, left))]
+            working = asyncio.gather(*workers)
+            try:
+                if not await before(signals.first, working):
+                    self._stopping = True
+                    bar.say("finishing the requests that run; Ctrl-C again drops them")
+                    await before(signals.second, working)
+                if working.done():
+                    working.result()
+            finally:
+                await cancel(working)
+        self._report(left)
+        return 0 if self._written == left else INTERRUPTED
+
+    async def _work(self, requests: Iterator[BatchRequest], bar: GenerationProgress) -> None:
+        for request in requests:
+            if self._stopping:
+                return
+            answer = await self._answer(request)
+            # Whatever went wrong because the engine is gone is not the request's fault: it stays open.
+            self._llm.check_health()
+            self._record.add(answer)
+            self._written += 1
+            if answer.response is None or answer.response.status_code >= 400:
+                self._failed += 1
+            bar.count(*_tokens(answer))
+
+    async def _answer(self, request: BatchRequest) -> BatchAnswer:
+        request_id = uuid.uuid4().hex
+        made = BatchAnswer(f"batch_req_{request_id}", request.custom_id, None, None)
+        try:
+            answer = await post(self._app, request.url, bytes(request.body), request_id)
+        except Exception as error:  # noqa: BLE001  (a bug in one route must not end the batch)
+            made.error = BatchError("internal_error", f"{type(error).__name__}: {error}")
+            return made
+        made.response = BatchResponse(answer.status, request_id, msgspec.Raw(answer.body))
+        return made
+
+    def _report(self, left: int) -> None:
+        total, done = len(self._batch.ids), len(self._record.done)
+        before_this = f", {done} were there already" if done else ""
+        failed = f", {self._failed} of them with an error" if self._failed else ""
+        sys.stderr.write(f"jaxllm: {self._written} of {left} requests answered{failed}{before_this}\n")
+        if self._written < left:
+            sys.stderr.write(
+                f"jaxllm: interrupted with {left - self._written} of {total} requests open; the same command goes on "
+                "with them\n"
+            )
+
+
+def _tokens(answer: BatchAnswer) -> tuple[int, int]:
+    """Prompt and output tokens, where the answer tells them."""
+    if answer.response is None:
+        return 0, 0
+    try:
+        usage = msgspec.json.decode(answer.response.body, type=_Body).usage
+    except msgspec.DecodeError:
+        usage = None
+    return (0, 0) if usage is None else (usage.prompt_tokens, usage.completion_tokens)

@@ -1,0 +1,132 @@
+"""`jaxllm run-batch`: answers a file of requests in OpenAI's batch format."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.flags import Flag, FlagParser, add_engine_flags, add_flags, engine_flags, given_options, integer
+from jaxllm.serving.options import ServerOptions, server_flags
+
+if TYPE_CHECKING:
+    from jaxllm.serving.batch.input import BatchInput
+    from jaxllm.serving.batch.record import BatchRecord
+
+HELP = "Answer a file of requests in OpenAI's batch format, offline."
+USAGE = "-i FILE -o FILE [flags]"
+EXAMPLES = """examples:
+  jaxllm run-batch -i requests.jsonl -o answers.jsonl --model Qwen/Qwen3-0.6B
+  jaxllm run-batch -i requests.jsonl -o answers.jsonl            the same command again goes on where it ended
+  jaxllm run-batch -i requests.jsonl --validate                  only look at the file; no model is loaded
+  make-requests | jaxllm run-batch -i - -o - > answers.jsonl
+
+A line of the input is one request:
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 20}}
+and a line of the output its answer, as a server would have given it:
+  {"id": "batch_req_...", "custom_id": "a", "response": {"status_code": 200, "request_id": "...", "body": {...}},
+   "error": null}
+
+Answers come as they are ready, not in the order of the requests: custom_id tells which is which, so each must be there
+once. All lines are looked at before the model is loaded, and nothing is run if one is not a request (exit code 2). A
+request whose body is wrong has an answer with status_code 400; the others go on.
+
+The output file is the record of what is done. After Ctrl-C (which lets running requests finish; a second one drops
+them), or after anything else that ends the process, the same command answers what is still open, and only that."""
+
+WITHOUT_MEANING = frozenset(
+    {
+        "host",
+        "port",
+        "uds",
+        "root_path",
+        "api_key",
+        "allowed_origins",
+        "allowed_methods",
+        "allowed_headers",
+        "allow_credentials",
+        "ssl_keyfile",
+        "ssl_certfile",
+        "ssl_ca_certs",
+        "ssl_cert_reqs",
+        "ssl_ciphers",
+        "middleware",
+        "enable_force_include_usage",
+        "enable_request_id_headers",
+        "api_server_count",
+        "h11_max_incomplete_event_size",
+        "h11_max_header_count",
+        "timeout_keep_alive",
+        "shutdown_timeout",
+        "access_log",
+        "disable_log_stats",
+        "disable_docs",
+        "max_queued_requests",
+    }
+)
+"""Options of the server about connections and clients, of which there are none."""
+
+
+def add_arguments(parser: FlagParser) -> None:
+    """Declare the files, and the options of server and engine that mean something here."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    group = parser.add_argument_group("batch")
+    group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="Requests; '-' is standard input.")
+    group.add_argument(
+        "-o", "--output-file", metavar="FILE", help="Answers; what it holds already is not asked again. '-': stdout."
+    )
+    group.add_argument(
+        "--concurrency",
+        type=integer,
+        metavar="INT",
+        help="Requests in flight at a time; more only take memory (default: twice --max-num-seqs).",
+    )
+    group.add_argument("--validate", action="store_true", help="Only check the input file, then end.")
+    add_flags(parser, "answers", "As in `jaxllm serve`.", _flags())
+    add_engine_flags(parser)
+
+
+def _flags() -> list[Flag]:
+    return [flag for flag in server_flags() if flag.name not in WITHOUT_MEANING]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the file; 0 when every request has its answer, 130 when interrupted. Errors are raised."""
+    if args.output_file is None and not args.validate:
+        raise ConfigError("give --output-file, or --validate to check the input only")
+    if args.concurrency is not None and args.concurrency < 1:
+        raise ConfigError(f"--concurrency {args.concurrency}: must be at least 1")
+    config = EngineConfig.from_options(given_options(args, engine_flags()))
+    options = ServerOptions(**given_options(args, _flags()))
+    # From here on things take their time: a wrong flag should not have to wait for these.
+    from jaxllm.serving.batch.input import BatchInput
+    from jaxllm.serving.batch.record import BatchRecord
+    from jaxllm.serving.batch.urls import batch_urls
+
+    with BatchInput(args.input_file, batch_urls()) as batch:
+        batch.check()
+        if args.validate:
+            sys.stdout.write(f"{args.input_file}: {len(batch.ids)} requests\n")
+            return 0
+        with BatchRecord(args.output_file, batch.ids) as record:
+            return _answer(args, config, options, batch, record)
+
+
+def _answer(
+    args: argparse.Namespace,
+    config: EngineConfig,
+    options: ServerOptions,
+    batch: "BatchInput",
+    record: "BatchRecord",
+) -> int:
+    if len(record.done) == len(batch.ids):
+        sys.stderr.write(f"jaxllm: all {len(batch.ids)} requests are answered already\n")
+        return 0
+    from jaxllm.serving.batch.worker import run_batch
+    from jaxllm.serving.progress import LoadProgress
+    from jaxllm.serving.server import on_fast_loop
+
+    with LoadProgress() as progress:
+        return on_fast_loop(run_batch(config, options, batch, record, concurrency=args.concurrency, progress=progress))
