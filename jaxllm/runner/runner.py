@@ -112,7 +112,7 @@ class Runner:
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
         with self.watch.watching(bucket):
-            if len(plan.copies):
+            if plan.copies is not None:
                 self._copy_pages(plan.copies)
             self._place_pages(plan, table)
             self._update_sampling(plan, table)
@@ -145,7 +145,9 @@ class Runner:
         """Write the pages of newly admitted requests, and of lanes that moved, into the device's table."""
         size, width = self._shape.rows_at_once, self._shape.table_width
         page_table = self._state.page_table
-        changed = [*(request.slot for request in plan.admitted), *plan.moved]
+        changed = plan.moved
+        if plan.admitted:
+            changed = [request.slot for request in plan.admitted] + changed
         for first in range(0, len(changed), size):
             part = changed[first : first + size]
             slots, pages = np.full(size, -1, np.int32), np.zeros((size, width), np.int32)

@@ -5,7 +5,6 @@ import numpy as np
 from jaxllm.beam.group import BeamGroup
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
-from jaxllm.scheduler.plan import NO_COPIES
 from jaxllm.scheduler.table import RequestTable
 
 
@@ -20,15 +19,12 @@ class Lanes:
     def __init__(self, table: RequestTable, pages: KVManager) -> None:
         self._table = table
         self._pages = pages
-        self._groups: dict[BeamGroup, None] = {}  # in order of admission
-
-    def __bool__(self) -> bool:
-        """Whether any runs."""
-        return bool(self._groups)
+        self.groups: dict[BeamGroup, None] = {}
+        """Those that run, in the order of their admission."""
 
     def open(self, group: BeamGroup) -> None:
         """Begin with the prompt, which lane 0 holds already; the other lanes have their slots and nothing in them."""
-        self._groups[group] = None
+        self.groups[group] = None
         self._table.max_total[group.leader.slot] = len(group.leader.prompt_token_ids) + 1
         for lane in group.lanes[1:]:
             self._table.insert(lane, np.zeros(0, np.int32), 0)
@@ -36,11 +32,11 @@ class Lanes:
 
     def close(self, group: BeamGroup) -> None:
         """It runs no more; slots and pages are the caller's."""
-        del self._groups[group]
+        del self.groups[group]
 
     def settle(self) -> bool:
         """Fill the lanes of every group in which that is due; False when pages are missing for it."""
-        return all(self._settle(group) for group in self._groups if group.phase == "move")
+        return all(self._settle(group) for group in self.groups if group.phase == "move")
 
     def _settle(self, group: BeamGroup) -> bool:
         table, size = self._table, self._pages.block_size
@@ -93,13 +89,13 @@ class Lanes:
         if slot != source or known - computed > 1:
             group.moved.append(slot)
 
-    def take_changes(self) -> tuple[Int32Array, list[int]]:
+    def take_changes(self) -> tuple[Int32Array | None, list[int]]:
         """Pages to copy, int32 [n, 2] from and to, and slots whose pages have changed, since the last call."""
         copies: list[tuple[int, int]] = []
         moved: list[int] = []
-        for group in self._groups:
+        for group in self.groups:
             copies += group.copies
             moved += group.moved
             group.copies.clear()
             group.moved.clear()
-        return (np.array(copies, np.int32) if copies else NO_COPIES), moved
+        return (np.array(copies, np.int32) if copies else None), moved

@@ -8,8 +8,6 @@ import numpy.typing as npt
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import Request
 
-NO_COPIES: Int32Array = np.zeros((0, 2), np.int32)
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StepPlan:
@@ -23,9 +21,9 @@ class StepPlan:
     preempted: requests that lost theirs.
     generations: int64 [n], tells a slot's owner from a later one.
 
-    For beam searches: `copies`, int32 [c, 2], pages to copy (from, to) before the step; `moved`, slots whose rows of
-    the page table have changed. `lanes`, int [l], are filled in by `Scheduler.update`: rows that sampled for a beam,
-    whose tokens nobody takes.
+    For beam searches: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
+    whose rows of the page table have changed. `lanes`, int [l], are filled in by `Scheduler.update`: rows that sampled
+    for a beam, whose tokens nobody takes.
     """
 
     slots: Int32Array
@@ -38,7 +36,7 @@ class StepPlan:
     admitted: list[Request]
     preempted: list[Request]
     generations: npt.NDArray[np.int64]
-    copies: Int32Array = field(default_factory=lambda: NO_COPIES)
+    copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
     lanes: npt.NDArray[np.intp] | None = None
 

@@ -89,7 +89,7 @@ class Scheduler:
             group = BeamGroup.of(request, self.table.max_model_len)
             for lane in group.lanes:
                 lane.group = group
-        for each in _sequences(request):
+        for each in [request] if request.group is None else request.group.lanes:
             each.arrival = self._arrivals
             self._arrivals += 1
         self._requests[request.request_id] = request
@@ -118,7 +118,7 @@ class Scheduler:
         next `update`.
         """
         preempted: list[Request] = []
-        while (picked := self._pick()) is None:
+        while (picked := self._pick_running()) is None or not self._grow(picked[0], picked[1]):
             if self.table.num_pending.any():
                 return None  # Preempting now would lose tokens on their way, and the next update may free pages.
             preempted.append(self._preempt())
@@ -133,15 +133,13 @@ class Scheduler:
             return None
         return self._plan(slots, counts, num_decodes, admitted, preempted)
 
-    def _pick(self) -> tuple[Int32Array, Int32Array, int] | None:
-        """As `_pick_running`, with the pages that this needs; None when there are not enough."""
-        if self._lanes and not self._lanes.settle():
-            return None
-        slots, counts, num_decodes = self._pick_running()
-        return (slots, counts, num_decodes) if self._grow(slots, counts) else None
+    def _pick_running(self) -> tuple[Int32Array, Int32Array, int] | None:
+        """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are.
 
-    def _pick_running(self) -> tuple[Int32Array, Int32Array, int]:
-        """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are."""
+        None when a beam search needs more pages before it can go on.
+        """
+        if self._lanes.groups and not self._lanes.settle():
+            return None
         table, slots = self.table, self._running.slots
         behind = table.behind(slots)
         decodes = behind == 1
@@ -201,7 +199,7 @@ class Scheduler:
         while budget > 0 and (request := self._waiting.peek()) is not None:
             # All lanes of a beam search come and go together; while it computes its prompt they take no part of the
             # budget, but later each takes its token.
-            sequences = _sequences(request)
+            sequences = [request] if request.group is None else request.group.lanes
             room = min(table.num_free_slots, self._budget - len(self._running))
             if len(sequences) > room:
                 break
@@ -255,7 +253,7 @@ class Scheduler:
             preempted=preempted,
             generations=table.generation[slots],
         )
-        if self._lanes:
+        if self._lanes.groups:
             plan.copies, plan.moved = self._lanes.take_changes()
         return plan
 
@@ -278,7 +276,7 @@ class Scheduler:
         plan.samples &= live
         slots = plan.slots[plan.samples]
         table.num_pending[slots] -= 1
-        if self._lanes:
+        if self._lanes.groups:
             plan.lanes = np.flatnonzero(plan.samples & table.is_lane[plan.slots])
             plan.samples[plan.lanes] = False
             slots = plan.slots[plan.samples]
@@ -319,7 +317,7 @@ class Scheduler:
         """Take a running request's pages and slot, with all lanes if it is a beam search."""
         if request.group is not None:
             self._lanes.close(request.group)
-        for each in _sequences(request):
+        for each in [request] if request.group is None else request.group.lanes:
             self._running.remove(each)
             self._pages.release(self.table.pages(each.slot))
             self.table.remove(each.slot)

@@ -40,6 +40,9 @@ class RequestTable:
         self.generation: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.is_lane = np.zeros(num_slots, np.bool_)
         self.requests: list[Request | None] = [None] * num_slots
+        self._counts = (
+            self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.num_pages, self.max_total
+        )  # fmt: skip
         self._stop_sets: dict[int, frozenset[int]] = {}
         self._free = list(range(num_slots))[::-1]
 
@@ -126,15 +129,16 @@ class RequestTable:
         self.requests[slot] = None
         self.generation[slot] += 1
         self._stop_sets.pop(slot, None)
-        self.clear(slot)
+        self.block_table[slot, : self.num_pages[slot]] = 0
+        for count in self._counts:
+            count[slot] = 0
         self._free.append(slot)
         return request
 
     def clear(self, slot: int) -> None:
         """Let a slot hold nothing: no tokens, and no pages, which are the caller's. Nothing is computed for it."""
         self.block_table[slot, : self.num_pages[slot]] = 0
-        counts = (self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.num_pages)
-        for count in (*counts, self.max_total):
+        for count in self._counts:
             count[slot] = 0
 
     def check_integrity(self) -> None:

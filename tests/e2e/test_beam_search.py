@@ -9,11 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from jaxllm import LLM, BeamSearchParams
 from jaxllm.beam.params import BeamOptions
 from jaxllm.engine import Engine
 from jaxllm.errors import RequestError
 from jaxllm.outputs import BeamHypothesis
 from jaxllm.request import Request
+from jaxllm.serving import llm_engine
 from tests.e2e.driving import make_engine, request
 
 TEXTS = ("Once upon a time", "1 + 2 =", "The cat")
@@ -123,8 +125,7 @@ def small_llama(folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("devices", "caching"), [(1, False), (2, True)])
 def test_a_random_llama_has_the_beams_of_transformers(tmp_path: Path, devices: int, caching: bool) -> None:
     """Also on two devices, without prefix caching, and with so few pages that groups are preempted."""
     model = small_llama(tmp_path)
@@ -146,8 +147,50 @@ def test_a_random_llama_has_the_beams_of_transformers(tmp_path: Path, devices: i
                     model, prompt, 4, 22, length_penalty=1.0, early_stopping=early_stopping, eos_token_id=[3, 11]
                 )
                 assert_same(found, expected)
+        assert engine.scheduler.num_preemptions > 0
     finally:
         engine.close()
+
+
+def test_the_offline_interface(beam_engine: Engine, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_engine, "_engine_here", lambda _config, _progress: beam_engine)
+    llm = LLM("demo")
+    # The engine is for the other tests, too.
+    llm._finalizer.detach()
+    text, width = TEXTS[0], 3
+    (output,) = llm.beam_search(text, BeamSearchParams(beam_width=width, max_tokens=8, ignore_eos=True))
+    tokenizer = llm.get_tokenizer()
+    prompt = tokenizer(text)["input_ids"]
+    expected = list(
+        of_transformers(reference, prompt, width, 8, length_penalty=1.0, early_stopping=False, eos_token_id=None)
+    )
+    assert [each.tokens for each in output.sequences] == [prompt + tokens for tokens, _ in expected]
+    assert [each.score for each in output.sequences] == pytest.approx([score for _, score in expected], abs=1e-3)
+    for each in output.sequences:
+        assert each.text == tokenizer.decode(each.tokens)
+        assert (each.finish_reason, each.stop_reason) == ("length", None)
+        assert len(each.logprobs) == 8
+        chosen = [choices[token].logprob for choices, token in zip(each.logprobs, each.tokens[-8:], strict=True)]
+        assert each.cum_logprob == pytest.approx(sum(chosen))
+    with pytest.raises(RequestError, match="beam_width=9") as caught:
+        llm.beam_search(text, BeamSearchParams(beam_width=9, max_tokens=8))
+    assert caught.value.parameter == "beam_width"
+
+
+def test_end_tokens_are_hidden_unless_asked_for(beam_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_engine, "_engine_here", lambda _config, _progress: beam_engine)
+    llm = LLM("demo")
+    llm._finalizer.detach()
+    prompt = llm.render_chat([{"role": "user", "content": "What is 2 plus 3?"}])
+    short, whole = (
+        llm.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=30, include_stop_str_in_output=included))[
+            0
+        ].sequences[0]
+        for included in (False, True)
+    )
+    assert whole.finish_reason == "stop"
+    assert whole.tokens == [*short.tokens, whole.stop_reason]
+    assert len(whole.logprobs) == len(short.logprobs)
 
 
 def test_what_cannot_be_searched_is_refused(beam_engine: Engine) -> None:

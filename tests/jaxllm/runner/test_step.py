@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.step import StepShape, _update_pages, set_pages
+from jaxllm.runner.step import StepShape, _update_pages, copy_pages, set_pages
 
 SLOTS, WIDTH, PAGE_SIZE, ROWS = 5, 6, 4, 4
 
@@ -58,3 +58,17 @@ def test_a_packed_step_does_not_grow_with_the_context() -> None:
         for width in (8, 8192)
     }
     assert sizes[8] == sizes[8192]
+
+
+def test_copied_pages_need_no_room_for_the_cache() -> None:
+    cache = np.arange(2 * 6 * 4 * 2 * 8, dtype=np.float32).reshape(2, 6, 4, 2, 8)
+    pages = np.array([[1, 3, 0], [4, 2, 0]], np.int32)
+    copy = jax.jit(copy_pages, donate_argnums=0).lower(jax.numpy.asarray(cache), pages, np.int32(2)).compile()
+    memory = copy.memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes >= cache.nbytes
+    assert memory.temp_size_in_bytes < cache.nbytes / 2
+    copied = np.asarray(copy(jax.numpy.asarray(cache), pages, np.int32(2)))
+    expected = cache.copy()
+    expected[:, [4, 2]] = cache[:, [1, 3]]
+    assert np.array_equal(copied, expected)

@@ -93,11 +93,12 @@ class Device:
     def run(self, plan: StepPlan) -> list[int]:
         """Run a step; the state behind each row's last token."""
         table = self.scheduler.table
-        froms, tos = plan.copies.T
-        assert not set(froms.tolist()) & set(tos.tolist())
-        assert len(set(tos.tolist())) == len(tos), "two copies to one page"
-        self.contents[tos] = self.contents[froms]
-        self.num_copies += len(tos)
+        if plan.copies is not None:
+            froms, tos = plan.copies.T
+            assert not set(froms.tolist()) & set(tos.tolist())
+            assert len(set(tos.tolist())) == len(tos), "two copies to one page"
+            self.contents[tos] = self.contents[froms]
+            self.num_copies += len(tos)
         changed = [*(each.slot for each in plan.admitted), *plan.moved]
         self.table[changed] = table.block_table[changed]
         rows = list(zip(plan.slots.tolist(), plan.starts.tolist(), plan.num_new_tokens.tolist(), strict=True))
