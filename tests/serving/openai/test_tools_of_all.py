@@ -69,7 +69,7 @@ def test_the_same_calls(client: OpenAI, claude: Anthropic, question: str, names:
     )  # fmt: skip
     assert calls_of(response) == expected
     assert response.output_text == (choice.message.content or "")
-    asked: Any = {"max_tokens": 100, "messages": messages, "tools": of_messages(names), "model": "demo"}
+    asked: Any = {"max_tokens": 60, "messages": messages, "tools": of_messages(names), "model": "demo"}
     message = claude.messages.create(**asked, extra_body={"temperature": 0})
     assert [
         {"name": block.name, "arguments": block.input} for block in message.content if block.type == "tool_use"
