@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from jaxllm.beam.params import BeamSearchParams
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
+    from jaxllm.pooling.params import PoolingParams
     from jaxllm.sampling_params import SamplingParams
     from jaxllm.serving.async_llm import AsyncLLM
     from jaxllm.serving.llm import LLM
     from jaxllm.serving.llm_engine import LLMEngine
     from jaxllm.serving.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+    from jaxllm.serving.pooling.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from jaxllm.structured.params import StructuredOutputs
 
 __version__ = "0.1.0"
@@ -27,16 +34,21 @@ _EXPORTS = {
     "BeamSearchOutput": "jaxllm.serving.outputs",
     "BeamSearchParams": "jaxllm.beam.params",
     "CapacityError": "jaxllm.errors",
+    "ClassificationRequestOutput": "jaxllm.serving.pooling.outputs",
     "CompletionOutput": "jaxllm.serving.outputs",
     "ConfigError": "jaxllm.errors",
+    "EmbeddingRequestOutput": "jaxllm.serving.pooling.outputs",
     "EngineConfig": "jaxllm.config",
     "EngineError": "jaxllm.errors",
     "JaxLLMError": "jaxllm.errors",
     "LLM": "jaxllm.serving.llm",
     "LLMEngine": "jaxllm.serving.llm_engine",
+    "PoolingParams": "jaxllm.pooling.params",
+    "PoolingRequestOutput": "jaxllm.serving.pooling.outputs",
     "RequestError": "jaxllm.errors",
     "RequestOutput": "jaxllm.serving.outputs",
     "SamplingParams": "jaxllm.sampling_params",
+    "ScoringRequestOutput": "jaxllm.serving.pooling.outputs",
     "StructuredOutputs": "jaxllm.structured.params",
 }
 
@@ -46,15 +58,20 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "CapacityError",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineError",
     "JaxLLMError",
     "LLMEngine",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputs",
     "__version__",
 ]

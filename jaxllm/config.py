@@ -103,6 +103,16 @@ class ModelOptions(Section):
     max_model_len: int | None = option(
         None, "Most tokens of a request, prompt and output together. Default: what the model allows.", minimum=2
     )
+    runner: Literal["auto", "generate", "pooling"] = option(
+        "auto",
+        "What the model does: generate text, or pool it into embeddings or scores. 'auto': what it is made for.",
+    )
+    convert: Literal["auto", "none", "embed", "classify"] = option(
+        "auto", "What a pooling model makes, if not what it is made for. 'auto': embeddings, of a model that generates."
+    )
+    pooler_config: Mapping[str, Any] | None = option(
+        None, "How a model pools, as JSON: pooling_type (last, mean, cls), normalize, use_activation, matryoshka."
+    )
     seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
 
 

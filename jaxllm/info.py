@@ -3,11 +3,26 @@
 import msgspec
 
 
+class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model pools: see `jaxllm.pooling.settings.PoolingSettings`.
+
+    `tasks` are what requests may ask for, the default first. `size` is the length of an embedding or the number of
+    classes, which `labels` names.
+    """
+
+    tasks: tuple[str, ...]
+    pooling_type: str
+    size: int
+    labels: tuple[str, ...] = ()
+    matryoshka: tuple[int, ...] | None = None
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits and its memory: all that a process without the engine must know of it.
 
     `num_pages` counts the null page, which is never handed out; `block_size` is the tokens in a page; `num_shapes` the
-    compiled step shapes; `model_folder` holds the model's small files.
+    compiled step shapes; `model_folder` holds the model's small files. `pooling` is None for a
+    model that generates; one that pools has no KV cache.
     """
 
     model: str
@@ -25,6 +40,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_kind: str
     num_devices: int
     num_shapes: int
+    pooling: PoolingInfo | None = None
 
     @property
     def kv_tokens(self) -> int:

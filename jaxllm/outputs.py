@@ -1,6 +1,7 @@
 """What a step of the engine returns: token ids and numbers, never text."""
 
 import msgspec
+import numpy as np
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -41,7 +42,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id or
     the stop string, and None for the model's own end token. `scheduled_time` comes with a request's first output: when
     it was first scheduled, in seconds of the monotonic clock. A beam search has one output, with the
-    hypotheses in `beams`, best first, and no `token_ids`.
+    hypotheses in `beams`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or
+    [length, O], in the only output of its request.
     """
 
     request_id: str
@@ -53,6 +55,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
     beams: list[BeamHypothesis] | None = None
+    data: np.ndarray | None = None
 
     @property
     def finished(self) -> bool:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models import registry, weights
+from jaxllm.models import registry
 from jaxllm.models.batch import Batch
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.embedding import Embedding, vocab_rows
 from jaxllm.models.layers.linear import Linear, matmul
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import rotation
+from jaxllm.models.loading import load_into
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads
 from jaxllm.models.stack import make_stack
@@ -92,16 +92,13 @@ def load_model(
     wrongly shaped or corrupt.
     """
     family = registry.lookup(config.architecture)
-    graph, state = nnx.split(abstract_model(config, options, dtype))
-    shapes = {path: variable.get_raw_value() for path, variable in nnx.to_flat_state(state)}
-    rows = {path: variable.get_metadata()["rows"] for path, variable in nnx.to_flat_state(state)}
-    slots = weights.checkpoint_slots(shapes, family.weight_names, len(config.windows), rows)
-    if load_format == "dummy":
-        arrays = weights.random_arrays(shapes, slots, seed, progress)
-    elif load_format in ("auto", "safetensors"):
-        ignored = (*family.ignored_tensors, *(("lm_head.weight",) if config.tie_word_embeddings else ()))
-        arrays = weights.load_arrays(folder, shapes, slots, ignored, progress)
-    else:
-        raise ModelError(f"unknown load format {load_format!r} (known: auto, safetensors, dummy)")
-    leaves = [(path, variable.replace(arrays[path])) for path, variable in nnx.to_flat_state(state)]
-    return nnx.merge(graph, nnx.from_flat_state(leaves))
+    return load_into(
+        abstract_model(config, options, dtype),
+        folder,
+        family.weight_names,
+        ignored=(*family.ignored_tensors, *(("lm_head.weight",) if config.tie_word_embeddings else ())),
+        num_layers=len(config.windows),
+        load_format=load_format,
+        seed=seed,
+        progress=progress,
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,9 @@ class Layer(Protocol):
 LayerFactory = Callable[[ModelConfig, ForwardOptions, int, jnp.dtype], nnx.Module]
 """Builds layer number `int` without memory: parameters hold `jax.ShapeDtypeStruct`."""
 
+EncoderFactory = Callable[[ModelConfig, ForwardOptions, jnp.dtype], nnx.Module]
+"""Builds an encoder without memory, see `jaxllm.models.pooling_model.Backbone`."""
+
 LLAMA_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
@@ -55,14 +58,37 @@ LLAMA_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class HeadPlan:
+    """The classifier behind a model: an inner layer with its activation and a norm, if any, and the outer one."""
+
+    dense: bool = False
+    dense_bias: bool = True
+    activation: str = "tanh"
+    norm: bool = False
+    norm_eps: float = 1e-5
+    bias: bool = False
+
+
+@dataclass(frozen=True)
 class Family:
     """Config map, layer plan and weight names: all that `CausalLM` needs to know of a family.
 
     `read_config` gets the configuration file and the architecture's name. Checkpoint tensors whose name ends with one
     of `ignored_tensors` may be there without being used.
+
+    What an architecture is made for is its `use`: to generate, to embed, or to classify, which `PoolingModel` does the
+    last two of. `make_encoder` builds what stands in a decoder's place. `head` and `head_names` describe the classifier
+    of those that have one; tensors that begin with one of `other_heads` belong to another use. Checkpoints may leave
+    `prefix` out of their names.
     """
 
     read_config: Callable[[ConfigFile, str], ModelConfig]
     make_layer: LayerFactory = DecoderLayer
     weight_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
     ignored_tensors: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    use: Literal["generate", "embed", "classify"] = "generate"
+    make_encoder: EncoderFactory | None = None
+    head: HeadPlan = HeadPlan()
+    head_names: Mapping[str, str] = field(default_factory=lambda: {"out": "score"})
+    other_heads: tuple[str, ...] = ("lm_head.",)
+    prefix: str = "model."

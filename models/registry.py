@@ -1,8 +1,9 @@
 """Which architectures are known, by the name that checkpoints give in `architectures`."""
 
+from dataclasses import replace
 from importlib.metadata import entry_points
 
-from jaxllm.models import llama, mistral, qwen2, qwen3
+from jaxllm.models import bert, distilbert, llama, mistral, qwen2, qwen3, roberta
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.family import Family
 
@@ -14,6 +15,26 @@ _FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": mistral.FAMILY,
     "Qwen2ForCausalLM": qwen2.FAMILY,
     "Qwen3ForCausalLM": qwen3.FAMILY,
+    "LlamaModel": replace(llama.FAMILY, use="embed"),
+    "MistralModel": replace(mistral.FAMILY, use="embed"),
+    "Qwen2Model": replace(qwen2.FAMILY, use="embed"),
+    "Qwen3Model": replace(qwen3.FAMILY, use="embed"),
+    "LlamaForSequenceClassification": replace(llama.FAMILY, use="classify"),
+    "MistralForSequenceClassification": replace(mistral.FAMILY, use="classify"),
+    "Qwen2ForSequenceClassification": replace(qwen2.FAMILY, use="classify"),
+    "Qwen3ForSequenceClassification": replace(qwen3.FAMILY, use="classify"),
+    "BertModel": bert.FAMILY,
+    "BertForMaskedLM": bert.FAMILY,
+    "BertForSequenceClassification": bert.CLASSIFIER,
+    "DistilBertModel": distilbert.FAMILY,
+    "DistilBertForMaskedLM": distilbert.FAMILY,
+    "DistilBertForSequenceClassification": distilbert.CLASSIFIER,
+    "RobertaModel": roberta.FAMILY,
+    "RobertaForMaskedLM": roberta.FAMILY,
+    "RobertaForSequenceClassification": roberta.CLASSIFIER,
+    "XLMRobertaModel": roberta.FAMILY,
+    "XLMRobertaForMaskedLM": roberta.FAMILY,
+    "XLMRobertaForSequenceClassification": roberta.CLASSIFIER,
 }
 
 

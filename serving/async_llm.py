@@ -14,6 +14,8 @@ from typing import Any, Protocol, Self, TypeVar
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError, QueueFullError, RequestError
 from jaxllm.info import EngineInfo
+from jaxllm.pooling.limits import PoolingLimits
+from jaxllm.pooling.params import PoolingParams
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.clients.connection import EngineConnection, Launch
@@ -26,17 +28,24 @@ from jaxllm.serving.engine_process.messages import (
     FromEngine,
     Outputs,
     Ping,
+    Pool,
     Reply,
     ResetPrefixCache,
+    ToEngine,
 )
 from jaxllm.serving.generation_config import read_default_params
 from jaxllm.serving.llm_engine import check_vocabulary, load_tokenizer
 from jaxllm.serving.measurements import Measurements
 from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
+from jaxllm.serving.pooling.outputs import PoolingRequestOutput
+from jaxllm.serving.pooling.processor import PoolingProcessor
+from jaxllm.serving.pooling.result import PooledResult
 from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
-from jaxllm.serving.text.input_processor import InputProcessor, Prompt, TextRequest
+from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
+from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.stats import StepStats
 from jaxllm.validation import RequestLimits
@@ -75,7 +84,7 @@ class AsyncLLM:
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
         self._connection = EngineConnection(self._receive, self._end, launch)
         self._heartbeat = Heartbeat(step_timeout)
-        self._streams: dict[str, OutputStream] = {}
+        self._streams: dict[str, OutputStream | PooledResult] = {}
         self._sequences = 0
         self._news: list[FromEngine | EngineError] = []
         self._news_changed = threading.Condition()
@@ -127,6 +136,12 @@ class AsyncLLM:
         check_vocabulary(tokenizer, self.info.vocab_size)
         self.tokenizer, self._chat_template = tokenizer, chat_template
         self.default_params = read_default_params(Path(self.info.model_folder))
+        self._inputs: InputProcessor | PoolingInputs
+        self._outputs: Any
+        if self.info.pooling is not None:
+            self._inputs = PoolingInputs(tokenizer, PoolingLimits.of(self.info))
+            self._outputs = PoolingProcessor()
+            return
         self._inputs = InputProcessor(tokenizer, RequestLimits.of(self.info), self.info.eos_token_ids)
         self._outputs = OutputProcessor(tokenizer, measure=True)
 
@@ -179,9 +194,13 @@ class AsyncLLM:
         add_special_tokens: bool = True,
     ) -> list[TextRequest]:
         """Check and tokenize prompts, off the event loop. Raises `RequestError`."""
+        inputs = self._inputs
+        if not isinstance(inputs, InputProcessor):
+            raise RequestError("this model pools, it does not generate: ask for embeddings or scores instead")
+        chosen = inputs
 
         def work() -> list[TextRequest]:
-            return self._inputs.prepare(
+            return chosen.prepare(
                 prompts, params, request_ids, priority=priority, stream=stream, add_special_tokens=add_special_tokens
             )
 
@@ -197,29 +216,85 @@ class AsyncLLM:
         """Run work on text in a thread of its own kind, so that it delays nobody's stream."""
         return self._loop.run_in_executor(self._text_threads, function, *arguments)
 
+    async def encode(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Pool one text: yields its one result. Raises `RequestError`, `QueueFullError` and `EngineError`."""
+        name = request_id if request_id is not None else f"encode-{next(self._numbers)}"
+        requests = await self.prepare_texts([prompt], params or PoolingParams(), [name], priority=priority)
+        (result,) = await self.pool(requests)
+        yield result
+
+    async def prepare_texts(
+        self,
+        prompts: Sequence[Prompt | TextPair],
+        params: PoolingParams | Sequence[PoolingParams],
+        request_ids: Sequence[str],
+        *,
+        priority: int = 0,
+        add_special_tokens: bool = True,
+    ) -> list[PooledText]:
+        """Check and tokenize texts for a pooling model, off the event loop. Raises `RequestError`."""
+        inputs = self._inputs
+        if not isinstance(inputs, PoolingInputs):
+            raise RequestError("this model generates, it does not pool: start it with --runner pooling for embeddings")
+        chosen = inputs
+
+        def work() -> list[PooledText]:
+            return chosen.prepare(
+                prompts, params, request_ids, priority=priority, add_special_tokens=add_special_tokens
+            )
+
+        return await self.run_text(work)
+
+    async def pool(self, requests: Sequence[PooledText]) -> list[PoolingRequestOutput]:
+        """Results of prepared texts, in their order; if this is cancelled, the rest is aborted. Raises as `submit`."""
+        waiting: list[PooledResult] = self._submit(requests, PooledResult, lambda request: Pool.of(request.children[0]))
+        try:
+            return [await each.get() for each in waiting]
+        finally:
+            for each in waiting:
+                each.close()
+
     def submit(self, requests: Sequence[TextRequest]) -> list[OutputStream]:
         """Send prepared requests to the engine, all or none; one stream of results for each.
 
         Raises `QueueFullError` when too many wait already, `EngineError` when the engine is dead or hangs, and
         `RequestError` for an id in use.
         """
+        return self._submit(requests, OutputStream, lambda request: Add.of(request.children))
+
+    def _submit(
+        self,
+        requests: Sequence[Any],
+        reader: Callable[[Any, Callable[[str], None]], Any],
+        message: Callable[[Any], ToEngine],
+    ) -> list[Any]:
+        """Send requests of either kind as `message` says; a `reader` of results for each."""
         self.check_health()
         self._check_queue(sum(len(request.children) for request in requests))
         names = [request.request_id for request in requests]
-        for index, name in enumerate(names):
-            if name in self._streams or name in names[:index]:
+        known: set[str] = set()
+        for name in names:
+            if name in self._streams or name in known:
                 raise RequestError(f"request_id={name!r} is in use", "request_id")
+            known.add(name)
         self._heartbeat.expect(time.monotonic())
         self._idle.clear()
-        streams = []
+        readers = []
         for request in requests:
-            stream = OutputStream(request, self._abort_one)
-            self._streams[request.request_id] = stream
+            made = reader(request, self._abort_one)
+            self._streams[request.request_id] = made
             self._sequences += len(request.children)
             self._outputs.add(request)
-            self._connection.send(Add.of(request.children))
-            streams.append(stream)
-        return streams
+            self._connection.send(message(request))
+            readers.append(made)
+        return readers
 
     def _check_queue(self, count: int) -> None:
         if self._max_queued is None:
@@ -245,7 +320,7 @@ class AsyncLLM:
     def _abort_one(self, request_id: str) -> None:
         self.abort([request_id])
 
-    def _forget(self, request_id: str) -> OutputStream:
+    def _forget(self, request_id: str) -> OutputStream | PooledResult:
         stream = self._streams.pop(request_id)
         self._sequences -= len(stream.request.children)
         if not self._streams:

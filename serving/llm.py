@@ -12,14 +12,26 @@ import numpy as np
 from jaxllm.beam.params import BeamSearchParams
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError, RequestError
+from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.interrupts import DeferredInterrupt
-from jaxllm.serving.llm_engine import LLMEngine
+from jaxllm.serving.llm_engine import LLMEngine, open_engine
 from jaxllm.serving.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from jaxllm.serving.pooling.engine import PoolingLLMEngine
+from jaxllm.serving.pooling.inputs import PooledText
+from jaxllm.serving.pooling.offline import OfflinePooling
+from jaxllm.serving.pooling.offline import Params as PoolingParamsOf
+from jaxllm.serving.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 from jaxllm.serving.progress import GenerationProgress, LoadProgress, UseTqdm
 from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
-from jaxllm.serving.text.input_processor import Prompt, TextRequest
+from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.kept_tokenizer import LateTokenizer
+from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -59,10 +71,10 @@ class LLM:
         config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **options})
         self._chat_template = None if chat_template is None else load_chat_template(chat_template)
         with LoadProgress(show_progress) as progress:
-            engine = LLMEngine.from_config(
+            engine = open_engine(
                 config, skip_tokenizer_init=skip_tokenizer_init, background=background_engine, progress=progress
             )
-        self._engine: LLMEngine | None = engine
+        self._engine: LLMEngine | PoolingLLMEngine | None = engine
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._finalizer = weakref.finalize(self, engine.close)
@@ -71,7 +83,19 @@ class LLM:
 
     @property
     def llm_engine(self) -> LLMEngine:
-        """The engine beneath, for driving it step by step. Raises `EngineError` after `close()`."""
+        """The engine beneath, for driving it step by step.
+
+        Raises `EngineError` after `close()`, and `RequestError` when the model pools instead of generating.
+        """
+        engine = self._open()
+        if not isinstance(engine, LLMEngine):
+            raise RequestError(
+                "this model pools, it does not generate: use embed(), classify(), ..., or load one that "
+                "generates with LLM(..., runner='generate')"
+            )
+        return engine
+
+    def _open(self) -> LLMEngine | PoolingLLMEngine:
         if self._engine is None:
             raise EngineError("this LLM is closed: make a new one")
         return self._engine
@@ -172,12 +196,82 @@ class LLM:
         with self._lock:
             return self._run(engine, requests, use_tqdm)
 
-    def _run(self, engine: LLMEngine, requests: Sequence[TextRequest], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParamsOf = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[PoolingRequestOutput]:
+        """Pool texts, as `pooling_task` or the parameters say; the results are arrays, in the order of the prompts.
+
+        A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
+        are as in `generate`. Raises `RequestError` for what is wrong with any of them, and for a model that generates.
+        """
+        return self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, pooling_task)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParamsOf = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """An embedding of each text; the rest is as in `encode`."""
+        results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "embed")
+        return [EmbeddingRequestOutput.of(each) for each in results]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParamsOf = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the classes of each text; the rest is as in `encode`."""
+        results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "classify")
+        return [ClassificationRequestOutput.of(each) for each in results]
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        /,
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit: one with each of several, or pair by pair.
+
+        A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
+        """
+        return self._pooling(use_tqdm).score(text_1, text_2, pooling_params)
+
+    def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
+        engine = self._open()
+        if not isinstance(engine, PoolingLLMEngine):
+            raise RequestError(
+                "this model generates, it does not pool: load it with LLM(..., runner='pooling') for embeddings"
+            )
+
+        def run(requests: Sequence[PooledText]) -> list[PoolingRequestOutput]:
+            with self._lock:
+                return self._run(engine, requests, use_tqdm)
+
+        return OfflinePooling(engine, run, lambda: str(next(self._ids)))
+
+    def _run(
+        self,
+        engine: LLMEngine | PoolingLLMEngine,
+        requests: Sequence[TextRequest] | Sequence[PooledText],
+        use_tqdm: UseTqdm,
+    ) -> list[Any]:
         """Run requests to their end. Whatever interrupts it, none of them stays behind in the engine."""
-        finished: dict[str, RequestOutput] = {}
+        finished: dict[str, Any] = {}
         with GenerationProgress(len(requests), use_tqdm) as progress, DeferredInterrupt() as interrupt:
             try:
-                engine.add(requests)
+                engine.add(requests)  # type: ignore[arg-type]
                 while engine.has_unfinished_requests():
                     outputs = engine.step()
                     finished.update((output.request_id, output) for output in outputs)
@@ -190,7 +284,7 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         """The `transformers` tokenizer. Raises `EngineError` when there is none (`skip_tokenizer_init`)."""
-        tokenizer = self.llm_engine.tokenizer
+        tokenizer = self._open().tokenizer
         if tokenizer is None:
             raise EngineError("there is no tokenizer: skip_tokenizer_init was given")
         return tokenizer.hf.whole if isinstance(tokenizer.hf, LateTokenizer) else tokenizer.hf
@@ -202,7 +296,7 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False when that is not possible now."""
         with self._lock:
-            return self.llm_engine.engine.reset_prefix_cache()
+            return self._open().engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Free the device memory. Closing twice does no harm."""

@@ -3,57 +3,24 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.info import EngineInfo
 from jaxllm.models.checkpoint import resolve
 from jaxllm.models.errors import ModelError
-from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
-from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.generation_config import read_default_params
 from jaxllm.serving.outputs import RequestOutput
-from jaxllm.serving.text.input_processor import InputProcessor, Prompt, TextRequest, naming_prompt
+from jaxllm.serving.pooling.engine import PoolingLLMEngine
+from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.kept_tokenizer import load_quickly
 from jaxllm.serving.text.output_processor import OutputProcessor
+from jaxllm.serving.text.prompts import Prompt, naming_prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.serving.token_engine import TokenEngine
 from jaxllm.validation import RequestLimits
-
-
-class TokenEngine(Protocol):
-    """What is needed of the engine below: token ids in, token ids out."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model and its limits."""
-        ...
-
-    def add_request(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError`."""
-
-    def abort_request(self, request_ids: Iterable[str]) -> None:
-        """End requests without further outputs."""
-
-    def finish_request(self, request_id: str, stop_reason: str) -> None:
-        """End a request whose text holds a stop string."""
-
-    def step(self) -> list[EngineOutput]:
-        """Run one step."""
-        ...
-
-    def has_unfinished_requests(self) -> bool:
-        """Whether any request waits or runs."""
-        ...
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False when that is not possible now."""
-        ...
-
-    def close(self) -> None:
-        """Free device memory."""
 
 
 class LLMEngine:
@@ -84,24 +51,14 @@ class LLMEngine:
         background: bool = False,
         progress: Progress = silent,
     ) -> Self:
-        """Load model and tokenizer, side by side; with `background`, the engine in a process of its own.
-
-        Raises `ConfigError` and `CapacityError`.
-        """
-        load = _background_engine if background else _engine_here
-        with ThreadPoolExecutor(1, "load-tokenizer") as pool:
-            # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
-            loading = None if skip_tokenizer_init else pool.submit(load_tokenizer, config.model, quickly=True)
-            engine = load(config, progress)
-            try:
-                tokenizer = None if loading is None else loading.result()
-                info = engine.info
-                check_vocabulary(tokenizer, info.vocab_size)
-                inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids)
-                return cls(engine, tokenizer, inputs, read_default_params(Path(info.model_folder)))
-            except BaseException:
-                engine.close()
-                raise
+        """`open_engine` for a model that generates. Raises `ConfigError`, also for others, and `CapacityError`."""
+        engine = open_engine(config, skip_tokenizer_init=skip_tokenizer_init, background=background, progress=progress)
+        if not isinstance(engine, cls):
+            engine.close()
+            raise ConfigError(
+                f"{config.model.model} pools, it does not generate: use LLM and its embed(), score(), ..."
+            )
+        return engine
 
     def add_request(
         self,
@@ -163,6 +120,35 @@ class LLMEngine:
         self.engine.close()
 
 
+def open_engine(
+    config: EngineConfig,
+    *,
+    skip_tokenizer_init: bool = False,
+    background: bool = False,
+    progress: Progress = silent,
+) -> LLMEngine | PoolingLLMEngine:
+    """Load model and tokenizer, side by side; with `background`, the engine in a process of its own.
+
+    What comes of it depends on what the model is for. Raises `ConfigError` and `CapacityError`.
+    """
+    load = _background_engine if background else _engine_here
+    with ThreadPoolExecutor(1, "load-tokenizer") as pool:
+        # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
+        loading = None if skip_tokenizer_init else pool.submit(load_tokenizer, config.model, quickly=True)
+        engine = load(config, progress)
+        try:
+            tokenizer = None if loading is None else loading.result()
+            info = engine.info
+            check_vocabulary(tokenizer, info.vocab_size)
+            if info.pooling is not None:
+                return PoolingLLMEngine(engine, tokenizer)
+            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids)
+            return LLMEngine(engine, tokenizer, inputs, read_default_params(Path(info.model_folder)))
+        except BaseException:
+            engine.close()
+            raise
+
+
 def _model_folder(options: ModelOptions) -> Path:
     """Folder with the model's small files, downloaded if need be. Raises `ConfigError`."""
     try:
@@ -172,9 +158,9 @@ def _model_folder(options: ModelOptions) -> Path:
 
 
 def _engine_here(config: EngineConfig, progress: Progress) -> TokenEngine:
-    from jaxllm.engine import Engine
+    from jaxllm.load import load_engine
 
-    return Engine.from_config(config, progress)
+    return load_engine(config, progress)
 
 
 def _background_engine(config: EngineConfig, progress: Progress) -> TokenEngine:

@@ -172,10 +172,14 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
     """What is served, with which room, and where: a few lines for a person."""
     devices = info.device_kind if info.num_devices == 1 else f"{info.num_devices} x {info.device_kind}"
     room = f"{info.kv_tokens:,} tokens: {info.max_concurrency:,.1f} requests of {info.max_model_len:,} tokens at once"
+    cache = ("KV cache", f"{room}; prefix cache {'on' if info.enable_prefix_caching else 'off'}")
+    if info.pooling is not None:
+        tasks = ", ".join(info.pooling.tasks)
+        cache = ("pooling", f"{tasks}: {info.pooling.size:,} numbers of texts up to {info.max_model_len:,} tokens")
     steps = f"up to {info.max_num_seqs:,} requests and {info.max_num_batched_tokens:,} tokens"
     rows = [
         ("device", f"{devices}, {info.dtype}"),
-        ("KV cache", f"{room}; prefix cache {'on' if info.enable_prefix_caching else 'off'}"),
+        cache,
         ("steps", f"{steps}; {info.num_shapes} shapes compiled"),
         ("ready after", f"{load_seconds:.1f} s"),
         *(("OpenAI API", url if url.startswith("unix:") else f"{url}/v1") for url in urls),

@@ -98,6 +98,11 @@ class RequestOutput:
     metrics: RequestMetrics | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all outputs together."""
+        return sum(len(completion.token_ids) for completion in self.outputs)
+
     def _repr_html_(self) -> str:
         """Prompt and outputs as a small table, for notebooks."""
         prompt = self.prompt if self.prompt is not None else f"{len(self.prompt_token_ids)} token ids"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 
 UseTqdm = bool | Callable[..., Any]
 """Whether to show a bar; or what makes one, called with tqdm's arguments."""
@@ -24,14 +25,13 @@ class GenerationProgress:
         self._prompt_tokens = 0
         self._output_tokens = 0
 
-    def update(self, outputs: Iterable[RequestOutput]) -> None:
+    def update(self, outputs: Iterable[RequestOutput | PoolingRequestOutput]) -> None:
         """Count those of `outputs` that are finished."""
         if self._bar is None:
             return
         for output in outputs:
             if output.finished:
-                written = sum(len(completion.token_ids) for completion in output.outputs)
-                self.count(len(output.prompt_token_ids), written)
+                self.count(len(output.prompt_token_ids), output.num_output_tokens)
 
     def count(self, prompt_tokens: int, output_tokens: int) -> None:
         """Count one that is finished."""

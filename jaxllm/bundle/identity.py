@@ -17,9 +17,9 @@ from jax.sharding import NamedSharding
 
 from jaxllm.runner.capacity import devices_of
 from jaxllm.runner.plan import Plan
-from jaxllm.runner.recipes import StepSpec
+from jaxllm.runner.recipes import Spec
 
-SOURCES = ("models", "pallas_kernels", "runner")
+SOURCES = ("models", "pallas_kernels", "pooling", "runner")
 """Packages whose code ends up in executables."""
 
 CPU_FEATURES = "cpu_features"
@@ -42,7 +42,7 @@ _INSTRUCTIONS = re.compile(
 """How the names of x86 instruction sets begin in /proc/cpuinfo, as far as compilers use them."""
 
 
-def engine_identity(plan: Plan, spec: StepSpec, num_pages: int, compiler_options: Mapping[str, Any]) -> dict[str, Any]:
+def engine_identity(plan: Plan, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]) -> dict[str, Any]:
     """Everything the executables of an engine depend on, but for what an operator may change freely.
 
     Values are what JSON has. The keys are names of options where there is one.
@@ -59,12 +59,12 @@ def engine_identity(plan: Plan, spec: StepSpec, num_pages: int, compiler_options
         "max_num_batched_tokens": plan.max_num_batched_tokens,
         "block_size": plan.page_size,
         "num_gpu_blocks": num_pages,
-        "max_logprobs": spec.shape.max_logprobs,
+        **spec.named,
         "attention_backend": plan.forward.attention,
         "layer_stack": plan.forward.stack,
         "compiler_options": dict(compiler_options),
         # Last: for what has no name above.
-        "arrays": _digest([_array(*item) for item in jax.tree.leaves_with_path((spec.parameters, spec.state))]),
+        "arrays": _digest([_array(*item) for item in jax.tree.leaves_with_path(spec.arrays)]),
         "shapes": _digest(dataclasses.asdict(spec.shape)),
     }
 

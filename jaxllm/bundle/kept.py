@@ -32,7 +32,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.runner.capacity import devices_of
 from jaxllm.runner.executables import Executable
 from jaxllm.runner.plan import Plan
-from jaxllm.runner.recipes import Recipe, StepSpec
+from jaxllm.runner.recipes import Recipe, Spec
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class KeptExecutables:
 
     @classmethod
     def of(
-        cls, cache: Path, plan: Plan, spec: StepSpec, num_pages: int, compiler_options: Mapping[str, Any]
+        cls, cache: Path, plan: Plan, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]
     ) -> "KeptExecutables":
         """The folder in `cache` for an engine of this plan."""
         known = {**engine_identity(plan, spec, num_pages, compiler_options), **_surroundings(), "format": str(_MAGIC)}

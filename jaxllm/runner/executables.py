@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxllm.config import CompileOptions
 from jaxllm.progress import Progress, silent
 from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.recipes import Key, Recipe, StepSpec, all_keys, name_of, recipe
+from jaxllm.runner.recipes import Key, Recipe, Spec, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Executables:
 
     def __init__(
         self,
-        spec: StepSpec,
+        spec: Spec,
         options: CompileOptions,
         saved: Callable[[str, Recipe], Executable] | None = None,
         kept: Keeper | None = None,
@@ -86,7 +86,7 @@ class Executables:
         Leaving the block waits for the rest. An exception in it (weights that cannot be loaded, say) gives up what has
         not begun.
         """
-        keys = all_keys(buckets)
+        keys = self._spec.keys(buckets)
         workers = self._options.compile_workers or os.cpu_count() or 1
         finished = itertools.count(1)
         stage = "Compiling" if self._saved is None else "Reading executables"
@@ -138,7 +138,7 @@ class Executables:
         return made
 
     def _make(self, key: Key) -> Executable:
-        how = recipe(self._spec, key)
+        how = self._spec.recipe(key)
         if self._saved is not None:
             return self._saved(name_of(key), how)
         if self._kept is not None:
@@ -159,4 +159,4 @@ class Executables:
 
     def lower(self, bucket: Bucket) -> jax.stages.Lowered:
         """The step of a bucket, traced and lowered."""
-        return recipe(self._spec, bucket).lower()
+        return self._spec.recipe(bucket).lower()

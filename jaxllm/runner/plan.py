@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import jax
 from jax.sharding import Mesh
@@ -14,6 +15,7 @@ from jaxllm.models.checkpoint import read_config, resolve
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.registry import lookup
 from jaxllm.models.sharding import model_parallel, padded_vocab
 from jaxllm.runner.devices import local_devices, split_over, tensor_parallel_size
 from jaxllm.runner.memory import CacheShape
@@ -81,8 +83,13 @@ class Plan:
         )
 
 
-def make_plan(config: EngineConfig, absent_devices: Sequence[jax.Device] | None = None) -> Plan:
-    """Find the model and settle what the options leave open.
+def make_plan(
+    config: EngineConfig,
+    absent_devices: Sequence[jax.Device] | None = None,
+    *,
+    runner: Literal["generate", "pooling"] = "generate",
+) -> Plan:
+    """Find the model and settle what the options leave open, for an engine that generates or one that pools.
 
     `absent_devices` are those of a topology that is not there (`jax.experimental.topologies`): the plan then serves to
     compile for them.
@@ -97,6 +104,8 @@ def make_plan(config: EngineConfig, absent_devices: Sequence[jax.Device] | None 
     try:
         folder = resolve(config.model.model, config.model.revision, config.model.download_dir)
         model = read_config(folder)
+        if runner == "generate":
+            _check_generates(model.architecture)
     except ModelError as error:
         raise ConfigError(str(error)) from error
     devices = local_devices(count) if absent_devices is None else absent_devices
@@ -115,6 +124,14 @@ def make_plan(config: EngineConfig, absent_devices: Sequence[jax.Device] | None 
         or MAX_NUM_BATCHED_TOKENS.get(platform, OTHER_MAX_NUM_BATCHED_TOKENS),
         page_size=config.cache.block_size or PAGE_SIZES.get(platform, OTHER_PAGE_SIZE),
     )
+
+
+def _check_generates(architecture: str) -> None:
+    made_for = lookup(architecture).use
+    if made_for != "generate":
+        raise ModelError(
+            f"{architecture} generates no text, it is made to {made_for}: leave runner out, or give --runner pooling"
+        )
 
 
 def _choose_attention(asked: str, platform: str) -> str:

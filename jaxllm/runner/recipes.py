@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,35 @@ OTHERS = ("empty_state", "prompt_logprobs", "set_row", "set_bias", "set_pages", 
 """The executables beside the steps, which have one shape each."""
 
 
+class Spec(Protocol):
+    """What an engine's executables are made from."""
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices; None is JAX's default device."""
+
+    @property
+    def shape(self) -> Any:
+        """What all steps have in common, a dataclass."""
+
+    @property
+    def arrays(self) -> Any:
+        """Shapes of all that stays on the device."""
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What the executables depend on beyond shapes, as plain data, by the names of options."""
+        ...
+
+    def keys(self, buckets: Iterable[Bucket]) -> "list[Key]":
+        """Every executable of an engine with these buckets, the longest to compile first."""
+        ...
+
+    def recipe(self, key: "Key") -> "Recipe":
+        """How the executable `key` is made."""
+        ...
+
+
 @dataclass(frozen=True)
 class StepSpec:
     """All that determines the executables: the model's graph, the shapes of its arrays, and of a step."""
@@ -53,6 +82,24 @@ class StepSpec:
     def host(self, shape: tuple[int, ...] = (), dtype: Any = np.int32, *axes: str | None) -> jax.ShapeDtypeStruct:
         """An array that comes from the host, whole on every device unless `axes` say otherwise."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(self.mesh, *axes))
+
+    @property
+    def arrays(self) -> Any:
+        """Shapes of all that stays on the device."""
+        return self.parameters, self.state
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What the executables depend on beyond shapes, as plain data, by the names of options."""
+        return {"max_logprobs": self.shape.max_logprobs}
+
+    def keys(self, buckets: Iterable[Bucket]) -> "list[Key]":
+        """Every executable of an engine with these buckets, the longest to compile first."""
+        return all_keys(buckets)
+
+    def recipe(self, key: "Key") -> "Recipe":
+        """How the executable `key` is made."""
+        return recipe(self, key)
 
     @property
     def whole(self) -> NamedSharding | None:

@@ -24,6 +24,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
         self.head_size, self.implementation, self.mesh = config.head_size, options.attention, options.mesh
+        self.one_layer_cache = options.one_layer_cache
         devices = model_parallel(options.mesh)
         kv_heads = split_kv_heads(config, devices)
         queries, keys = config.num_heads * config.head_size, kv_heads * config.head_size
@@ -61,7 +62,7 @@ class Attention(nnx.Module):
             rotate(key, rotation),
             value,
             kv_cache,
-            jnp.asarray(layer, jnp.int32),
+            jnp.asarray(0 if self.one_layer_cache else layer, jnp.int32),
             window,
             ragged,
         )

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (arXiv 1910.07467)."""
+"""Normalisation by root mean square (arXiv 1910.07467), and by mean and variance (arXiv 1607.06450)."""
 
 import jax
 import jax.numpy as jnp
@@ -22,3 +22,24 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return (wide * scale * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """Shift and scale the last axis to mean 0 and variance 1, then by `weight` and `bias` [size]. In float32."""
+
+    def __init__(
+        self, size: int, eps: float, *, dtype: jnp.dtype, options: ForwardOptions, use_bias: bool = True
+    ) -> None:
+        self.weight = parameter((size,), dtype, sharding(options.mesh, None))
+        self.bias = parameter((size,), dtype, sharding(options.mesh, None)) if use_bias else None
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise `x` [..., size]; the type stays."""
+        wide = x.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        scale = lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
+        out = centred * scale * self.weight[...].astype(jnp.float32)
+        if self.bias is not None:
+            out = out + self.bias[...].astype(jnp.float32)
+        return out.astype(x.dtype)

@@ -18,6 +18,7 @@ from jaxllm.serving.engine_process.messages import (
     FromEngine,
     Outputs,
     Pong,
+    Pool,
     Ready,
     Release,
     Reply,
@@ -112,6 +113,8 @@ class Relay:
             match message:
                 case Add():
                     self._owners.update((name, port) for name, _ in message.sequences)
+                case Pool(name):
+                    self._owners[name] = port
                 case Abort(names):
                     self._disown(names)
                 case Finish(stopped):

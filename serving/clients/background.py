@@ -2,15 +2,26 @@
 
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
+from jaxllm.pooling.limits import PoolingLimits
+from jaxllm.pooling.request import PoolingRequest
 from jaxllm.progress import Progress, silent
-from jaxllm.request import Request
 from jaxllm.serving.clients.connection import EngineConnection
-from jaxllm.serving.engine_process.messages import Abort, Add, Finish, FromEngine, Outputs, Reply, ResetPrefixCache
+from jaxllm.serving.engine_process.messages import (
+    Abort,
+    Add,
+    Finish,
+    FromEngine,
+    Outputs,
+    Pool,
+    Reply,
+    ResetPrefixCache,
+)
 from jaxllm.validation import RequestLimits
 
 
@@ -24,7 +35,7 @@ class BackgroundEngine:
         self._news: SimpleQueue[FromEngine | EngineError] = SimpleQueue()
         self._connection = EngineConnection(self._news.put, self._news.put)
         info = self._connection.start(config, progress=progress, log_level="warning")
-        self._limits = RequestLimits.of(info)
+        self._limits = RequestLimits.of(info) if info.pooling is None else PoolingLimits.of(info)
         self._unfinished: set[str] = set()
         self._waiting: list[EngineOutput] = []
         self._calls = 0
@@ -40,11 +51,14 @@ class BackgroundEngine:
         """The model and its limits."""
         return self._connection.info
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
+    def add_request(self, request: Any) -> None:
+        """Queue a `Request`, or of a pooling model a `PoolingRequest`.
+
+        Raises `RequestError`, and queues nothing, when it cannot be served.
+        """
         self._check_alive()
         self._limits.check(request)
-        self._connection.send(Add.of([request]))
+        self._connection.send(Pool.of(request) if isinstance(request, PoolingRequest) else Add.of([request]))
         self._unfinished.add(request.request_id)
 
     def abort_request(self, request_ids: Iterable[str]) -> None:

@@ -31,6 +31,7 @@ from jaxllm.serving.engine_process.wire import Encoder
 
 if TYPE_CHECKING:
     from jaxllm.engine import Engine
+    from jaxllm.pooling.engine import PoolingEngine
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +100,10 @@ def _serve(
         engine.close()
 
 
-def _load_engine(config: EngineConfig, report: Progress) -> "Engine":
-    from jaxllm.engine import Engine
+def _load_engine(config: EngineConfig, report: Progress) -> "Engine | PoolingEngine":
+    from jaxllm.load import load_engine
 
-    return Engine.from_config(config, report)
+    return load_engine(config, report)
 
 
 def _wait_for_end(inbox: Inbox) -> None:

@@ -8,6 +8,9 @@ from queue import Empty, SimpleQueue
 from jaxllm.engine import Engine
 from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
+from jaxllm.pooling.engine import PoolingEngine
+from jaxllm.pooling.request import PoolingRequest
+from jaxllm.request import Request
 from jaxllm.serving.engine_process.messages import (
     Abort,
     Add,
@@ -15,6 +18,7 @@ from jaxllm.serving.engine_process.messages import (
     Finish,
     Ping,
     Pong,
+    Pool,
     Reply,
     ResetPrefixCache,
     ToEngine,
@@ -23,11 +27,13 @@ from jaxllm.serving.engine_process.outbox import Outbox
 
 logger = logging.getLogger(__name__)
 
+AnyEngine = Engine | PoolingEngine
+
 Inbox = SimpleQueue[ToEngine | None]
 """Messages to the engine; None: the client is gone."""
 
 
-def run(engine: Engine, inbox: Inbox, outbox: Outbox) -> None:
+def run(engine: AnyEngine, inbox: Inbox, outbox: Outbox) -> None:
     """Step while there is work, sleep while there is none, and return when the client is gone.
 
     Messages are taken between steps, so that an abort counts before the step after the running one is scheduled.
@@ -56,10 +62,13 @@ def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[ToEngine | None]:
             return
 
 
-def _obey(message: ToEngine, engine: Engine, outbox: Outbox) -> None:
+def _obey(message: ToEngine, engine: AnyEngine, outbox: Outbox) -> None:
     match message:
         case Add():
-            _add(message, engine, outbox)
+            for request in message.requests():
+                _add(request, engine, outbox)
+        case Pool():
+            _add(message.request(), engine, outbox)
         case Abort(request_ids):
             engine.abort_request(request_ids)
         case Finish(stopped):
@@ -73,11 +82,11 @@ def _obey(message: ToEngine, engine: Engine, outbox: Outbox) -> None:
             raise AssertionError("the engine is configured once, before the loop")
 
 
-def _add(message: Add, engine: Engine, outbox: Outbox) -> None:
-    for request in message.requests():
-        try:
-            engine.add_request(request)
-        except RequestError:
-            # The client checks with the same limits before it sends, so this is a bug. Nobody shall wait for it.
-            logger.exception("the engine refuses request %s", request.request_id)
-            outbox.put_outputs([EngineOutput(request.request_id, [], finish_reason="abort")], None)
+def _add(request: Request | PoolingRequest, engine: AnyEngine, outbox: Outbox) -> None:
+    try:
+        # The client knows from the engine's info which kind of request it takes.
+        engine.add_request(request)  # type: ignore[arg-type]
+    except RequestError:
+        # The client checks with the same limits before it sends, so this is a bug. Nobody shall wait for it.
+        logger.exception("the engine refuses request %s", request.request_id)
+        outbox.put_outputs([EngineOutput(request.request_id, [], finish_reason="abort")], None)

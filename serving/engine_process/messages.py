@@ -6,6 +6,8 @@ import numpy as np
 from jaxllm.config import EngineConfig
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.pooling.request import PoolingRequest
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.stats import StepStats
@@ -80,6 +82,28 @@ class Add(msgspec.Struct, tag=True):
         ]
 
 
+class Pool(msgspec.Struct, tag=True):
+    """One text for a pooling model, see `jaxllm.pooling.request.PoolingRequest`.
+
+    prompt_token_ids: int32 [length].
+    """
+
+    request_id: str
+    prompt_token_ids: np.ndarray
+    params: PoolingParams
+    priority: int
+    second_text: int | None
+
+    @classmethod
+    def of(cls, request: PoolingRequest) -> "Pool":
+        """The message for a request."""
+        return cls(**{name: getattr(request, name) for name in cls.__struct_fields__})
+
+    def request(self) -> PoolingRequest:
+        """The request that the message stands for."""
+        return PoolingRequest(**{name: getattr(self, name) for name in self.__struct_fields__})
+
+
 class Abort(msgspec.Struct, tag=True):
     """End requests without further outputs."""
 
@@ -126,7 +150,7 @@ class Outputs(msgspec.Struct, tag=True):
     stats: StepStats | None
 
 
-ToEngine = Configure | Add | Abort | Finish | Ping | ResetPrefixCache
+ToEngine = Configure | Add | Pool | Abort | Finish | Ping | ResetPrefixCache
 """What a client sends."""
 
 FromEngine = Hello | Loading | Ready | Failed | Outputs | Pong | Reply | Release

@@ -13,7 +13,7 @@ from jaxllm.serving.openai.decode import read_body
 from jaxllm.serving.openai.generate import calling, identify, respond
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.state import ServerState, server_of
-from jaxllm.serving.text.input_processor import Prompt
+from jaxllm.serving.text.prompts import Prompt
 
 MAX_PROMPTS = 1024
 """Most prompts in one request."""
@@ -40,7 +40,7 @@ async def create_completion(request: Request) -> Response:
     return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
 
 
-def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def split_prompts(prompt: str | list[str | int | list[int]], *, most: int = MAX_PROMPTS) -> list[str | list[int]]:
     """The prompts of a request, each text or token ids. Raises `RequestError` for a mixture and for too many."""
     if isinstance(prompt, str):
         return [prompt]
@@ -51,8 +51,8 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
         raise RequestError("prompt: texts, token ids and lists of token ids cannot be mixed in one list", "prompt")
     if kinds == {int}:
         return [cast("list[int]", prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt: {len(prompt)} prompts; a request may have at most {MAX_PROMPTS}", "prompt")
+    if len(prompt) > most:
+        raise RequestError(f"prompt: {len(prompt)} prompts; a request may have at most {most}", "prompt")
     return cast("list[str | list[int]]", prompt)
 
 

@@ -109,6 +109,17 @@ def shutting_down() -> HttpError:
     return HttpError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})
 
 
+def wrong_runner(path: str, model: str, *, pools: bool) -> HttpError:
+    """The route is for models of the other kind than this one, which pools or generates."""
+    if pools:
+        message = f"{path}: {model} pools texts into embeddings or scores, it does not generate; ask /v1/embeddings, "
+        message += "/score, /classify or /pooling, or serve a model that generates"
+    else:
+        message = f"{path}: {model} generates text, it does not pool it; start the server with --runner pooling for "
+        message += "embeddings"
+    return HttpError(400, message, code="unsupported_for_model")
+
+
 def requests_running() -> HttpError:
     """The prefix cache is in use."""
     return HttpError(

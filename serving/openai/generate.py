@@ -16,7 +16,6 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError
 from jaxllm.serving.openai.disconnect import unless_gone
 from jaxllm.serving.openai.protocol.base import Answer
-from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.openai.stream import EventStream, EventWriter
 from jaxllm.serving.output_stream import OutputStream
@@ -38,6 +37,25 @@ class Identity:
     model: str
 
 
+class Named(Protocol):
+    """A body that says whom it asks, and may name itself."""
+
+    model: str | None
+    request_id: str | None
+
+
+class Loggable(Protocol):
+    """What is logged of a request."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+
+    @property
+    def params(self) -> Any:
+        """What it asks for."""
+
+
 class Writer(EventWriter, Protocol):
     """Writes results, whole or as events."""
 
@@ -45,9 +63,7 @@ class Writer(EventWriter, Protocol):
         """The body of a response that is not a stream, from the result of each prompt."""
 
 
-def identify(
-    request: Request, server: ServerState, body: GenerationRequest, prefix: str, num_prompts: int = 1
-) -> Identity:
+def identify(request: Request, server: ServerState, body: Named, prefix: str, num_prompts: int = 1) -> Identity:
     """Ids for a response and its requests. Raises errors about the model's name and the request's id."""
     if body.request_id is not None and not _REQUEST_ID.fullmatch(body.request_id):
         raise RequestError("request_id: must be 1 to 256 visible ASCII characters", "request_id")
@@ -61,7 +77,7 @@ def identify(
 def submit(request: Request, server: ServerState, requests: Sequence[TextRequest]) -> list[OutputStream]:
     """Send requests to the engine, and log them if that is asked for. Raises `QueueFullError` and `EngineError`."""
     if server.options.enable_log_requests:
-        _log(requests, request.scope["request_id"], server.options.max_log_len)
+        log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     return server.llm.submit(requests)
 
 
@@ -106,7 +122,8 @@ def calling(**names: str) -> Iterator[None]:
         raise
 
 
-def _log(requests: Sequence[TextRequest], request_id: str, longest: int | None) -> None:
+def log_requests(requests: Sequence[Loggable], request_id: str, longest: int | None) -> None:
+    """Write a line about each request, with at most `longest` characters of its prompt."""
     for request in requests:
         prompt = request.prompt if request.prompt is not None else str(request.prompt_token_ids)
         logger.info(

@@ -15,9 +15,10 @@ from starlette.responses import HTMLResponse, Response
 from jaxllm import __version__
 from jaxllm.serving.anthropic.errors import OVERLOADED
 from jaxllm.serving.openai.errors import DOCUMENTED
+from jaxllm.serving.openai.operation import Operation
 from jaxllm.serving.openai.protocol.anthropic_answers import MessagesError
 from jaxllm.serving.openai.protocol.base import Body, refused_fields
-from jaxllm.serving.openai.routes import OPERATIONS, Operation
+from jaxllm.serving.openai.routes import OPERATIONS
 from jaxllm.serving.openai.state import server_of
 
 _PAGE = """<!DOCTYPE html>
@@ -65,7 +66,7 @@ def openapi(*, with_keys: bool) -> dict[str, Any]:
         path = operation.path.replace(":path}", "}")
         described = _operation(operation, with_keys=with_keys)
         for method in map(str.lower, operation.methods):
-            name = f"{operation.handler.__name__}_{method}"
+            name = f"{operation.name or operation.handler.__name__}_{method}"
             paths.setdefault(path, {})[method] = {"operationId": name, **described}
     document: dict[str, Any] = {
         "openapi": "3.1.0",

@@ -1,7 +1,7 @@
 """Sampling parameters from requests."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,12 @@ _SHARED = tuple(
     if name in GenerationRequest.__struct_fields__ and name not in _OWN_MEANING
 )
 _INT64 = range(-(2**63), 2**63)
+
+
+class Prioritised(Protocol):
+    """A body that may have a priority."""
+
+    priority: int | None
 
 
 def sampling_params(
@@ -99,7 +105,7 @@ def check_sequences(body: GenerationRequest, num_prompts: int, most: int) -> Non
         raise RequestError(f"{name}={each}{for_prompts}: a request may have at most {most} sequences", name)
 
 
-def checked_priority(body: GenerationRequest, config: EngineConfig) -> int:
+def checked_priority(body: Prioritised, config: EngineConfig) -> int:
     """The request's priority. Raises `RequestError` where the engine would not look at it."""
     priority = body.priority or 0
     if priority not in _INT64:

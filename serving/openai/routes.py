@@ -1,8 +1,6 @@
 """All routes: what the router and the OpenAPI document know of each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +12,8 @@ from jaxllm.serving.openai.chat import create_chat_completion
 from jaxllm.serving.openai.completions import create_completion
 from jaxllm.serving.openai.errors import Handler, guarded
 from jaxllm.serving.openai.models import list_models, retrieve_model
+from jaxllm.serving.openai.operation import Operation
+from jaxllm.serving.openai.pooling_routes import POOLING_OPERATIONS
 from jaxllm.serving.openai.protocol import (
     anthropic,
     anthropic_answers,
@@ -27,40 +27,9 @@ from jaxllm.serving.openai.protocol import (
     tokenize,
 )
 from jaxllm.serving.openai.protocol import operations as answers
-from jaxllm.serving.openai.protocol.errors import ErrorResponse
 from jaxllm.serving.openai.responses import routes as response_routes
 from jaxllm.serving.openai.tokenize import detokenize
 from jaxllm.serving.openai.tokenize import tokenize as tokenize_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """What one path does.
-
-    `request` and `response` are the bodies, None where there is none; with `stream`, the response may also be events of
-    this kind. `parts` are bodies inside these, which their types do not tell; `query` has the query parameters;
-    `errors` is the body of errors. `public` operations need no key.
-    """
-
-    path: str
-    handler: Handler
-    tag: str
-    methods: tuple[str, ...] = ("GET",)
-    request: Any = None
-    response: Any = None
-    stream: Any = None
-    parts: tuple[Any, ...] = ()
-    errors: Any = ErrorResponse
-    query: Any = None
-    content_type: str = "application/json"
-    public: bool = False
-
-    @property
-    def bodies(self) -> tuple[Any, ...]:
-        """All bodies, and what is inside them."""
-        direct = (self.request, self.response, self.stream, self.errors)
-        return (*(kind for kind in direct if kind is not None), *self.parts)
-
 
 OPERATIONS = (
     Operation(
@@ -71,6 +40,7 @@ OPERATIONS = (
         request=chat.ChatCompletionRequest,
         response=chat.ChatCompletion,
         stream=chat.ChatChunk,
+        runner="generate",
     ),
     Operation(
         path="/v1/completions",
@@ -80,6 +50,7 @@ OPERATIONS = (
         request=completions.CompletionRequest,
         response=completions.Completion,
         stream=completions.Completion,
+        runner="generate",
     ),
     Operation(
         path="/v1/responses",
@@ -90,6 +61,7 @@ OPERATIONS = (
         response=response_answers.ModelResponse,
         stream=response_events.ResponseEvent,
         parts=(*response_items.ITEM_KINDS.values(), response_items.ResponseTool, *response_events.EVENTS),
+        runner="generate",
     ),
     Operation(
         path="/v1/responses/{response_id}",
@@ -129,6 +101,7 @@ OPERATIONS = (
         response=anthropic_answers.MessagesAnswer,
         stream=anthropic_answers.MessagesEvent,
         parts=(*anthropic.BLOCK_KINDS.values(), anthropic.MessagesTool, *anthropic_answers.EVENTS),
+        runner="generate",
         errors=anthropic_answers.MessagesError,
     ),
     Operation(
@@ -140,6 +113,7 @@ OPERATIONS = (
         response=anthropic_answers.TokenCount,
         errors=anthropic_answers.MessagesError,
     ),
+    *POOLING_OPERATIONS,
     Operation(path="/v1/models", handler=list_models, tag="OpenAI", response=models.ModelList),
     Operation(path="/v1/models/{model:path}", handler=retrieve_model, tag="OpenAI", response=models.Model),
     Operation(
@@ -180,7 +154,7 @@ def make_routes() -> list[Route]:
     by_path: dict[str, dict[str, Handler]] = {}
     for operation in OPERATIONS:
         handlers = by_path.setdefault(operation.path, {})
-        handlers.update(dict.fromkeys(operation.methods, operation.handler))
+        handlers.update(dict.fromkeys(operation.methods, operation.checked_handler))
     return [Route(path, guarded(_by_method(handlers)), methods=list(handlers)) for path, handlers in by_path.items()]
 
 

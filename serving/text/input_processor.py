@@ -1,27 +1,26 @@
 """Prompts and parameters, as people give them, to requests the engine can run; everything wrong is found here."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.text.prompts import (
+    IntArray,
+    ParsedPrompt,
+    Prompt,
+    as_token_ids,
+    naming_prompt,
+    one_per_prompt,
+    parse_prompt,
+)
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 from jaxllm.validation import RequestLimits
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or vLLM's dictionaries: {"prompt": text} or {"prompt_token_ids": ids}, both with "cache_salt"."""
-
-IntArray = npt.NDArray[np.integer[Any]]
-
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,15 +36,6 @@ class TextRequest:
     arrival_time: float = 0.0
     kept_tokens: frozenset[int] = frozenset()
     """Special tokens that stay in the text although others are skipped."""
-
-
-@dataclass(slots=True)
-class _Parsed:
-    """A prompt in the making."""
-
-    text: str | None
-    token_ids: Any
-    cache_salt: str | None
 
 
 class InputProcessor:
@@ -82,12 +72,12 @@ class InputProcessor:
         prompts its message begins with "prompt INDEX:".
         """
         arrival = time.monotonic()  # encoding is part of the time to the first token
-        each_params = _one_per_prompt("sampling_params", params, SamplingParams, len(prompts))
-        each_priority = _one_per_prompt("priority", priority, int, len(prompts))
+        each_params = one_per_prompt("sampling_params", params, SamplingParams, len(prompts))
+        each_priority = one_per_prompt("priority", priority, int, len(prompts))
         parsed = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
-                parsed.append(_parse(prompt))
+                parsed.append(parse_prompt(prompt))
         self._encode(parsed, add_special_tokens)
         each_params = self._finish_params(each_params)
         requests = []
@@ -99,8 +89,8 @@ class InputProcessor:
                 requests.append(made)
         return requests
 
-    def _make(self, request_id: str, prompt: _Parsed, params: SamplingParams, priority: int) -> TextRequest:
-        token_ids = _as_array(prompt.token_ids)
+    def _make(self, request_id: str, prompt: ParsedPrompt, params: SamplingParams, priority: int) -> TextRequest:
+        token_ids = as_token_ids(prompt.token_ids)
         if not token_ids.size or prompt.text == "":
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if params.truncate_prompt_tokens is not None:
@@ -123,7 +113,7 @@ class InputProcessor:
             children=children,
         )
 
-    def _encode(self, prompts: list[_Parsed], add_special_tokens: bool) -> None:
+    def _encode(self, prompts: list[ParsedPrompt], add_special_tokens: bool) -> None:
         """Fill in the token ids of prompts given as text."""
         waiting = [index for index, prompt in enumerate(prompts) if prompt.token_ids is None]
         if not waiting:
@@ -195,17 +185,6 @@ class InputProcessor:
         return children
 
 
-@contextmanager
-def naming_prompt(index: int, total: int) -> Iterator[None]:
-    """Put the prompt's index in front of a `RequestError` raised inside, when there are several prompts."""
-    try:
-        yield
-    except RequestError as error:
-        if total == 1:
-            raise
-        raise type(error)(f"prompt {index}: {error}", error.parameter) from None
-
-
 def _check_stream(request: TextRequest) -> None:
     best_of, n = request.params.best_of, request.params.n
     if request.stream and request.params.beam_search is not None:
@@ -214,58 +193,9 @@ def _check_stream(request: TextRequest) -> None:
         raise RequestError(f"best_of={best_of} cannot be streamed: which {n} are best is known at the end", "best_of")
 
 
-def _parse(prompt: Any) -> _Parsed:
-    """Tell text from token ids. Raises `RequestError` for anything else."""
-    if isinstance(prompt, str):
-        return _Parsed(prompt, None, None)
-    if isinstance(prompt, Mapping):
-        for key in prompt:
-            if key not in _PROMPT_KEYS:
-                raise RequestError(f"unknown key {key!r} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
-        text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
-        if text is None and token_ids is None:
-            raise RequestError("a prompt dictionary needs 'prompt' (text) or 'prompt_token_ids'", "prompt")
-        if salt is not None and (not isinstance(salt, str) or not salt):
-            raise RequestError(f"cache_salt={salt!r}: must be a non-empty string", "cache_salt")
-        if text is not None:
-            check_text(text)
-        return _Parsed(text, token_ids, salt)
-    if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
-        return _Parsed(None, prompt, None)
-    raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}", "prompt")
-
-
-def _as_array(token_ids: Any) -> IntArray:
-    """Token ids given by a caller, of any integer type. Raises `RequestError` unless they are a flat list."""
-    try:
-        array = np.asarray(token_ids)
-    except ValueError:  # lists of different lengths
-        array = np.array(0)
-    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
-        wrong = next(
-            (item for item in token_ids if isinstance(item, bool) or not hasattr(item, "__index__")), token_ids
-        )
-        raise RequestError(f"prompt token ids must be a flat list of integers, not {wrong!r:.50}", "prompt")
-    return array
-
-
 def _child_seed(seed: int | None, index: int) -> int | None:
     """Seed of the `index`-th sequence: counted up within 64 bits, around -1, which would mean none."""
     if seed is None or index == 0:
         return seed
     following = (seed + index + 2**63) % 2**64 - 2**63
     return following if following != -1 else -(2**63) + index
-
-
-def _one_per_prompt(name: str, given: Any, kind: type, count: int) -> list[Any]:
-    """`given` for each of `count` prompts. Raises `RequestError` for another number of them or another type."""
-    several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
-    values = list(given) if several else [given] * count
-    if len(values) != count:
-        raise RequestError(
-            f"{name}: {len(values)} given for {count} prompts; give one for all, or one per prompt", name
-        )
-    for value in values:
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise RequestError(f"{name}: expected {kind.__name__}, got {type(value).__name__}", name)
-    return values

@@ -19,7 +19,8 @@ from jaxllm.errors import ConfigError, EngineError, RequestError
 from jaxllm.serving.generation_config import read_default_params
 from jaxllm.serving.llm_engine import LLMEngine
 from jaxllm.serving.outputs import RequestOutput
-from jaxllm.serving.text.input_processor import InputProcessor, Prompt
+from jaxllm.serving.text.input_processor import InputProcessor
+from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.validation import RequestLimits
 
@@ -37,7 +38,8 @@ def make(tokenizer: Tokenizer, scripted_engine: type, monkeypatch: pytest.Monkey
         )
         inputs = InputProcessor(tokenizer, RequestLimits(vocab_size=360, max_model_len=100, max_logprobs=5), [END])
         default = SamplingParams(max_tokens=50)
-        monkeypatch.setattr(LLMEngine, "from_config", lambda *_, **__: LLMEngine(scripted, tokenizer, inputs, default))
+        made = LLMEngine(scripted, tokenizer, inputs, default)
+        monkeypatch.setattr("jaxllm.serving.llm.open_engine", lambda *_, **__: made)
         return scripted, LLM(**options)
 
     return build

@@ -1,0 +1,161 @@
+"""The engine of pooling models: token ids in, vectors and scores out. Used like `jaxllm.engine.Engine`."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+from msgspec.structs import replace
+
+from jaxllm.config import EngineConfig
+from jaxllm.info import EngineInfo, PoolingInfo
+from jaxllm.models.pooling_model import PAGE_SIZE
+from jaxllm.outputs import EngineOutput
+from jaxllm.pooling.build import build_pooling_runner
+from jaxllm.pooling.limits import PoolingLimits
+from jaxllm.pooling.plan import PoolingPlan, make_pooling_plan
+from jaxllm.pooling.queue import PoolingQueue
+from jaxllm.pooling.request import PoolingRequest
+from jaxllm.pooling.runner import Dispatched, PoolingRunner
+from jaxllm.progress import Progress, silent
+from jaxllm.stats import StepStats
+
+
+class PoolingEngine:
+    """Pools whole texts, as many in a step as fit its budget of tokens.
+
+    With asynchronous scheduling a step is started while the one before it runs. Not thread-safe: one thread adds
+    requests, steps and takes the outputs.
+    """
+
+    def __init__(self, plan: PoolingPlan, runner: PoolingRunner) -> None:
+        scheduler = plan.plan.config.scheduler
+        self.info = _describe(plan, runner.num_shapes)
+        self.runner = runner
+        self._limits = PoolingLimits.of(self.info)
+        self._queue = PoolingQueue(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=plan.plan.max_num_batched_tokens,
+            by_priority=scheduler.scheduling_policy == "priority",
+        )
+        self._depth = 2 if scheduler.async_scheduling else 1
+        self._under_way: deque[tuple[float, Dispatched]] = deque()  # with the time each was begun
+        self._aborted: set[str] = set()
+        self._ended: list[EngineOutput] = []
+        self._last_end = 0.0
+        self._step = StepStats()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "PoolingEngine":
+        """Find the model, load its weights and compile every step shape.
+
+        Raises:
+            ConfigError: an option or the checkpoint is wrong.
+        """
+        plan = make_pooling_plan(config)
+        return cls(plan, build_pooling_runner(plan, progress))
+
+    def add_request(self, request: PoolingRequest) -> None:
+        """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
+        self._limits.check(request)
+        if request.params.task is None:
+            assert self.info.pooling is not None
+            request.params = replace(request.params, task=self.info.pooling.tasks[0])
+        self._queue.add(request)
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
+        names = list(request_ids)
+        running = {each.request_id for _, step in self._under_way for each in step.requests}
+        ended = [*self._queue.remove(names), *(name for name in names if name in running - self._aborted)]
+        self._aborted.update(running.intersection(names))
+        self._ended += [EngineOutput(name, [], finish_reason="abort") for name in ended]
+
+    def finish_request(self, request_id: str, stop_reason: str) -> None:
+        """What only generated text can ask for."""
+        raise AssertionError(f"request {request_id} generates nothing that {stop_reason!r} could end")
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(len(self._queue) or self._under_way or self._ended)
+
+    def step(self) -> list[EngineOutput]:
+        """Pool one batch of texts. Returns one output for each, with its `data`, and those of aborted requests."""
+        ended, self._ended = self._ended, []
+        while len(self._under_way) < self._depth and len(self._queue):
+            began = time.monotonic()
+            self._under_way.append((began, self.runner.dispatch(self._queue.take())))
+        if not self._under_way:
+            self._step = StepStats()
+            return ended
+        return ended + self._complete(*self._under_way.popleft())
+
+    def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
+        """Wait for a step, and take what it computed."""
+        outputs = []
+        for request, data in zip(step.requests, self.runner.collect(step), strict=True):
+            if request.request_id in self._aborted:
+                self._aborted.remove(request.request_id)
+            else:
+                outputs.append(_output(request.request_id, data, began))
+        begin, self._last_end = max(began, self._last_end), time.monotonic()
+        self._step = StepStats(
+            num_steps=1,
+            num_rows=len(step.requests),
+            num_tokens=step.num_tokens,
+            bucket_tokens=step.bucket.tokens,
+            step_seconds=self._last_end - begin,
+        )
+        return outputs
+
+    def stats(self) -> StepStats:
+        """What the last step did, and how things stand now."""
+        running = sum(len(step.requests) for _, step in self._under_way)
+        return replace(
+            self._step,
+            num_running=running,
+            num_waiting=len(self._queue),
+            num_compilations=self.runner.watch.count,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """There is none to forget."""
+        return True
+
+    def close(self) -> None:
+        """Free the device memory. The engine cannot be used afterwards."""
+        self._under_way.clear()
+        self.runner.close()
+
+
+def _output(request_id: str, data: np.ndarray, began: float) -> EngineOutput:
+    return EngineOutput(request_id, [], finish_reason="stop", scheduled_time=began, data=data)
+
+
+def _describe(plan: PoolingPlan, num_shapes: int) -> EngineInfo:
+    common, settings = plan.plan, plan.settings
+    config = common.config
+    return EngineInfo(
+        model=config.model.model,
+        model_folder=str(common.folder),
+        vocab_size=common.model.vocab_size,
+        eos_token_ids=tuple(common.model.eos_token_ids),
+        max_model_len=common.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=common.max_num_batched_tokens,
+        max_logprobs=0,
+        num_pages=1,
+        block_size=PAGE_SIZE,
+        enable_prefix_caching=False,
+        dtype=common.dtype,
+        device_kind=common.device_kind,
+        num_devices=common.num_devices,
+        num_shapes=num_shapes,
+        pooling=PoolingInfo(
+            tasks=settings.tasks,
+            pooling_type=settings.pooling_type,
+            size=settings.num_labels or common.model.hidden_size,
+            labels=settings.labels,
+            matryoshka=settings.matryoshka,
+        ),
+    )

@@ -1,0 +1,69 @@
+"""Checks of a request against the model and the limits of a pooling engine, before it is queued."""
+
+from dataclasses import dataclass
+
+from jaxllm.errors import PromptTooLongError, RequestError
+from jaxllm.info import EngineInfo, PoolingInfo
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.pooling.request import PoolingRequest
+from jaxllm.validation import check_token_ids
+
+
+@dataclass(frozen=True)
+class PoolingLimits:
+    """What a request may ask of this engine."""
+
+    model: str
+    vocab_size: int
+    max_model_len: int
+    pooling: PoolingInfo
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> "PoolingLimits":
+        """The limits of an engine that pools."""
+        assert info.pooling is not None
+        return cls(info.model, info.vocab_size, info.max_model_len, info.pooling)
+
+    def check(self, request: PoolingRequest) -> None:
+        """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
+        length = len(request.prompt_token_ids)
+        if length == 0:
+            raise RequestError("the prompt is empty: give at least one token", "prompt")
+        if length > self.max_model_len:
+            raise PromptTooLongError(
+                f"the text has {length} tokens, and this model reads at most {self.max_model_len}; shorten it or set "
+                "truncate_prompt_tokens",
+                "prompt",
+            )
+        check_token_ids(request.prompt_token_ids, self.vocab_size)
+        self.check_params(request.params)
+
+    def check_params(self, params: PoolingParams) -> None:
+        """Raise `RequestError` for what the model does not do."""
+        tasks = self.pooling.tasks
+        task = params.task or tasks[0]
+        if task not in tasks:
+            raise RequestError(f"task={task!r}: {self.model} does {', '.join(tasks)}", "task")
+        if task in ("embed", "token_embed"):
+            if params.activates is not None:
+                raise RequestError(f"use_activation: is for class scores, not for task={task!r}", "use_activation")
+            self._check_dimensions(params.dimensions)
+            return
+        for name in ("dimensions", "normalize"):
+            if getattr(params, name) is not None:
+                raise RequestError(f"{name}: is for embeddings, not for task={task!r}", name)
+
+    def _check_dimensions(self, wanted: int | None) -> None:
+        size, allowed = self.pooling.size, self.pooling.matryoshka
+        if wanted is None or wanted == size:
+            return
+        if allowed is None:
+            raise RequestError(
+                f"dimensions={wanted}: {self.model} says nothing of shorter embeddings than {size}; if it was trained "
+                """for them (Matryoshka), start with --pooler-config '{"matryoshka": true}'""",
+                "dimensions",
+            )
+        if wanted > size:
+            raise RequestError(f"dimensions={wanted}: embeddings of {self.model} have {size}", "dimensions")
+        if allowed and wanted not in allowed:
+            raise RequestError(f"dimensions={wanted}: choose one of {', '.join(map(str, allowed))}", "dimensions")

@@ -1,0 +1,76 @@
+"""What a request wants of a pooling model: vLLM's names and meanings."""
+
+from typing import Any, ClassVar, Literal, get_args
+
+import msgspec
+
+from jaxllm.checked_names import CheckedNames
+from jaxllm.errors import RequestError, nearest
+
+PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
+"""A vector per text, class scores per text, one score per text, and the first two for every token."""
+
+TASKS: tuple[str, ...] = get_args(PoolingTask)
+
+
+class _Names(CheckedNames):
+    noun: ClassVar[str] = "pooling parameter"
+    reasons: ClassVar[dict[str, str]] = {
+        "step_tag_id": "step rewards are not supported; task='token_classify' gives the scores of all tokens",
+        "returned_token_ids": "step rewards are not supported; task='token_classify' gives the scores of all tokens",
+    }
+
+
+class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Parameters of one request.
+
+    Every value is checked when the object is made; a wrong one raises `RequestError` with the name of the field in
+    `parameter`. What does not suit the model is found when the request is made.
+    """
+
+    task: str | None = None
+    """One of embed, classify, score, token_embed, token_classify; None: what the model is made for."""
+    dimensions: int | None = None
+    """Keep this many first numbers of an embedding; for models trained for it (Matryoshka)."""
+    normalize: bool | None = None
+    """Scale embeddings to length 1; None: as the model says, mostly true."""
+    use_activation: bool | None = None
+    """Turn class scores into probabilities; None: as the model says, mostly true."""
+    activation: bool | None = None
+    """Older name of `use_activation`."""
+    softmax: bool | None = None
+    """Older name of `use_activation`."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only this many tokens of the text, its first ones; -1: as many as the model allows."""
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise `RequestError` for the first wrong value."""
+        if self.task is not None and self.task not in TASKS:
+            hint = nearest(str(self.task), TASKS)
+            raise RequestError(f"task={self.task!r}: choose one of {', '.join(TASKS)}{hint}", "task")
+        for name in ("normalize", "use_activation", "activation", "softmax"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, bool):
+                raise RequestError(f"{name}={value!r}: must be true or false", name)
+        _check_count("dimensions", self.dimensions, or_minus_one=False)
+        _check_count("truncate_prompt_tokens", self.truncate_prompt_tokens, or_minus_one=True)
+        given = {value for value in (self.use_activation, self.activation, self.softmax) if value is not None}
+        if len(given) > 1:
+            raise RequestError("use_activation, activation and softmax mean the same: give one", "use_activation")
+
+    @property
+    def activates(self) -> bool | None:
+        """Whether scores become probabilities, under whichever name it was asked for; None: as the model says."""
+        return next(
+            (value for value in (self.use_activation, self.activation, self.softmax) if value is not None), None
+        )
+
+
+def _check_count(name: str, value: Any, *, or_minus_one: bool) -> None:
+    if value is None or (or_minus_one and value == -1 and not isinstance(value, bool)):
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RequestError(f"{name}={value!r}: must be at least 1{', or -1' if or_minus_one else ''}", name)

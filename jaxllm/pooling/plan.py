@@ -1,0 +1,47 @@
+"""What is decided of a pooling engine before anything is loaded."""
+
+from dataclasses import dataclass, replace
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.models.errors import ModelError
+from jaxllm.models.options import ForwardOptions
+from jaxllm.pooling.settings import PoolingSettings, read_settings
+from jaxllm.runner.plan import Plan, make_plan
+
+
+@dataclass(frozen=True)
+class PoolingPlan:
+    """The plan that every engine has, and how the model pools."""
+
+    plan: Plan
+    settings: PoolingSettings
+
+    @property
+    def forward(self) -> ForwardOptions:
+        """Options of the forward pass."""
+        return replace(self.plan.forward, one_layer_cache=True)
+
+
+def make_pooling_plan(config: EngineConfig) -> PoolingPlan:
+    """Find the model and settle what the options leave open. Texts are never cut: a step holds the longest one.
+
+    Raises:
+        ConfigError: the model cannot be found or read, or an option does not suit it or the devices.
+    """
+    plan = make_plan(config, runner="pooling")
+    if plan.num_devices > 1:
+        raise ConfigError(
+            f"tensor_parallel_size={plan.num_devices}: pooling models run on one device so far; start several servers"
+        )
+    if config.compile.executables is not None:
+        raise ConfigError("executables: bundles are for models that generate; pooling models keep theirs by themselves")
+    try:
+        settings = read_settings(config.model, plan.folder, plan.model.architecture)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    longest = plan.max_model_len
+    if settings.max_length is not None and config.model.max_model_len is None:
+        longest = min(longest, settings.max_length)
+    budget = max(plan.max_num_batched_tokens, longest)
+    return PoolingPlan(replace(plan, max_model_len=longest, max_num_batched_tokens=budget), settings)

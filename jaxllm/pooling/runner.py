@@ -1,0 +1,144 @@
+"""Runs steps of a pooling engine: packs texts, calls the executable of their bucket, reads the results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.pooling.recipes import FINISH
+from jaxllm.pooling.request import PoolingRequest
+from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
+from jaxllm.runner.buckets import Bucket, Buckets
+from jaxllm.runner.compilations import CompilationWatch
+from jaxllm.runner.executables import Executables
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """A step that is on its way: device arrays that `PoolingRunner.collect` waits for."""
+
+    requests: list[PoolingRequest]
+    bucket: Bucket
+    results: jax.Array
+    hidden: jax.Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(len(request.prompt_token_ids) for request in self.requests)
+
+
+class PoolingRunner:
+    """Owns the parameters and calls the executables."""
+
+    def __init__(
+        self,
+        *,
+        parameters: tuple[jax.Array, ...],
+        executables: Executables,
+        buckets: Buckets,
+        shape: PoolingShape,
+        hidden_size: int,
+        watch: CompilationWatch,
+    ) -> None:
+        self.watch = watch
+        self._parameters = parameters
+        self._executables = executables
+        self._buckets = buckets
+        self._shape = shape
+        self._hidden_size = hidden_size
+        self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
+
+    @property
+    def num_shapes(self) -> int:
+        """Step shapes there are."""
+        return len(self._buckets.all)
+
+    def warm_up(self) -> None:
+        """Run an empty step, so that everything that happens once has happened."""
+        bucket = self._buckets.all[0]
+        packed, _ = self._layouts[bucket].host_buffer()
+        jax.block_until_ready(self._executables.step(bucket)(self._parameters, packed))
+
+    def dispatch(self, requests: list[PoolingRequest]) -> Dispatched:
+        """Start a step. Returns at once; the device works while the host goes on."""
+        bucket = self._buckets.fit(sum(len(request.prompt_token_ids) for request in requests))
+        # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
+        executable = self._executables.step(bucket)
+        with self.watch.watching(bucket):
+            results, hidden = executable(self._parameters, self._pack(requests, bucket))
+        results.copy_to_host_async()
+        if any(wants_tokens(request.params) for request in requests):
+            hidden.copy_to_host_async()
+        return Dispatched(requests, bucket, results, hidden)
+
+    def collect(self, step: Dispatched) -> list[np.ndarray]:
+        """Wait for a step: float32 [O] for each text, or [length, O] where its tokens were asked for."""
+        results = np.asarray(step.results)
+        hidden: np.ndarray | None = None
+        first, found = 0, []
+        for row, request in enumerate(step.requests):
+            last = first + len(request.prompt_token_ids)
+            size, _ = self._wish(request.params)
+            if wants_tokens(request.params):
+                if hidden is None:
+                    hidden = np.asarray(step.hidden)
+                found.append(self._tokens(hidden[first:last], request.params))
+            else:
+                # A copy: the whole of the step's results need not stay for the sake of one.
+                found.append(results[row, :size].copy())
+            first = last
+        return found
+
+    def close(self) -> None:
+        """Free the device memory; the runner cannot be used any more."""
+        self.watch.close()
+        for leaf in self._parameters:
+            leaf.delete()
+
+    def _pack(self, requests: Sequence[PoolingRequest], bucket: Bucket) -> np.ndarray:
+        packed, views = self._layouts[bucket].host_buffer()
+        lengths = [len(request.prompt_token_ids) for request in requests]
+        ends = np.cumsum(lengths)
+        total, rows = int(ends[-1]), len(requests)
+        np.concatenate([request.prompt_token_ids for request in requests], out=views["token_ids"][:total])
+        views["rows"][:total] = np.repeat(np.arange(rows, dtype=np.int32), lengths)
+        views["starts"][1 : rows + 1] = ends
+        views["starts"][rows + 1 :] = total
+        views["num_tokens"][...] = total
+        views["num_rows"][...] = rows
+        for row, request in enumerate(requests):
+            if request.second_text is not None:
+                views["token_types"][ends[row] - lengths[row] + request.second_text : ends[row]] = 1
+            views["sizes"][row], views["flags"][row] = self._wish(request.params)
+        return packed
+
+    def _wish(self, params: PoolingParams) -> tuple[int, bool]:
+        """Numbers per result, and whether it is normalised or activated."""
+        settings = self._shape.settings
+        if settings.num_labels is not None:
+            wanted = params.activates
+            return settings.num_labels, settings.use_activation if wanted is None else wanted
+        normalize = settings.normalize if params.normalize is None else params.normalize
+        return params.dimensions or self._hidden_size, normalize
+
+    def _tokens(self, hidden: np.ndarray, params: PoolingParams) -> np.ndarray:
+        """Results of every token, from hidden states [length, D]."""
+        size, flag = self._wish(params)
+        sizes, flags = np.full(FINISH_ROWS, size, np.int32), np.full(FINISH_ROWS, flag, np.int32)
+        executable: Any = self._executables.get(FINISH)
+        parts = []
+        for first in range(0, len(hidden), FINISH_ROWS):
+            block = np.zeros((FINISH_ROWS, self._hidden_size), np.float32)
+            part = hidden[first : first + FINISH_ROWS]
+            block[: len(part)] = part
+            parts.append(np.asarray(executable(self._parameters, block, sizes, flags))[: len(part), :size])
+        return np.concatenate(parts)
+
+
+def wants_tokens(params: PoolingParams) -> bool:
+    """Whether a result for every token was asked for."""
+    return params.task in ("token_embed", "token_classify")

@@ -1,0 +1,66 @@
+"""What a folder of sentence-transformers says of pooling: `modules.json` and the files it names."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxllm.models.config_file import ConfigFile
+from jaxllm.models.errors import ModelError
+
+MODULES = "modules.json"
+_MODES: dict[str, Literal["last", "mean", "cls"]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+_FLAGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+
+
+@dataclass(frozen=True)
+class SentenceTransformers:
+    """How sentence-transformers would pool; `max_length` is the most tokens it would read, if it says."""
+
+    pooling_type: Literal["last", "mean", "cls"]
+    normalize: bool
+    max_length: int | None
+
+
+def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
+    """What is found in `folder`; None for another model's. Raises `ModelError` for modules that are not supported."""
+    path = folder / MODULES
+    if not path.is_file():
+        return None
+    try:
+        modules: Any = json.loads(path.read_text(encoding="utf-8"))
+        kinds = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{path}: expected a list of modules with 'type' and 'path'") from None
+    unknown = [kind for kind, _ in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if unknown:
+        raise ModelError(f"{path}: module {unknown[0]!r} is not supported (known: Transformer, Pooling, Normalize)")
+    pooling = next((where for kind, where in kinds if kind == "Pooling"), None)
+    return SentenceTransformers(
+        "cls" if pooling is None else _pooling_type(folder / pooling),
+        normalize=any(kind == "Normalize" for kind, _ in kinds),
+        max_length=_max_length(folder),
+    )
+
+
+def _pooling_type(folder: Path) -> Literal["last", "mean", "cls"]:
+    file = ConfigFile.read(folder / "config.json")
+    mode = file.text("pooling_mode", "")
+    if mode:
+        chosen = [mode]
+    else:
+        chosen = [
+            name for name in file.values if name.startswith("pooling_mode_") and file.boolean(name, False) is True
+        ]
+    if len(chosen) == 1 and chosen[0] in _FLAGS:
+        return _FLAGS[chosen[0]]  # type: ignore[return-value]
+    if len(chosen) == 1 and chosen[0] in _MODES:
+        return _MODES[chosen[0]]
+    raise ModelError(f"{file.source}: pooling by {chosen or 'nothing'} is not supported (known: last token, mean, cls)")
+
+
+def _max_length(folder: Path) -> int | None:
+    """`max_seq_length` of whichever file the kind of model keeps it in."""
+    for path in sorted(folder.glob("sentence_*_config.json")):
+        return ConfigFile.read(path).optional_integer("max_seq_length")
+    return None

@@ -1,0 +1,36 @@
+"""The routes of models that pool."""
+
+from typing import Any
+
+from jaxllm.serving.openai.embeddings import create_classification, create_embedding, create_pooling
+from jaxllm.serving.openai.errors import Handler
+from jaxllm.serving.openai.operation import Operation
+from jaxllm.serving.openai.protocol import pooling, scores
+from jaxllm.serving.openai.scores import create_rerank, create_score
+
+
+def _operation(
+    path: str, handler: Handler, request: Any, response: Any, name: str = "", tag: str = "Pooling"
+) -> Operation:
+    return Operation(
+        path=path,
+        methods=("POST",),
+        handler=handler,
+        tag=tag,
+        request=request,
+        response=response,
+        runner="pooling",
+        name=name,
+    )
+
+
+POOLING_OPERATIONS = (
+    _operation("/v1/embeddings", create_embedding, pooling.EmbeddingRequest, pooling.EmbeddingResponse, tag="OpenAI"),
+    _operation("/pooling", create_pooling, pooling.PoolingBody, pooling.PoolingResponse),
+    _operation("/classify", create_classification, pooling.ClassifyRequest, pooling.ClassifyResponse),
+    _operation("/score", create_score, scores.ScoreRequest, scores.ScoreResponse),
+    _operation("/v1/score", create_score, scores.ScoreRequest, scores.ScoreResponse, "create_score_v1"),
+    _operation("/rerank", create_rerank, scores.RerankRequest, scores.RerankResponse),
+    _operation("/v1/rerank", create_rerank, scores.RerankRequest, scores.RerankResponse, "create_rerank_v1"),
+    _operation("/v2/rerank", create_rerank, scores.RerankRequest, scores.RerankResponse, "create_rerank_v2"),
+)

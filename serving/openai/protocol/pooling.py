@@ -1,0 +1,155 @@
+"""Embeddings, classes and plain pooling: texts in, numbers out. Fields beyond OpenAI's are vLLM's."""
+
+from typing import Annotated, Any
+
+from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Int64, Natural, OrMinusOne, Text, documented
+from jaxllm.serving.openai.protocol.messages import Message
+
+_NUMBERS = "numbers are float32, and the bytes of base64 little-endian"
+_TEXT_ONLY = "this model reads text only"
+
+
+class PooledRequest(Body, kw_only=True):
+    """What all requests to a pooling model have."""
+
+    model: str | None = None
+    """One of /v1/models; default: the first."""
+    user: str | None = None
+    """Accepted, without effect."""
+    truncate_prompt_tokens: OrMinusOne | None = None
+    """Keep only this many tokens of a text that is longer, special ones included; -1: as many as the model reads."""
+    priority: Int64 | None = None
+    """Lower numbers go first, where the server schedules by priority; default 0."""
+    request_id: str | None = None
+    """Part of the response's id and of the log; by default random."""
+
+    truncation_side: Annotated[Any, Refused("truncation keeps the first tokens", ("right",))] = None
+    cache_salt: Annotated[Any, Refused("a pooling model keeps nothing of a text")] = None
+    mm_processor_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
+
+
+class TextsRequest(PooledRequest, kw_only=True):
+    """Texts, or a conversation that the chat template makes one text of."""
+
+    input: Text | Annotated[list[Text | Natural | list[Natural]], documented(minItems=1)] | None = None
+    """A text, a list of texts, a list of token ids, or a list of lists of token ids; or else messages."""
+    messages: list[Message] | None = None
+    """A conversation, made into one text by the chat template."""
+    add_special_tokens: bool | None = None
+    """Add the tokenizer's special tokens; default true for input, false for messages."""
+    add_generation_prompt: bool | None = None
+    """End a conversation with the beginning of the model's answer; default false."""
+    continue_final_message: bool | None = None
+    """Leave the last message of a conversation open."""
+    chat_template: str | None = None
+    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template."""
+    media_io_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
+
+
+class EmbeddingRequest(TextsRequest, kw_only=True):
+    """Texts of which embeddings are asked."""
+
+    encoding_format: Annotated[str, documented(enum=["float", "base64"])] | None = None
+    """float: lists of numbers, the default. base64: the bytes of a float32 array."""
+    dimensions: AtLeastOne | None = None
+    """Keep this many first numbers; for models trained for it (Matryoshka)."""
+    normalize: bool | None = None
+    """Scale embeddings to length 1; by default as the model says, mostly true."""
+    embed_dtype: Annotated[Any, Refused(_NUMBERS, ("float32",))] = None
+    endianness: Annotated[Any, Refused(_NUMBERS, ("native", "little"))] = None
+
+
+class PoolingBody(EmbeddingRequest, kw_only=True):
+    """Texts to be pooled in any way the model does."""
+
+    task: str | None = None
+    """embed, classify, token_embed or token_classify; default: what the model is made for."""
+    use_activation: bool | None = None
+    """Turn class scores into probabilities; default true."""
+    activation: bool | None = None
+    """Older name of use_activation."""
+    softmax: bool | None = None
+    """Older name of use_activation."""
+
+
+class ClassifyRequest(TextsRequest, kw_only=True):
+    """Texts of which classes are asked."""
+
+    use_activation: bool | None = None
+    """Turn scores into probabilities; default true."""
+    activation: bool | None = None
+    """Older name of use_activation."""
+    softmax: bool | None = None
+    """Older name of use_activation."""
+
+
+class TextUsage(Answer, kw_only=True):
+    """Tokens that went in."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Answer, kw_only=True):
+    """The embedding of one text."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+    """Numbers, or with base64 the bytes of a float32 array."""
+
+
+class EmbeddingResponse(Answer, kw_only=True):
+    """Embeddings in the order of the texts."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: TextUsage
+
+
+class Pooled(Answer, kw_only=True):
+    """What one text was pooled to."""
+
+    object: str = "pooling"
+    index: int
+    data: list[float | list[float]] | str
+    """Numbers; a list of them for every token with the tasks of tokens; with base64 the bytes of a float32 array."""
+
+
+class PoolingResponse(Answer, kw_only=True):
+    """Results in the order of the texts."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: TextUsage
+
+
+class Classified(Answer, kw_only=True):
+    """The classes of one text."""
+
+    index: int
+    label: str
+    """The class with the largest probability."""
+    probs: list[float]
+    """Of all classes."""
+    num_classes: int
+
+
+class ClassifyResponse(Answer, kw_only=True):
+    """Classes in the order of the texts."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Classified]
+    usage: TextUsage

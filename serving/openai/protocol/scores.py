@@ -1,0 +1,100 @@
+"""Scores of two texts, and documents in the order of their scores, as vLLM, Jina and Cohere have them."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, UnsetType
+
+from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
+from jaxllm.serving.openai.protocol.bounds import Natural, documented
+from jaxllm.serving.openai.protocol.pooling import PooledRequest, TextUsage
+
+Texts = str | Annotated[list[str], documented(minItems=1)]
+
+
+class ScoredRequest(PooledRequest, kw_only=True):
+    """What requests for scores share."""
+
+    use_activation: bool | None = None
+    """Turn scores into probabilities; default true. Only of a model that reads both texts together."""
+    activation: bool | None = None
+    """Older name of use_activation."""
+    softmax: bool | None = None
+    """Older name of use_activation."""
+
+
+class ScoreRequest(ScoredRequest, kw_only=True):
+    """Pairs of texts of which scores are asked."""
+
+    text_1: Texts
+    """A text, which goes with each of text_2, or one text for each of them."""
+    text_2: Texts
+    """A text or several."""
+
+
+class Score(Answer, kw_only=True):
+    """How well two texts fit."""
+
+    object: str = "score"
+    index: int
+    score: float
+
+
+class ScoreResponse(Answer, kw_only=True):
+    """One score for each of text_2."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: TextUsage
+
+
+class DocumentText(Body, kw_only=True):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(ScoredRequest, kw_only=True):
+    """Documents to be put in order by how well they fit a query."""
+
+    query: str
+    documents: Annotated[list[str | DocumentText], documented(minItems=1)]
+    """Texts, or objects with text."""
+    top_n: Natural | None = None
+    """Most results; 0 or none: all."""
+    return_documents: bool | None = None
+    """Return the documents' texts too; default true."""
+    max_tokens_per_doc: Annotated[Any, Refused("not supported; see truncate_prompt_tokens")] = None
+    max_chunks_per_doc: Annotated[Any, Refused("documents are not cut into chunks")] = None
+    rank_fields: Annotated[Any, Refused("documents have one field, text", (["text"],))] = None
+
+
+class RankedDocument(Answer, kw_only=True):
+    """The text of a document."""
+
+    text: str
+
+
+class Ranked(Answer, kw_only=True):
+    """One document: `index` is its place in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | UnsetType = UNSET
+
+
+class RerankUsage(Answer, kw_only=True):
+    """Tokens that went in."""
+
+    total_tokens: int
+
+
+class RerankResponse(Answer, kw_only=True):
+    """Documents, the best first."""
+
+    id: str
+    model: str
+    usage: RerankUsage
+    results: list[Ranked]

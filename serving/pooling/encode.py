@@ -1,0 +1,61 @@
+"""Texts and pairs of texts to token ids, cut to a length without losing the special tokens around them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.errors import RequestError
+from jaxllm.serving.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids; those from `second_text` on are of the second of two texts, for models that are told."""
+
+    token_ids: Sequence[int]
+    second_text: int | None = None
+
+
+def encode(
+    tokenizer: Tokenizer,
+    texts: Sequence[str | tuple[str, str]],
+    limits: Sequence[int | None],
+    *,
+    add_special_tokens: bool,
+) -> list[Encoded]:
+    """Token ids of texts, each of at most the tokens that `limits` says.
+
+    A text that is too long loses its end, of two texts the longer one first, as in transformers.
+    Raises `RequestError` when a limit does not even hold the special tokens.
+    """
+    backend: Any = tokenizer.hf.backend_tokenizer
+    encodings = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+    for index, (text, limit) in enumerate(zip(texts, limits, strict=True)):
+        if limit is not None and len(encodings[index].ids) > limit:
+            encodings[index] = _cut(backend, text, limit, add_special_tokens)
+    return [Encoded(each.ids, _second_text(each.type_ids)) for each in encodings]
+
+
+def _cut(backend: Any, text: str | tuple[str, str], limit: int, add_special_tokens: bool) -> Any:
+    """The encoding of a text, or two, within `limit` tokens."""
+    is_pair = isinstance(text, tuple)
+    special = backend.num_special_tokens_to_add(is_pair) if add_special_tokens else 0
+    room = limit - special
+    if room < (2 if is_pair else 1):
+        raise RequestError(f"truncate_prompt_tokens={limit}: {special} special tokens leave no room", "prompt")
+    parts = [backend.encode(each, add_special_tokens=False) for each in (text if is_pair else (text,))]
+    lengths = [len(part.ids) for part in parts]
+    if is_pair:
+        first, second = lengths
+        shorter = min(first, second, room // 2)
+        lengths = [shorter, min(second, room - shorter)] if first <= second else [min(first, room - shorter), shorter]
+    else:
+        lengths = [room]
+    for part, length in zip(parts, lengths, strict=True):
+        part.truncate(length)
+    return backend.post_process(*parts, add_special_tokens=add_special_tokens)
+
+
+def _second_text(types: Sequence[int]) -> int | None:
+    """Where the second text begins, if the tokenizer tells texts apart."""
+    return types.index(1) if 1 in types else None

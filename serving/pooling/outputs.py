@@ -1,0 +1,100 @@
+"""What a request to a pooling model returns to a person, under vLLM's names."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The result as it is: `data` is float32 [O], or [tokens, O] where every token was asked for."""
+
+    data: np.ndarray
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """The result of one text. `prompt` is None where token ids were given, or two texts."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    prompt: str | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """None are generated."""
+        return 0
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """A vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in it."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """The embedding of one text."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+    @classmethod
+    def of(cls, base: PoolingRequestOutput) -> "EmbeddingRequestOutput":
+        """From the plain result."""
+        return cls(base.request_id, EmbeddingOutput(base.outputs.data.tolist()), base.prompt_token_ids)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """A probability for every class, or a score where no activation was asked for."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """Numbers in it."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """The classes of one text."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+    @classmethod
+    def of(cls, base: PoolingRequestOutput) -> "ClassificationRequestOutput":
+        """From the plain result."""
+        return cls(base.request_id, ClassificationOutput(base.outputs.data.tolist()), base.prompt_token_ids)
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts fit each other."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """The score of two texts, of which `prompt_token_ids` are the tokens."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True

@@ -1,0 +1,84 @@
+"""Follows the texts in a pooling engine and turns its outputs into results: `OutputProcessor` for pooling models."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from jaxllm.outputs import EngineOutput
+from jaxllm.serving.measurements import FinishedRequest, Measurements
+from jaxllm.serving.pooling.inputs import PooledText
+from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
+
+
+@dataclass(slots=True)
+class Pooled:
+    """What one step means: complete results, and what was measured since the last step. Nothing is ever `stopped`."""
+
+    outputs: list[PoolingRequestOutput] = field(default_factory=list)
+    measurements: Measurements = field(default_factory=Measurements)
+    stopped: list[tuple[str, str]] = field(default_factory=list)
+
+
+class PoolingProcessor:
+    """The requests in flight."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, PooledText] = {}
+        self._measured = Measurements()
+
+    def __len__(self) -> int:
+        """Unfinished requests."""
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def add(self, request: PooledText) -> None:
+        """Expect an output of this request from now on."""
+        self._requests[request.request_id] = request
+
+    def process(self, outputs: Iterable[EngineOutput]) -> Pooled:
+        """Take the outputs of one step. Those of unknown requests, which were aborted, are dropped."""
+        now, found = time.monotonic(), []
+        for output in outputs:
+            request = self._requests.pop(output.request_id, None)
+            if request is None or output.data is None:
+                continue
+            self._measure(request, "stop", now, output.scheduled_time)
+            result = PoolingRequestOutput(
+                request.request_id, PoolingOutput(output.data), request.prompt_token_ids, prompt=request.prompt
+            )
+            found.append(result)
+        measured, self._measured = self._measured, Measurements()
+        return Pooled(found, measured)
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget these requests; returns the ids of those that still run, to be aborted there."""
+        now, known = time.monotonic(), []
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                self._measure(request, "abort", now, None)
+                known.append(request_id)
+        return known
+
+    def abort_all(self) -> list[str]:
+        """Forget every request, as `abort`."""
+        return self.abort(list(self._requests))
+
+    def _measure(self, request: PooledText, reason: str, now: float, scheduled: float | None) -> None:
+        tokens, arrival = len(request.prompt_token_ids), request.arrival_time
+        if reason != "abort":
+            self._measured.prompt_tokens += tokens
+        self._measured.finished.append(
+            FinishedRequest(
+                reason=reason,
+                e2e_seconds=now - arrival,
+                queue_seconds=None if scheduled is None else scheduled - arrival,
+                prefill_seconds=None if scheduled is None else now - scheduled,
+                decode_seconds=None,
+                prompt_tokens=tokens,
+                generation_tokens=0,
+                max_tokens=0,
+            )
+        )

@@ -1,0 +1,88 @@
+"""Prompts as people give them: text, token ids, or dictionaries of either."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.errors import RequestError, nearest
+from jaxllm.serving.text.tokenizer import check_text
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's dictionaries: {"prompt": text} or {"prompt_token_ids": ids}, both with "cache_salt"."""
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+@dataclass(slots=True)
+class ParsedPrompt:
+    """A prompt in the making."""
+
+    text: str | None
+    token_ids: Any
+    cache_salt: str | None
+
+
+@contextmanager
+def naming_prompt(index: int, total: int) -> Iterator[None]:
+    """Put the prompt's index in front of a `RequestError` raised inside, when there are several prompts."""
+    try:
+        yield
+    except RequestError as error:
+        if total == 1:
+            raise
+        raise type(error)(f"prompt {index}: {error}", error.parameter) from None
+
+
+def parse_prompt(prompt: Any) -> ParsedPrompt:
+    """Tell text from token ids. Raises `RequestError` for anything else."""
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt, None, None)
+    if isinstance(prompt, Mapping):
+        for key in prompt:
+            if key not in _PROMPT_KEYS:
+                raise RequestError(f"unknown key {key!r} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
+        text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
+        if text is None and token_ids is None:
+            raise RequestError("a prompt dictionary needs 'prompt' (text) or 'prompt_token_ids'", "prompt")
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise RequestError(f"cache_salt={salt!r}: must be a non-empty string", "cache_salt")
+        if text is not None:
+            check_text(text)
+        return ParsedPrompt(text, token_ids, salt)
+    if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
+        return ParsedPrompt(None, prompt, None)
+    raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}", "prompt")
+
+
+def as_token_ids(token_ids: Any) -> IntArray:
+    """Token ids given by a caller, of any integer type. Raises `RequestError` unless they are a flat list."""
+    try:
+        array = np.asarray(token_ids)
+    except ValueError:  # lists of different lengths
+        array = np.array(0)
+    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
+        wrong = next(
+            (item for item in token_ids if isinstance(item, bool) or not hasattr(item, "__index__")), token_ids
+        )
+        raise RequestError(f"prompt token ids must be a flat list of integers, not {wrong!r:.50}", "prompt")
+    return array
+
+
+def one_per_prompt(name: str, given: Any, kind: type, count: int) -> list[Any]:
+    """`given` for each of `count` prompts. Raises `RequestError` for another number of them or another type."""
+    several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    values = list(given) if several else [given] * count
+    if len(values) != count:
+        raise RequestError(
+            f"{name}: {len(values)} given for {count} prompts; give one for all, or one per prompt", name
+        )
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise RequestError(f"{name}: expected {kind.__name__}, got {type(value).__name__}", name)
+    return values

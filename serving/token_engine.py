@@ -1,0 +1,40 @@
+"""What is needed of the engine below: token ids in, token ids or arrays out."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from jaxllm.info import EngineInfo
+from jaxllm.outputs import EngineOutput
+
+
+class TokenEngine(Protocol):
+    """An engine here or in another process, for models that generate or pool."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model and its limits."""
+        ...
+
+    def add_request(self, request: Any) -> None:
+        """Queue a `Request`, or of a pooling model a `PoolingRequest`. Raises `RequestError`."""
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests without further outputs."""
+
+    def finish_request(self, request_id: str, stop_reason: str) -> None:
+        """End a request whose text holds a stop string."""
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request waits or runs."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False when that is not possible now."""
+        ...
+
+    def close(self) -> None:
+        """Free device memory."""

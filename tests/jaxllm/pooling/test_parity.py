@@ -1,0 +1,97 @@
+"""Embeddings and scores equal those of transformers, for every family."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jaxllm.pooling.params import PoolingParams
+from tests.jaxllm.pooling.checkpoints import VOCAB, hidden_states, logits, save, save_modules, unit
+from tests.jaxllm.pooling.driving import engine_of, pool, request, run
+
+random = np.random.default_rng(1)
+TEXTS = [random.integers(3, VOCAB, length).tolist() for length in (1, 33, 7, 20, 2)]
+EMBEDDERS: list[Any] = [
+    ("BertModel", "cls"),
+    ("RobertaModel", "mean_tokens"),
+    pytest.param("XLMRobertaModel", "cls_token", marks=pytest.mark.proof),
+    pytest.param("DistilBertModel", "mean_tokens", marks=pytest.mark.proof),
+    ("MistralModel", "lasttoken"),
+    pytest.param("Qwen2ForCausalLM", "mean_tokens", marks=pytest.mark.proof),
+    ("Qwen3ForCausalLM", "lasttoken"),
+    pytest.param("LlamaModel", "last", marks=pytest.mark.proof),
+]
+"""With what sentence-transformers says, or what goes without saying."""
+
+
+def _pooled(hidden: np.ndarray, how: str) -> np.ndarray:
+    return hidden.mean(axis=0) if how.startswith("mean") else hidden[0] if how.startswith("cls") else hidden[-1]
+
+
+@pytest.mark.parametrize(("architecture", "how"), EMBEDDERS)
+def test_embeddings(tmp_path: Path, architecture: str, how: str) -> None:
+    model = save(tmp_path, architecture)
+    if how not in ("cls", "last"):
+        save_modules(tmp_path, how, normalize=True)
+    with engine_of(tmp_path) as engine:
+        found = pool(engine, TEXTS)
+        tokens = pool(engine, TEXTS[:2], PoolingParams(task="token_embed", normalize=False))
+    for text, vector in zip(TEXTS, found, strict=True):
+        wanted = unit(_pooled(hidden_states(model, text), how))
+        assert vector.dtype == np.float32
+        assert float(vector @ wanted) > 0.99999
+        np.testing.assert_allclose(vector, wanted, atol=2e-5, rtol=0)
+    for text, states in zip(TEXTS[:2], tokens, strict=True):
+        np.testing.assert_allclose(states, hidden_states(model, text), atol=1e-4, rtol=0)
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    return torch.softmax(torch.tensor(scores), -1).numpy()
+
+
+def _sigmoid(scores: np.ndarray) -> np.ndarray:
+    return torch.sigmoid(torch.tensor(scores)).numpy()
+
+
+CLASSIFIERS: list[Any] = [
+    ("BertForSequenceClassification", {"num_labels": 3}, _softmax),
+    ("RobertaForSequenceClassification", {"num_labels": 1}, _sigmoid),
+    pytest.param(
+        "XLMRobertaForSequenceClassification",
+        {"num_labels": 2, "problem_type": "regression"},
+        lambda scores: scores,
+        marks=pytest.mark.proof,
+    ),
+    pytest.param("DistilBertForSequenceClassification", {}, _softmax, marks=pytest.mark.proof),
+    (
+        "LlamaForSequenceClassification",
+        {"num_labels": 4, "problem_type": "multi_label_classification"},
+        _sigmoid,
+    ),
+    pytest.param("Qwen3ForSequenceClassification", {"num_labels": 3}, _softmax, marks=pytest.mark.proof),
+]
+
+
+@pytest.mark.parametrize(("architecture", "options", "activation"), CLASSIFIERS, ids=lambda each: str(each)[:20])
+def test_classes(tmp_path: Path, architecture: str, options: dict[str, Any], activation: Any) -> None:
+    model = save(tmp_path, architecture, **options)
+    with engine_of(tmp_path) as engine:
+        found = pool(engine, TEXTS)
+        plain = pool(engine, TEXTS, PoolingParams(use_activation=False))
+    for text, scores, raw in zip(TEXTS, found, plain, strict=True):
+        wanted = logits(model, text)
+        np.testing.assert_allclose(raw, wanted, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(scores, activation(wanted), atol=2e-5, rtol=0)
+
+
+def test_a_cross_encoder_is_told_the_texts_apart(tmp_path: Path) -> None:
+    model = save(tmp_path, "BertForSequenceClassification", num_labels=1)
+    text, second = TEXTS[1], 12
+    types = torch.tensor([[int(place >= second) for place in range(len(text))]])
+    with engine_of(tmp_path) as engine:
+        together, alone = run(engine, [request("pair", text, second_text=second), request("one", text)])
+    np.testing.assert_allclose(together, _sigmoid(logits(model, text, token_type_ids=types)), atol=2e-5, rtol=0)
+    np.testing.assert_allclose(alone, _sigmoid(logits(model, text)), atol=2e-5, rtol=0)
+    assert abs(float(together[0] - alone[0])) > 1e-3
