@@ -38,8 +38,9 @@ def make(tokenizer: Tokenizer, scripted_engine: type, monkeypatch: pytest.Monkey
         )
         inputs = InputProcessor(tokenizer, RequestLimits(vocab_size=360, max_model_len=100, max_logprobs=5), [END])
         default = SamplingParams(max_tokens=50)
-        made = LLMEngine(scripted, tokenizer, inputs, default)
-        monkeypatch.setattr("jaxllm.serving.llm.open_engine", lambda *_, **__: made)
+        monkeypatch.setattr(
+            "jaxllm.serving.llm.open_engine", lambda *_, **__: LLMEngine(scripted, tokenizer, inputs, default)
+        )
         return scripted, LLM(**options)
 
     return build

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import jaxllm.engine
 from jaxllm import LLM, ConfigError, RequestError, SamplingParams
 
 
@@ -32,7 +31,7 @@ def engine(scripted_engine: type, monkeypatch: pytest.MonkeyPatch) -> Any:
         scripted.info = replace(scripted.info, model_folder=config.model.model, max_logprobs=config.output.max_logprobs)
         return scripted
 
-    monkeypatch.setattr(jaxllm.engine.Engine, "from_config", load)
+    monkeypatch.setattr("jaxllm.load.load_engine", load)
     return scripted
 
 

@@ -28,8 +28,9 @@ def engine(tokenizer: Tokenizer, scripted_engine: type, monkeypatch: pytest.Monk
     scripted = scripted_engine(lambda request: chain(reversed(request.prompt_token_ids.tolist()), repeat(END)))
     inputs = InputProcessor(tokenizer, RequestLimits(vocab_size=360, max_model_len=100, max_logprobs=5), [END])
     default = SamplingParams(top_k=7)
-    made = LLMEngine(scripted, tokenizer, inputs, default)
-    monkeypatch.setattr("jaxllm.serving.llm.open_engine", lambda *_, **__: made)
+    monkeypatch.setattr(
+        "jaxllm.serving.llm.open_engine", lambda *_, **__: LLMEngine(scripted, tokenizer, inputs, default)
+    )
     return scripted
 
 
