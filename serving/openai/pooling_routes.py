@@ -28,6 +28,8 @@ POOLING_OPERATIONS = (
     _operation("/v1/embeddings", create_embedding, pooling.EmbeddingRequest, pooling.EmbeddingResponse, tag="OpenAI"),
     _operation("/pooling", create_pooling, pooling.PoolingBody, pooling.PoolingResponse),
     _operation("/classify", create_classification, pooling.ClassifyRequest, pooling.ClassifyResponse),
+    _operation("/v1/pooling", create_pooling, pooling.PoolingBody, pooling.PoolingResponse, "create_pooling_v1"),
+    _operation("/v1/classify", create_classification, pooling.ClassifyRequest, pooling.ClassifyResponse, "classify_v1"),
     _operation("/score", create_score, scores.ScoreRequest, scores.ScoreResponse),
     _operation("/v1/score", create_score, scores.ScoreRequest, scores.ScoreResponse, "create_score_v1"),
     _operation("/rerank", create_rerank, scores.RerankRequest, scores.RerankResponse),
