@@ -196,16 +196,17 @@ class Scheduler:
         counts: list[int] = []
         # As only budget left over is given away, there are never more running requests than tokens in the budget, and
         # each decode gets its token in every step.
-        while budget > 0 and (request := self._waiting.peek()) is not None:
+        free = table.num_free_slots
+        while budget > 0 and free and (request := self._waiting.peek()) is not None:
             # All lanes of a beam search come and go together; while it computes its prompt they take no part of the
             # budget, but later each takes its token.
             sequences = [request] if request.group is None else request.group.lanes
-            room = min(table.num_free_slots, self._budget - len(self._running))
-            if len(sequences) > room:
+            running = len(self._running)
+            if len(sequences) > min(free, self._budget - running):
                 break
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
-            found = self._pages.admit(request, headroom=len(self._running) + len(sequences) - 1)
+            found = self._pages.admit(request, headroom=running + len(sequences) - 1)
             if found is None:
                 break
             self._waiting.pop()
@@ -216,6 +217,7 @@ class Scheduler:
             for each in sequences:
                 self._running.add(each)
             admitted += sequences
+            free -= len(sequences)
             counts.append(min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget))
             budget -= counts[-1]
         return admitted, counts

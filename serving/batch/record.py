@@ -79,12 +79,17 @@ class BatchRecord:
         return ConfigError(f"{self._name}: {reason}; give an --output-file that is new, or the one of this input")
 
     def add(self, answer: BatchAnswer) -> None:
-        """Write an answer down."""
+        """Write an answer down. Raises `ConfigError` when the disk is full."""
         line = msgspec.json.encode(answer) + b"\n"
-        while line:
-            line = line[self._file.write(line) :]
-        if not self._regular:
-            self._file.flush()
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            if not self._regular:
+                self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._name}: {error.strerror}; the same command goes on") from None
 
     def __enter__(self) -> Self:
         return self

@@ -110,7 +110,8 @@ class Batch:
                     working.result()
             finally:
                 await cancel(working)
-        self._report(left)
+                bar.close()
+                self._report(left)
         return 0 if self._written == left else INTERRUPTED
 
     async def _work(self, requests: Iterator[BatchRequest], bar: GenerationProgress) -> None:
@@ -144,8 +145,7 @@ class Batch:
         sys.stderr.write(f"jaxllm: {self._written} of {left} requests answered{failed}{before_this}\n")
         if self._written < left:
             sys.stderr.write(
-                f"jaxllm: interrupted with {left - self._written} of {total} requests open; the same command goes on "
-                "with them\n"
+                f"jaxllm: {left - self._written} of {total} requests are open; the same command goes on with them\n"
             )
 
 

@@ -221,6 +221,24 @@ class ManagerMachine(RuleBasedStateMachine):
         holder.pages = np.concatenate([holder.pages, pages])
         holder.tokens.append(token)
 
+    @precondition(lambda self: any(holder.computed for holder in self.holders))
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def fork(self, data: st.DataObject, token: int) -> None:
+        """As beams do: share what is full, copy what is partly filled, and go on with a token of one's own."""
+        holder = data.draw(st.sampled_from([holder for holder in self.holders if holder.computed]))
+        size, computed = self.manager.block_size, holder.computed
+        full, tokens = computed // size, [*holder.tokens[:computed], token]
+        own = self.manager.grow(self.manager.pages_for(len(tokens)) - full)
+        if own is None:
+            return
+        self.manager.share(holder.pages[:full])
+        if computed % size:
+            self.contents[int(own[0])] = dict(self.contents[int(holder.pages[full])])
+        request = request_of(tokens)
+        request.page_hashes = holder.request.page_hashes[:full]
+        self.holders.append(Holder(request, tokens, np.concatenate([holder.pages[:full], own]), computed))
+        self._check_reads(self.holders[-1])
+
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:

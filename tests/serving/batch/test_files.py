@@ -148,3 +148,9 @@ def test_the_lines_are_those_of_openai(tmp_path: Path) -> None:
         "error": None,
     }
     assert (second["response"], second["error"]) == (None, {"code": "internal_error", "message": "it broke"})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    with BatchRecord("/dev/full", ["a"]) as record, pytest.raises(ConfigError, match="No space left"):
+        record.add(answer("a"))

@@ -21,7 +21,6 @@ def test_completions_are_the_best_beams(client: OpenAI) -> None:
     for choice in answer.choices:
         assert choice.finish_reason == "length"
         assert len(choice.logprobs.token_logprobs) == len(choice.token_ids) == 10
-        assert "".join(choice.logprobs.tokens) == choice.text
     totals = [sum(choice.logprobs.token_logprobs) for choice in answer.choices]
     assert totals[0] >= totals[1]
     assert answer.choices[0].text != answer.choices[1].text
