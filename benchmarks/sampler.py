@@ -59,7 +59,7 @@ def main() -> None:
     def step(
         logits: jax.Array, ints: jax.Array, floats: jax.Array, state: SamplingState
     ) -> tuple[SampledRows, SamplingState]:
-        return sample(logits, SamplingRows.unpack(ints, floats), state, options.max_logprobs)
+        return sample(logits, SamplingRows.unpack(ints, floats), state, max_logprobs=options.max_logprobs)
 
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab))
     state = empty_state(rows, vocab)

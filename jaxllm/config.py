@@ -217,6 +217,23 @@ class OutputOptions(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOptions(Section):
+    """Outputs that follow a grammar."""
+
+    structured_outputs_backend: Literal["llguidance"] = option("llguidance", "What compiles and follows grammars.")
+    structured_outputs_cache_size: int = option(256, "Most compiled grammars that are kept.", minimum=1)
+    structured_outputs_preload: bool = option(
+        False,
+        "Read the vocabulary at start instead of with the first grammar, which may hold everybody up for seconds "
+        "where it is large.",
+    )
+    disable_any_whitespace: bool = option(False, "No whitespace between the tokens of JSON, whatever requests say.")
+    disable_additional_properties: bool = option(
+        False, "JSON objects have only the properties that their schema names, unless it says otherwise."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """All sections together. Option names are unique across them."""
 
@@ -226,6 +243,7 @@ class EngineConfig:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     compile: CompileOptions = field(default_factory=CompileOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
+    structured: StructuredOptions = field(default_factory=StructuredOptions)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:

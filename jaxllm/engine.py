@@ -10,8 +10,12 @@ from msgspec.structs import replace
 
 from jaxllm.beam.group import BeamGroup
 from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError, RequestError
+from jaxllm.guided import Forced, GuidedSteps
 from jaxllm.info import EngineInfo
 from jaxllm.kv.manager import KVManager
+from jaxllm.models.checkpoint import resolve
+from jaxllm.models.errors import ModelError
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request
@@ -22,6 +26,8 @@ from jaxllm.runner.runner import Dispatched, PromptChunk, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.stats import StepStats
+from jaxllm.structured.backend import Vocabulary
+from jaxllm.structured.guides import Guides
 from jaxllm.validation import RequestLimits
 
 
@@ -47,6 +53,7 @@ class Engine:
             policy=config.scheduler.scheduling_policy,
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         )
+        self._guided = GuidedSteps(_guides(plan), self.scheduler, runner, self._refuse)
         self._limits = RequestLimits.of(self.info)
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._under_way: deque[tuple[float, Dispatched]] = deque()  # with the time each was begun
@@ -77,7 +84,10 @@ class Engine:
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
         self.check_request(request)
-        self.scheduler.add(request)
+        guided = request.params.uses_grammar
+        self.scheduler.add(request, held=guided)
+        if guided:
+            self._guided.add(request)
         if request.params.prompt_logprobs is not None:
             self._prompt_logprobs[request] = [None] * len(request.prompt_token_ids)
 
@@ -99,10 +109,12 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns the news, one output per request that has any."""
+        self._guided.admit()
         ended, self._ended = self._ended, []
         while len(self._under_way) < self._depth and self._start():
             pass
         if not self._under_way:
+            self._guided.wait()
             self._step = StepStats()
             return ended
         return ended + self._complete(*self._under_way.popleft())
@@ -110,23 +122,31 @@ class Engine:
     def _start(self) -> bool:
         """Schedule a step and hand it to the device; False when there is none before the next result."""
         began = time.monotonic()
+        if self._under_way:
+            # The next step reads the tokens of this one on the device.
+            self._guided.choose(self._under_way[-1][1])
         if self._under_way and self.runner.must_wait(self.scheduler.table):
             return False
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self._note_admissions(plan, began)
-        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
+        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table, self._guided.rows(plan))))
         return True
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
         """Wait for a step, and take what it computed."""
+        self._guided.choose(step)
         plan, result = step.plan, self.runner.collect(step)
         for chunk in result.prompts:
             self._take_prompt_logprobs(chunk)
         finished = self.scheduler.update(plan, result.token_ids)
+        forced = None
+        if step.later is not None:
+            forced = self._guided.advance(step, result.token_ids, [later for _, later in self._under_way])
+            finished = self._finished(finished + forced.finished)
         self._drop_wasted_steps()
-        outputs = self._outputs(plan, result, finished)
+        outputs = self._outputs(plan, result, finished, forced)
         if plan.lanes is not None:
             outputs += self._advance_beams(plan, result)
         began, self._last_end = max(began, self._last_end), time.monotonic()
@@ -165,6 +185,7 @@ class Engine:
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
         self._under_way.clear()
+        self._guided.close()
         self.runner.close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
@@ -172,6 +193,7 @@ class Engine:
         request = self.scheduler.finish(request_id, reason, stop_reason)
         if request is not None:
             self._prompt_logprobs.pop(request, None)
+            self._guided.forget(request)
         self._drop_wasted_steps()
         return request
 
@@ -181,7 +203,29 @@ class Engine:
             if not request.num_preemptions and (request.group is None or request.group.leader is request):
                 self._scheduled[request.request_id] = now
 
-    def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
+    def _finished(self, requests: list[Request]) -> list[Request]:
+        for request in requests:
+            self._guided.forget(request)
+        return requests
+
+    def _refuse(self, request: Request, message: str, parameter: str | None) -> None:
+        """End a request that cannot be served, or not any further; a coming output says so."""
+        scheduled = self._scheduled.get(request.request_id)
+        if self._finish(request.request_id, "abort", None) is not None:
+            self._ended.append(
+                EngineOutput(
+                    request.request_id,
+                    [],
+                    finish_reason="abort",
+                    scheduled_time=scheduled,
+                    refusal=message,
+                    refused_parameter=parameter,
+                )
+            )
+
+    def _outputs(
+        self, plan: StepPlan, result: StepResult, finished: list[Request], forced: Forced | None
+    ) -> list[EngineOutput]:
         outputs = []
         rows = np.flatnonzero(plan.samples).tolist()
         prompts = self._prompt_logprobs
@@ -192,6 +236,8 @@ class Engine:
                 self._add_logprobs(output, request, result.logprobs, row)
             if prompts:
                 output.prompt_logprobs = prompts.pop(request, None)
+            if forced is not None:
+                output.token_ids += forced.token_ids.get(request.request_id, ())
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
@@ -250,6 +296,17 @@ class Engine:
             )
 
 
+def _guides(plan: Plan) -> Guides:
+    """What follows grammars: it needs to know the bytes of tokens, and no more of text."""
+    folder, options = plan.folder, plan.config.model
+    try:
+        if options.tokenizer is not None:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        return Guides(Vocabulary(folder, plan.vocab_size, tuple(plan.model.eos_token_ids)), plan.config.structured)
+    except (ModelError, RequestError) as error:
+        raise ConfigError(str(error)) from error
+
+
 def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
     config = plan.config
     return EngineInfo(
@@ -268,6 +325,7 @@ def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
         device_kind=plan.device_kind,
         num_devices=plan.num_devices,
         num_shapes=num_shapes,
+        structured_outputs_backend=config.structured.structured_outputs_backend,
     )
 
 

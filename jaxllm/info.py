@@ -41,6 +41,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_devices: int
     num_shapes: int
     pooling: PoolingInfo | None = None
+    structured_outputs_backend: str = "llguidance"
 
     @property
     def kv_tokens(self) -> int:

@@ -36,14 +36,17 @@ class BeamHypothesis(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class EngineOutput(msgspec.Struct, array_like=True):
     """News of one request after one step.
 
-    `token_ids` are the tokens sampled in this step (none when the request was aborted before it could run);
-    `logprobs`, when the request asked for them, has one entry per new token. `prompt_logprobs` comes once, complete,
-    with one entry per prompt token; the first is None, because nothing precedes it. `finish_reason` is "stop",
-    "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id or
-    the stop string, and None for the model's own end token. `scheduled_time` comes with a request's first output: when
+    `token_ids` are the tokens of this step, sampled or forced by a grammar (none when the request was aborted before it
+    could run); `logprobs`, when the request asked for them, has one entry per new token. `prompt_logprobs` comes once,
+    complete, with one entry per prompt token; the first is None, because nothing precedes it. `finish_reason` is
+    "stop", "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id
+    or the stop string, and None for the model's own end token. `scheduled_time` comes with a first output: when
     it was first scheduled, in seconds of the monotonic clock. A beam search has one output, with the
     hypotheses in `beams`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or
     [length, O], in the only output of its request.
+    `refusal` says why the request cannot be served, or not any
+    further, and is None otherwise; `refused_parameter` then names the field. Such an output is the request's last,
+    with the finish reason "abort".
     """
 
     request_id: str
@@ -56,6 +59,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     scheduled_time: float | None = None
     beams: list[BeamHypothesis] | None = None
     data: np.ndarray | None = None
+    refusal: str | None = None
+    refused_parameter: str | None = None
 
     @property
     def finished(self) -> bool:

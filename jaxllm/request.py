@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.structured.guide import Guide
 
 if TYPE_CHECKING:
     from jaxllm.beam.group import BeamGroup
@@ -18,7 +19,7 @@ class Request:
     """One sequence to be continued.
 
     `prompt_token_ids` is int32 [prompt length]. While the request runs, `slot` is its row in every per-request
-    table of the engine; otherwise it is -1.
+    table of the engine; otherwise it is -1. `guide` says which tokens may come next, where that is limited.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class Request:
     page_hashes: list[bytes] = field(default_factory=list)
     group: "BeamGroup | None" = None
     """Of a lane of a beam search."""
+    guide: Guide | None = None
 
     @property
     def num_tokens(self) -> int:

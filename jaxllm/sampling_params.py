@@ -114,6 +114,11 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Whether the sampled tokens' log-probabilities are returned, or decide which sequences are."""
+        return self.logprobs is not None or self.num_sequences > self.n or self.beam_search is not None
+
+    @property
     def uses_filters(self) -> bool:
         """Whether unlikely tokens are cut off before drawing."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
@@ -313,6 +318,8 @@ def _check_together(params: SamplingParams) -> None:
         raise _wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise _wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
+    if params.beam_search is not None and params.structured_outputs is not None:
+        raise RequestError("structured_outputs: do not go with beam search", "structured_outputs")
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:
         raise _wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
     if params.beam_search is not None:

@@ -10,6 +10,7 @@ from jaxllm.beam.limits import check_beams
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.request import Request
+from jaxllm.structured.backend import DEFAULT_BACKEND
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class RequestLimits:
         """The limits of this engine."""
         return cls(info.vocab_size, info.max_model_len, info.max_logprobs, info)
 
+    @property
+    def structured_outputs_backend(self) -> str:
+        """What follows grammars."""
+        return self.engine.structured_outputs_backend if self.engine is not None else DEFAULT_BACKEND
+
     def check(self, request: Request) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
         self._check_prompt(request)
@@ -36,6 +42,7 @@ class RequestLimits:
         self._check_tokens("stop_token_ids", params.stop_token_ids or ())
         self._check_tokens("allowed_token_ids", params.allowed_token_ids or ())
         self._check_tokens("logit_bias", params.logit_bias or ())
+        self._check_tokens("reasoning_end_token_ids", params.reasoning_end_token_ids or ())
         for word in params.bad_words_token_ids or ():
             self._check_tokens("bad_words", word)
         if params.beam_search is not None:

@@ -424,6 +424,10 @@ class AsyncLLM:
         processed = self._outputs.process(message.outputs)
         if processed.stopped:
             self._connection.send(Finish(processed.stopped))
+        if processed.aborted:
+            self._connection.send(Abort(processed.aborted))
+        for request_id, error in processed.refused:
+            self._forget(request_id).fail(error)
         for output in processed.outputs:
             stream = self._forget(output.request_id) if output.finished else self._streams[output.request_id]
             stream.put(output)

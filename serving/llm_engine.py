@@ -93,10 +93,18 @@ class LLMEngine:
             raise
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; the news of it, see `add_request`."""
+        """Run one step; the news of it, see `add_request`.
+
+        Raises `RequestError` when the engine finds that it cannot serve a request (its grammar is too complex, say).
+        That request is gone then, and the others can go on.
+        """
         processed = self._outputs.process(self.engine.step())
         for request_id, stop in processed.stopped:
             self.engine.finish_request(request_id, stop)
+        if processed.aborted:
+            self.engine.abort_request(processed.aborted)
+        for request_id, error in processed.refused:
+            raise RequestError(f"request {request_id}: {error}", error.parameter)
         return processed.outputs
 
     def has_unfinished_requests(self) -> bool:

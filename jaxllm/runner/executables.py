@@ -121,6 +121,11 @@ class Executables:
         return self.get("prompt_logprobs")
 
     @property
+    def sample_masked(self) -> Executable:
+        """`(parameter leaves, hidden, SamplingState, last_tokens, packed) -> ...`, see `make_sample_masked`."""
+        return self.get("sample_masked")
+
+    @property
     def set_row(self) -> Executable:
         """`(SamplingState, slot, counts, seen, bias) -> SamplingState`, see `jaxllm.runner.sampling_rows.set_row`."""
         return self.get("set_row")

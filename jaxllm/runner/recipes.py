@@ -14,6 +14,7 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding
 from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.logprobs import Logprobs
+from jaxllm.runner.masked import make_sample_masked, masked_layout
 from jaxllm.runner.sampler import SampledRows
 from jaxllm.runner.sampling_rows import set_bias, set_row
 from jaxllm.runner.sampling_table import UPDATE_SIZE
@@ -34,7 +35,7 @@ Shapes = Any
 Key = Bucket | str
 """Names an executable: the bucket of a step, or one of `OTHERS`."""
 
-OTHERS = ("empty_state", "prompt_logprobs", "set_row", "set_bias", "set_pages", "copy_pages")
+OTHERS = ("empty_state", "prompt_logprobs", "sample_masked", "set_row", "set_bias", "set_pages", "copy_pages")
 """The executables beside the steps, which have one shape each."""
 
 
@@ -148,6 +149,7 @@ def recipe(spec: StepSpec, key: Key) -> Recipe:
     return {
         "empty_state": _empty_state,
         "prompt_logprobs": _prompt_logprobs,
+        "sample_masked": _sample_masked,
         "set_row": _set_row,
         "set_bias": _set_bias,
         "set_pages": _set_pages,
@@ -190,6 +192,26 @@ def _prompt_logprobs(spec: StepSpec) -> Recipe:
 
     arguments = (tuple(leaves), spec.state.hidden, spec.host(), spec.host((PROMPT_LOGPROB_ROWS,)))
     return Recipe(prompt_logprobs, arguments, _LOGPROBS, out_shardings=spec.whole, mesh=spec.mesh)
+
+
+def _sample_masked(spec: StepSpec) -> Recipe:
+    state = spec.state
+    layout = masked_layout(state.sampling)
+    function = make_sample_masked(spec.graph, spec.shape, layout)
+    leaves, tree = jax.tree.flatten(spec.parameters)
+
+    def sample_masked(leaves: tuple[Any, ...], *arguments: Any) -> Any:
+        return function(jax.tree.unflatten(tree, leaves), *arguments)
+
+    arguments = (tuple(leaves), state.hidden, state.sampling, state.last_tokens, spec.host((layout.size,)))
+    return Recipe(
+        sample_masked,
+        arguments,
+        (SampledRows(_LEAF, _LOGPROBS), state.sampling, _LEAF),
+        donated=(2, 3),
+        out_shardings=(spec.whole, _shardings(state.sampling), _shardings(state.last_tokens)),
+        mesh=spec.mesh,
+    )
 
 
 def _set_row(spec: StepSpec) -> Recipe:

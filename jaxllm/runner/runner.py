@@ -13,8 +13,9 @@ from jaxllm.runner.buckets import Bucket, Buckets
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables
 from jaxllm.runner.logprobs import Logprobs
+from jaxllm.runner.masked import LaterRows, masked_layout
 from jaxllm.runner.sampler import SampledRows
-from jaxllm.runner.sampling_table import SamplingTable
+from jaxllm.runner.sampling_table import NEUTRAL_FLOATS, SamplingTable
 from jaxllm.runner.step import FROM_DEVICE, PROMPT_LOGPROB_ROWS, DeviceState, StepShape
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
@@ -42,6 +43,8 @@ class Dispatched:
     sampled: SampledRows
     wants_logprobs: bool
     prompts: list[PromptChunk]
+    later: LaterRows | None = None
+    """Rows whose tokens `Runner.choose` chooses."""
 
     @property
     def wanted(self) -> tuple[jax.Array, Logprobs | None]:
@@ -84,6 +87,7 @@ class Runner:
         self._buckets = buckets
         self._shape = shape
         self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
+        self._masked_layout = masked_layout(state.sampling)
         self._sampling = sampling
 
     @property
@@ -101,35 +105,78 @@ class Runner:
     def must_wait(self, table: RequestTable) -> bool:
         """Whether the next step needs tokens on the host that are still on the device.
 
-        What a row may sample can depend on its text so far, as with bad words of several tokens. Whatever else comes
-        to depend on it belongs into `SamplingTable.must_wait`. Such a step starts when the one before is collected.
+        What a row may sample can depend on its text so far, as with bad words of several tokens. Such a step starts
+        when the one before is collected. (Grammars need not wait: see `choose`.)
         """
         return self._sampling.must_wait(table)
 
-    def dispatch(self, plan: StepPlan, table: RequestTable) -> Dispatched:
-        """Start a step, right after it was scheduled. Returns at once; the device works while the host goes on."""
+    def dispatch(self, plan: StepPlan, table: RequestTable, later: npt.NDArray[np.bool_] | None = None) -> Dispatched:
+        """Start a step, right after it was scheduled. Returns at once; the device works while the host goes on.
+
+        The rows in `later` (bool [n], of those that sample) get no token from it: `choose` must give them one before
+        the next step is dispatched.
+        """
         bucket = self._buckets.fit(plan.num_tokens)
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
+        samples = plan.samples if later is None else plan.samples & ~later
         with self.watch.watching(bucket):
             if plan.copies is not None:
                 self._copy_pages(plan.copies)
             self._place_pages(plan, table)
             self._update_sampling(plan, table)
-            packed = self._pack(plan, table, bucket)
+            packed = self._pack(plan, table, bucket, samples)
             sampled, self._state = executable(self._parameters, self._state, packed)
             prompts = list(self._prompt_logprobs(plan, table))
-        wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[plan.samples]).any())
-        step = Dispatched(plan, bucket, sampled, wants_logprobs, prompts)
+        wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[samples]).any())
+        rest = None if later is None else self._rows_for_later(plan, table, np.flatnonzero(later).astype(np.int32))
+        step = Dispatched(plan, bucket, sampled, wants_logprobs, prompts, rest)
         # The way to the host begins when the step ends, not when somebody asks.
         for leaf in jax.tree.leaves(step.wanted):
             leaf.copy_to_host_async()
         return step
 
+    def _rows_for_later(self, plan: StepPlan, table: RequestTable, rows: Int32Array) -> LaterRows:
+        slots, count = plan.slots[rows], len(rows)
+        ints, floats = self._sampling.pack(slots, _steps(plan, table)[rows], np.ones(count, np.bool_), count)
+        hidden = np.cumsum(plan.num_new_tokens, dtype=np.int32)[rows] - 1
+        return LaterRows(rows, hidden, ints, floats, wants_logprobs=bool(self._sampling.wants_logprobs(slots).any()))
+
+    def choose(self, later: LaterRows, which: Int32Array, masks: Int32Array) -> None:
+        """Choose the tokens of rows that the last step left out: int32 [n] of `later`, and their masks [n, W]."""
+        _, views = self._masked_layout.host_buffer()
+        at_once = len(views["hidden_rows"])
+        executable = self._executables.sample_masked
+        with self.watch.watching("masked rows"):
+            for first in range(0, len(which), at_once):
+                part = which[first : first + at_once]
+                packed = self._pack_masked(later, part, masks[first : first + at_once])
+                state = self._state
+                sampled, sampling, last_tokens = executable(
+                    self._parameters, state.hidden, state.sampling, state.last_tokens, packed
+                )
+                self._state = replace(state, sampling=sampling, last_tokens=last_tokens)
+                later.chosen.append((later.rows[part], sampled))
+                for leaf in jax.tree.leaves((sampled.token_ids, sampled.logprobs if later.wants_logprobs else None)):
+                    leaf.copy_to_host_async()
+
+    def _pack_masked(self, later: LaterRows, part: Int32Array, masks: Int32Array) -> Int32Array:
+        packed, views = self._masked_layout.host_buffer()
+        count = len(part)
+        views["hidden_rows"][:count] = later.hidden[part]
+        views["num_rows"][...] = count
+        views["sampling_ints"][:, :count] = later.ints[:, part]
+        views["sampling_floats"][:, :count] = later.floats[:, part]
+        views["sampling_floats"][:, count:] = NEUTRAL_FLOATS
+        views["masks"][:count] = masks
+        return packed
+
     def collect(self, step: Dispatched) -> StepResult:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
         rows = step.plan.num_rows
         token_ids, logprobs = jax.tree.map(lambda leaf: leaf[:rows], jax.device_get(step.wanted))
+        if step.later is not None:
+            token_ids, logprobs = _with_chosen(token_ids, logprobs, step.later)
         prompts = [
             PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
         ]
@@ -142,17 +189,19 @@ class Runner:
             leaf.delete()
 
     def _place_pages(self, plan: StepPlan, table: RequestTable) -> None:
-        """Write the pages of newly admitted requests, and of lanes that moved, into the device's table."""
+        """Write the pages that are new by several, or of lanes that moved, into the device's table."""
         size, width = self._shape.rows_at_once, self._shape.table_width
         page_table = self._state.page_table
         changed = plan.moved
         if plan.admitted:
             changed = [request.slot for request in plan.admitted] + changed
+        if plan.num_decodes < plan.num_rows:
+            changed = changed + _grown_by_pages(plan, table, self._shape.page_size)
         for first in range(0, len(changed), size):
-            part = changed[first : first + size]
+            some = changed[first : first + size]
             slots, pages = np.full(size, -1, np.int32), np.zeros((size, width), np.int32)
-            slots[: len(part)] = part
-            pages[: len(part)] = table.block_table[part]
+            slots[: len(some)] = some
+            pages[: len(some)] = table.block_table[some]
             page_table = self._executables.get("set_pages")(page_table, slots, pages)
         self._state = replace(self._state, page_table=page_table)
 
@@ -174,8 +223,8 @@ class Runner:
             sampling = self._executables.set_bias(sampling, *update)
         self._state = replace(self._state, sampling=sampling)
 
-    def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket) -> Int32Array:
-        """The packed input of a plan."""
+    def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
+        """The packed input of a plan, in which the rows in `samples` (bool [n]) get a token."""
         packed, views = self._layouts[bucket].host_buffer()
         rows, tokens = plan.num_rows, plan.num_tokens
         ends = np.cumsum(plan.num_new_tokens)
@@ -198,7 +247,8 @@ class Runner:
         views["num_tokens"][...] = tokens
         views["num_decodes"][...] = plan.num_decodes
         views["num_requests"][...] = rows
-        ints, floats = self._sampling.pack(plan.slots, _steps(plan, table), plan.samples, bucket.rows)
+        views["num_sampled"][...] = rows if samples is plan.samples else np.flatnonzero(samples).max(initial=-1) + 1
+        ints, floats = self._sampling.pack(plan.slots, _steps(plan, table), samples, bucket.rows)
         views["sampling_ints"][...] = ints
         views["sampling_floats"][...] = floats
         return packed
@@ -228,3 +278,39 @@ def _steps(plan: StepPlan, table: RequestTable) -> Int32Array:
     """Output tokens before the one that each row samples, int32 [n]; means nothing for rows that do not."""
     steps: Int32Array = plan.starts + plan.num_new_tokens - table.num_prompt_tokens[plan.slots]
     return steps
+
+
+def _grown_by_pages(plan: StepPlan, table: RequestTable, page_size: int) -> list[int]:
+    """Slots whose rows go on to several new pages at once: a step brings the page of the last token only.
+
+    That takes tokens which were not known when the request was admitted, and were not computed one by one.
+    """
+    rows = slice(plan.num_decodes, None)
+    slots, starts = plan.slots[rows], plan.starts[rows]
+    ends = starts + plan.num_new_tokens[rows]
+    new_pages = (ends - 1) // page_size - (starts - 1) // page_size
+    return [int(slot) for slot in slots[(ends > table.num_prompt_tokens[slots]) & (new_pages > 1)]]
+
+
+def _with_chosen(
+    token_ids: Int32Array, logprobs: Logprobs | None, later: LaterRows
+) -> tuple[Int32Array, Logprobs | None]:
+    """The tokens of a step with those that were chosen later, and log-probabilities if any row wanted them."""
+    token_ids = token_ids.copy()
+    for rows, sampled in later.chosen:
+        token_ids[rows] = np.asarray(sampled.token_ids)[: len(rows)]
+        if later.wants_logprobs:
+            logprobs = _placed(logprobs, len(token_ids), rows, jax.device_get(sampled.logprobs))
+    return token_ids, logprobs
+
+
+def _placed(logprobs: Logprobs | None, total: int, rows: Int32Array, found: Logprobs) -> Logprobs:
+    """`logprobs`, or zeros, of `total` rows, with `found` for `rows`."""
+
+    def place(new: np.ndarray, old: np.ndarray | None = None) -> np.ndarray:
+        values = np.zeros((total, *new.shape[1:]), new.dtype) if old is None else old.copy()
+        values[rows] = new[: len(rows)]
+        return values
+
+    placed: Logprobs = jax.tree.map(place, *((found,) if logprobs is None else (found, logprobs)))
+    return placed

@@ -31,15 +31,25 @@ class SampledRows:
 
 
 def sample(
-    logits: Array, rows: SamplingRows, state: SamplingState, max_logprobs: int, vocabulary: Vocabulary = WHOLE
+    logits: Array,
+    rows: SamplingRows,
+    state: SamplingState,
+    masks: Array | None = None,
+    *,
+    max_logprobs: int,
+    vocabulary: Vocabulary = WHOLE,
 ) -> tuple[SampledRows, SamplingState]:
     """Choose one token per row of `logits` float32 [R, V], and count it in `state` where the row is valid.
 
     A row's token depends on its own logits, parameters and state only. `max_logprobs` is static: the number of most
-    likely tokens whose log-probabilities are returned, at most V. With a `vocabulary` that is split, `logits` and
+    likely tokens whose log-probabilities are returned, at most V. `masks` int32 [R, W] has a bit for each token of the
+    whole vocabulary, 1 where it is allowed (`jaxllm.structured.backend.Mask`); where nothing is left of a row, its
+    token is arbitrary. With a `vocabulary` that is split, `logits` and
     `state` are one part, and the result is the same on all devices.
     """
     processed = process(logits, rows, state)
+    if masks is not None:
+        processed = jnp.where(_allowed(masks, logits.shape[1], vocabulary), processed, -jnp.inf)
     greedy, maximum = argmax(processed, vocabulary)
     token_ids = lax.cond(
         rows.any_random,
@@ -55,6 +65,13 @@ def sample(
     place = vocabulary.place(token_ids, state.seen.shape[1])
     seen = state.seen.at[rows.slot, place].add(rows.valid.astype(jnp.int32), mode="drop")
     return SampledRows(token_ids, logprobs), replace(state, seen=seen)
+
+
+def _allowed(masks: Array, size: int, vocabulary: Vocabulary) -> Array:
+    """The bits of this part of the vocabulary, which has `size` tokens and begins at a word: bool [R, size]."""
+    words = lax.dynamic_slice_in_dim(masks, vocabulary.start(size) // 32, -(-size // 32), axis=1)
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.int32)) & 1
+    return bits.reshape(masks.shape[0], -1)[:, :size] != 0
 
 
 def _draw(logits: Array, maximum: Array, rows: SamplingRows, vocabulary: Vocabulary) -> Array:

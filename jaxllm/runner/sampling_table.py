@@ -14,7 +14,9 @@ UPDATE_SIZE = 64
 """Entries in one call of `set_bias`, which has a static shape."""
 
 _NEUTRAL_INTS = np.zeros((len(INT_FIELDS), 1), np.int32)
-_NEUTRAL_FLOATS = np.array([[0.0], [1.0], [0.0], [0.0], [0.0], [1.0]], np.float32)
+NEUTRAL_FLOATS = np.array([[0.0], [1.0], [0.0], [0.0], [0.0], [1.0]], np.float32)
+"""A column of parameters that change nothing."""
+
 _TOP_K, _SEED, _STEP, _SLOT, _BITS = range(len(INT_FIELDS))
 
 _MASK = 2**64 - 1
@@ -47,7 +49,7 @@ class SamplingTable:
         self._vocab_size = vocab_size
         self._seed = seed
         self._ints = np.repeat(_NEUTRAL_INTS, max_num_seqs, axis=1)
-        self._floats = np.repeat(_NEUTRAL_FLOATS, max_num_seqs, axis=1)
+        self._floats = np.repeat(NEUTRAL_FLOATS, max_num_seqs, axis=1)
         self._changing: dict[int, tuple[Request, TokenBias]] = {}
 
     def must_wait(self, table: RequestTable) -> bool:
@@ -68,7 +70,7 @@ class SamplingTable:
         self._ints[:, slot] = 0
         self._ints[_SEED, slot] = self._seed_of(request)
         self._ints[_SLOT, slot] = slot
-        self._ints[_BITS, slot] = VALID | BIAS * params.uses_bias | LOGPROBS * _wants_logprobs(params)
+        self._ints[_BITS, slot] = VALID | BIAS * params.uses_bias | LOGPROBS * params.wants_logprobs
         if not params.greedy:
             # A limit beyond the vocabulary is none.
             self._ints[_TOP_K, slot] = params.top_k if 0 < params.top_k < self._vocab_size else 0
@@ -112,7 +114,7 @@ class SamplingTable:
         `slots` int32 [n], n at most `num_rows`; `steps` int32 [n], the number of output tokens each row has so far;
         `samples` bool [n], whether the row's token counts. All other columns are padding.
         """
-        ints, floats = np.repeat(_NEUTRAL_INTS, num_rows, axis=1), np.repeat(_NEUTRAL_FLOATS, num_rows, axis=1)
+        ints, floats = np.repeat(_NEUTRAL_INTS, num_rows, axis=1), np.repeat(NEUTRAL_FLOATS, num_rows, axis=1)
         rows = np.flatnonzero(samples)
         chosen = slots[rows]
         ints[:, rows] = self._ints[:, chosen]
@@ -150,11 +152,6 @@ def _floats_of(params: SamplingParams) -> list[float]:
     filters[0] = min(filters[0], float(limits.max))
     filters[1] = max(filters[1], float(limits.tiny))
     return [*filters, params.presence_penalty, params.frequency_penalty, repetition]
-
-
-def _wants_logprobs(params: SamplingParams) -> bool:
-    """Whether the sampled tokens' log-probabilities are returned, or decide which sequences are."""
-    return params.logprobs is not None or params.num_sequences > params.n or params.beam_search is not None
 
 
 def _bias_update(entries: list[tuple[int, int, float]]) -> BiasUpdate:

@@ -78,6 +78,7 @@ class StepShape:
                 "num_tokens": ((), np.int32),
                 "num_decodes": ((), np.int32),
                 "num_requests": ((), np.int32),
+                "num_sampled": ((), np.int32),  # rows behind these get no token here
                 "sampling_ints": ((len(INT_FIELDS), rows), np.int32),
                 "sampling_floats": ((len(FLOAT_FIELDS), rows), np.float32),
             }
@@ -100,7 +101,7 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
         hidden, kv_cache = model(batch, state.kv_cache)
 
         last = jnp.maximum(ragged.query_start[1:] - 1, 0)
-        sampled, sampling = _sample_in_blocks(model, hidden[last], rows, state.sampling, ragged.num_requests, shape)
+        sampled, sampling = sample_in_blocks(model, hidden[last], rows, state.sampling, inputs["num_sampled"], shape)
         slots = jnp.where(rows.valid, rows.slot, state.last_tokens.shape[0])
         return sampled, DeviceState(
             kv_cache=kv_cache,
@@ -148,28 +149,33 @@ def copy_pages(kv_cache: jax.Array, pages: jax.Array, count: jax.Array) -> jax.A
     return lax.fori_loop(0, count, copy, kv_cache)
 
 
-def _sample_in_blocks(
+def sample_in_blocks(
     model: CausalLM,
     hidden: jax.Array,
     rows: SamplingRows,
     state: SamplingState,
-    num_requests: jax.Array,
+    num_rows: jax.Array,
     shape: StepShape,
+    masks: jax.Array | None = None,
 ) -> tuple[SampledRows, SamplingState]:
-    """Sample from `hidden` [R, D] in blocks of rows and stop after the last row in use.
+    """Sample from `hidden` [R, D] in blocks of rows and stop after `num_rows` (int32 []), the last row in use.
 
-    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits.
+    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. `masks`
+    int32 [R, W] say which tokens are allowed, see `sample`.
     """
     total, size = hidden.shape[0], shape.sample_rows
 
     part_of = partial(sample, max_logprobs=shape.max_logprobs)
-    choose = over_vocabulary(part_of, model.options.mesh, (SPLIT, SAME, SPLIT), (SAME, SPLIT))
+    given = (SPLIT, SAME, SPLIT) if masks is None else (SPLIT, SAME, SPLIT, SAME)
+    choose = over_vocabulary(part_of, model.options.mesh, given, (SAME, SPLIT))
+    allowed = () if masks is None else (masks,)
     if total <= size:
-        chosen: tuple[SampledRows, SamplingState] = choose(model.logits(hidden), rows, state)
+        chosen: tuple[SampledRows, SamplingState] = choose(model.logits(hidden), rows, state, *allowed)
         return chosen
     padding = -total % size
-    hidden, rows = jax.tree.map(
-        lambda leaf: jnp.pad(leaf, ((0, padding), *((0, 0),) * (leaf.ndim - 1))) if leaf.ndim else leaf, (hidden, rows)
+    hidden, rows, allowed = jax.tree.map(
+        lambda leaf: jnp.pad(leaf, ((0, padding), *((0, 0),) * (leaf.ndim - 1))) if leaf.ndim else leaf,
+        (hidden, rows, allowed),
     )
 
     def block(index: jax.Array, carry: tuple[SampledRows, SamplingState]) -> tuple[SampledRows, SamplingState]:
@@ -180,12 +186,12 @@ def _sample_in_blocks(
             return lax.dynamic_slice_in_dim(leaf, first, size) if leaf.ndim else leaf
 
         logits = model.logits(part(hidden))
-        new, state = choose(logits, jax.tree.map(part, rows), state)
+        new, state = choose(logits, jax.tree.map(part, rows), state, *map(part, allowed))
         return jax.tree.map(lambda old, leaf: lax.dynamic_update_slice_in_dim(old, leaf, first, 0), sampled, new), state
 
     no_tokens = jnp.zeros(total + padding, jnp.int32)
     empty = SampledRows(no_tokens, no_logprobs(total + padding, shape.max_logprobs))
-    sampled, state = lax.fori_loop(0, (num_requests + size - 1) // size, block, (empty, state))
+    sampled, state = lax.fori_loop(0, (num_rows + size - 1) // size, block, (empty, state))
     return jax.tree.map(lambda leaf: leaf[:total], sampled), state
 
 

@@ -54,6 +54,7 @@ class Scheduler:
         self._pages = pages
         self._waiting = WaitingQueue(key)
         self._running = RunningOrder(key)
+        self._held: set[Request] = set()
         self._requests: dict[str, Request] = {}
         self._lanes = Lanes(self.table, pages)
         self._arrivals = 0
@@ -61,7 +62,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._held)
 
     @property
     def num_running(self) -> int:
@@ -77,8 +78,13 @@ class Scheduler:
         """The unfinished request of this name. While it has a slot, its output is `table.output_tokens(slot)`."""
         return self._requests.get(request_id)
 
-    def add(self, request: Request) -> None:
-        """Queue a request, whose prompt must have 1 to `max_model_len - 1` tokens.
+    @property
+    def only_held(self) -> bool:
+        """Whether all requests there are wait for their `release`."""
+        return len(self._held) == len(self._requests)
+
+    def add(self, request: Request, *, held: bool = False) -> None:
+        """Queue a request, whose prompt must have 1 to `max_model_len - 1` tokens; `held`: from its `release` on.
 
         Raises `RequestError` when an unfinished request has the same id.
         """
@@ -93,6 +99,14 @@ class Scheduler:
             each.arrival = self._arrivals
             self._arrivals += 1
         self._requests[request.request_id] = request
+        if held:
+            self._held.add(request)
+        else:
+            self._waiting.push(request)
+
+    def release(self, request: Request) -> None:
+        """Let a request that was held run, at the place that its arrival gives it."""
+        self._held.remove(request)
         self._waiting.push(request)
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> Request | None:
@@ -105,6 +119,8 @@ class Scheduler:
             return None
         if request.slot >= 0:
             self._leave(request)
+        elif request in self._held:
+            self._held.remove(request)
         else:
             self._waiting.remove(request)
         request.finish_reason, request.stop_reason = reason, stop_reason
@@ -286,6 +302,26 @@ class Scheduler:
         self._publish(plan, live)
         return [self._end(slot) for slot in ended.tolist()]
 
+    def append(self, request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
+        """Give a running request tokens that need not be sampled. Returns those it takes, and whether it ends by them.
+
+        No token of it may be on its way (`take_back`). As with sampled ones, stop tokens and lengths end it; it is then
+        finished like those that `update` returns.
+        """
+        table, slot = self.table, request.slot
+        assert not table.num_pending[slot]
+        for count, token_id in enumerate(token_ids, start=1):
+            if table.append(np.array([slot], np.int32), np.array([token_id], np.int32))[0]:
+                self._end(slot)
+                return token_ids[:count], True
+        return token_ids, False
+
+    def take_back(self, plan: StepPlan, row: int) -> None:
+        """The token that a row of a step under way samples is not needed: what is computed for it still counts."""
+        assert plan.samples[row]
+        plan.samples[row] = False
+        self.table.num_pending[plan.slots[row]] -= 1
+
     def _publish(self, plan: StepPlan, live: npt.NDArray[np.bool_]) -> None:
         """Let other requests find the pages that this step has filled."""
         if not self._pages.enable_prefix_caching:
@@ -332,7 +368,8 @@ class Scheduler:
         """Assert the invariants of slots, pages, queue and running order. Slow: for tests."""
         self.table.check_integrity()
         self._running.check_integrity()
-        running, waiting = set(self._running), set(self._waiting)
+        running, waiting = set(self._running), set(self._waiting) | self._held
+        assert not self._held & set(self._waiting)
         assert {request for request in self.table.requests if request is not None} == running
         assert all(each.slot < 0 for request in waiting for each in _sequences(request))
         running_requests = {each if each.group is None else each.group.leader for each in running}

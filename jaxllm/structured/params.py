@@ -9,7 +9,7 @@ import msgspec
 from jaxllm.checked_names import CheckedNames
 from jaxllm.errors import RequestError
 
-MAX_SOURCE: Final = 1 << 20
+MAX_SOURCE: Final = 1 << 17
 """Most bytes of one schema, regular expression or grammar."""
 
 MAX_DEPTH: Final = 100

@@ -23,6 +23,7 @@ from jaxllm.serving.openai.protocol.anthropic import (
 from jaxllm.serving.openai.protocol.base import UnsupportedError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Function, Message, Tool, ToolCall
+from jaxllm.serving.openai.protocol.response_format import JsonSchemaFormat, ResponseFormat
 
 FIELDS = {
     "max_completion_tokens": "max_tokens",
@@ -149,7 +150,9 @@ def chat_request(body: MessagesRequest | CountTokensRequest, chat: Chat) -> Chat
         continue_final_message=True if last.role == "assistant" and not chat.messages[-1].tool_calls else None,
         response_format=None
         if schema is None
-        else {"type": "json_schema", "json_schema": {"name": _FORMAT_NAME, "schema": schema, "strict": True}},
+        else ResponseFormat(
+            type="json_schema", json_schema=JsonSchemaFormat(name=_FORMAT_NAME, schema=schema, strict=True)
+        ),
     )
 
 

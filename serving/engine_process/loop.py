@@ -86,7 +86,10 @@ def _add(request: Request | PoolingRequest, engine: AnyEngine, outbox: Outbox) -
     try:
         # The client knows from the engine's info which kind of request it takes.
         engine.add_request(request)  # type: ignore[arg-type]
-    except RequestError:
+    except RequestError as error:
         # The client checks with the same limits before it sends, so this is a bug. Nobody shall wait for it.
         logger.exception("the engine refuses request %s", request.request_id)
-        outbox.put_outputs([EngineOutput(request.request_id, [], finish_reason="abort")], None)
+        refused = EngineOutput(
+            request.request_id, [], finish_reason="abort", refusal=str(error), refused_parameter=error.parameter
+        )
+        outbox.put_outputs([refused], None)

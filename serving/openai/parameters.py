@@ -12,10 +12,11 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai.errors import BodyError
 from jaxllm.serving.openai.protocol.base import refused_fields
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.structured import structured_outputs
 from jaxllm.serving.text.input_processor import TextRequest
 
 _OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
-"""Fields that chats and completions understand differently."""
+"""Fields that chats and completions understand differently, or that are not what they are in the engine."""
 _SHARED = tuple(
     name
     for name in SamplingParams.__struct_fields__
@@ -33,9 +34,18 @@ class Prioritised(Protocol):
 def sampling_params(
     body: GenerationRequest, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None, **others: Any
 ) -> SamplingParams:
-    """The parameters of a request; what it leaves out is as in `defaults`. Raises `RequestError`."""
+    """The parameters of a request; what it leaves out is as in `defaults`, and `others` go before what it says.
+
+    Raises `RequestError`.
+    """
     given = {name: value for name in _SHARED if (value := getattr(body, name)) is not None}
+    if others.get("structured_outputs") is None:
+        others["structured_outputs"] = structured_outputs(body)
+    if body.thinking_token_budget not in (None, -1):
+        given["thinking_token_budget"] = body.thinking_token_budget
     if body.use_beam_search:
+        if others["structured_outputs"] is not None:
+            raise RequestError("structured outputs do not go with beam search", "use_beam_search")
         return beam_params(body, {**given, **others}, max_tokens=max_tokens, logprobs=logprobs)
     if body.length_penalty not in (None, 1.0):
         raise RequestError("length_penalty: only with use_beam_search", "length_penalty")

@@ -20,6 +20,7 @@ from jaxllm.serving.text.prompts import (
     parse_prompt,
 )
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
+from jaxllm.structured.checking import FormChecker
 from jaxllm.validation import RequestLimits
 
 
@@ -51,6 +52,7 @@ class InputProcessor:
         """
         self._tokenizer = tokenizer
         self._limits = limits
+        self._forms = FormChecker(limits.structured_outputs_backend)
         eos = dict.fromkeys(eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos[tokenizer.eos_token_id] = None
@@ -142,6 +144,8 @@ class InputProcessor:
             if id(params) not in finished:
                 with naming_prompt(index, len(each)):
                     params.validate()
+                    if params.structured_outputs is not None:
+                        self._forms.check(params.structured_outputs)
                     finished[id(params)] = self._with_bad_words(params)
         return [finished[id(params)] for params in each]
 

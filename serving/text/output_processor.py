@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.measurements import Measurements, Meter
 from jaxllm.serving.outputs import RequestOutput
@@ -17,12 +18,15 @@ class Processed:
     """What one step means.
 
     `outputs` are results: deltas of streams, and complete ones of other requests, once. `stopped` are pairs (engine
-    request id, stop string): the engine goes on with these until told to finish them. `measurements`, only when asked
-    for, also tell of requests that were aborted since the last step.
+    request id, stop string): the engine goes on with these until told to finish them. `refused` are pairs (request id,
+    error) of requests that the engine does not serve any further; `aborted` the engine's ids of what still runs of
+    them. `measurements`, only when asked for, also tell of requests that were aborted since the last step.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
     stopped: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, RequestError]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
     measurements: Measurements | None = None
 
 
@@ -70,6 +74,11 @@ class OutputProcessor:
                 result = sequence.take_text(output.token_ids)
                 if result is not None:
                     processed.outputs.append(result)
+                continue
+            if output.refusal is not None:
+                request_id = sequence.state.request.request_id
+                processed.refused.append((request_id, RequestError(output.refusal, output.refused_parameter)))
+                processed.aborted += [child for child in self.abort([request_id]) if child != output.request_id]
                 continue
             self._take(output, sequence, now, processed)
         processed.measurements = None if meter is None else meter.read()

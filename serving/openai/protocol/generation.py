@@ -15,8 +15,9 @@ from jaxllm.serving.openai.protocol.bounds import (
     Share,
     Text,
 )
+from jaxllm.serving.openai.protocol.response_format import ResponseFormat, StructuredOutputsBody
 
-_STRUCTURED = "structured outputs are not supported yet"
+_BACKEND = "grammars are compiled by llguidance"
 _TRANSFER = "there is no transfer of KV caches between servers"
 _TEXT_ONLY = "this model reads text only"
 
@@ -112,21 +113,31 @@ class GenerationRequest(Body, kw_only=True):
     session_id: str | None = None
     """Accepted, without effect."""
 
-    response_format: Annotated[Any, Refused(_STRUCTURED, ({"type": "text"},))] = None
-    structured_outputs: Annotated[Any, Refused(_STRUCTURED)] = None
-    guided_json: Annotated[Any, Refused(_STRUCTURED)] = None
-    guided_regex: Annotated[Any, Refused(_STRUCTURED)] = None
-    guided_choice: Annotated[Any, Refused(_STRUCTURED)] = None
-    guided_grammar: Annotated[Any, Refused(_STRUCTURED)] = None
-    guided_decoding_backend: Annotated[Any, Refused(_STRUCTURED)] = None
-    guided_whitespace_pattern: Annotated[Any, Refused(_STRUCTURED)] = None
-    structural_tag: Annotated[Any, Refused(_STRUCTURED)] = None
+    response_format: ResponseFormat | None = None
+    """The form of the text: text, json_object, or json_schema with a schema."""
+    structured_outputs: StructuredOutputsBody | None = None
+    """The form of the text, in vLLM's words."""
+    guided_json: dict[str, Any] | str | bool | None = None
+    """The older name of structured_outputs.json."""
+    guided_regex: Text | None = None
+    """The older name of structured_outputs.regex."""
+    guided_choice: list[Text] | None = None
+    """The older name of structured_outputs.choice."""
+    guided_grammar: Text | None = None
+    """The older name of structured_outputs.grammar."""
+    guided_whitespace_pattern: Text | None = None
+    """The older name of structured_outputs.whitespace_pattern."""
+    structural_tag: dict[str, Any] | str | None = None
+    """The older name of structured_outputs.structural_tag."""
+    thinking_token_budget: OrMinusOne | None = None
+    """Most tokens of reasoning; -1: no limit. Only where the server tells reasoning from text."""
+
+    guided_decoding_backend: Annotated[Any, Refused(_BACKEND, ("auto", "guidance", "llguidance"))] = None
     logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
     logprob_token_ids: Annotated[Any, Refused("only the most likely tokens have logprobs; use top_logprobs")] = None
     truncation_side: Annotated[Any, Refused("truncation keeps the last tokens", ("left",))] = None
     stream_interval: Annotated[Any, Refused("tokens are sent as they come", (1,))] = None
     repetition_detection: Annotated[Any, Refused("not supported; see frequency_penalty")] = None
-    thinking_token_budget: Annotated[Any, Refused("reasoning is not told from text yet", (-1,))] = None
     watermarking: Annotated[Any, Refused("there is no watermark", (False,))] = None
     return_token_offsets: Annotated[Any, Refused("not supported; completions have logprobs.text_offset", (False,))] = (
         None

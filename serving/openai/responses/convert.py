@@ -12,6 +12,7 @@ from jaxllm.serving.openai.parameters import generation_fields
 from jaxllm.serving.openai.protocol.base import Body, UnsupportedError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Function, Message, Tool, ToolCall
+from jaxllm.serving.openai.protocol.response_format import JsonSchemaFormat, ResponseFormat
 from jaxllm.serving.openai.protocol.response_items import (
     FunctionCallInput,
     FunctionCallOutput,
@@ -189,13 +190,15 @@ def _chat_function(named: dict[str, Any], path: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": as_body(named, NamedFunction, path).name}}
 
 
-def _response_format(given: TextFormat | None) -> dict[str, Any] | None:
+def _response_format(given: TextFormat | None) -> ResponseFormat | None:
     """The format as chats write it."""
-    if given is None or given.type != "json_schema":
-        return None if given is None or given.type == "text" else {"type": given.type}
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return ResponseFormat(type="json_object")
     for name in ("name", "schema"):
         if getattr(given, name) is None:
             raise RequestError(f"text.format.{name}: this field is required", f"text.format.{name}")
     plain: dict[str, Any] = msgspec.to_builtins(given)
     del plain["type"]
-    return {"type": "json_schema", "json_schema": plain}
+    return ResponseFormat(type="json_schema", json_schema=msgspec.convert(plain, JsonSchemaFormat))

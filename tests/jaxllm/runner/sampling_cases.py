@@ -49,7 +49,7 @@ def run(
     logits: jax.Array, ints: jax.Array, floats: jax.Array, state: SamplingState
 ) -> tuple[SampledRows, SamplingState]:
     """`sample` on packed rows."""
-    return sample(logits, SamplingRows.unpack(ints, floats), state, MAX_LOGPROBS)
+    return sample(logits, SamplingRows.unpack(ints, floats), state, max_logprobs=MAX_LOGPROBS)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

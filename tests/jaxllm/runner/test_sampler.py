@@ -171,7 +171,7 @@ def test_state_is_updated_in_place() -> None:
 
     @partial(jax.jit, donate_argnums=3)
     def step(logits: jax.Array, ints: jax.Array, floats: jax.Array, state: SamplingState) -> Any:
-        return sample(logits, SamplingRows.unpack(ints, floats), state, MAX_LOGPROBS)
+        return sample(logits, SamplingRows.unpack(ints, floats), state, max_logprobs=MAX_LOGPROBS)
 
     state = jax.eval_shape(lambda: empty_state(slots, vocab))
     compiled = step.lower(jax.ShapeDtypeStruct((rows, vocab), np.float32), *packed_rows(rows), state).compile()

@@ -100,7 +100,9 @@ def test_settings_of_the_answer() -> None:
     assert (made.max_completion_tokens, made.stop, made.top_k, made.reasoning_effort) == (9, ["x"], 3, "low")
     assert made.thinking_token_budget == 5
     assert made.chat_template_kwargs == {"enable_thinking": True, "thinking": True}
-    assert made.response_format["json_schema"]["schema"] == {"type": "object"}
+    assert made.response_format is not None
+    assert made.response_format.json_schema is not None
+    assert made.response_format.json_schema.schema == {"type": "object"}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"request_id": "two\nlines"}, "request_id"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"guided_jsn": {}}, "guided_jsn"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"guided_json": {"$ref": "https://example.com/schema.json"}}, "guided_json"),
     ],
 )  # fmt: skip
 def test_fields_of_both(http: httpx.Client, fields: Any, param: str, stream: bool) -> None:

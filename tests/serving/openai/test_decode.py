@@ -78,8 +78,7 @@ def test_prompts_of_all_shapes(prompt: bytes) -> None:
     [
         (CompletionRequest, b"suffix", b'"end"'),
         (CompletionRequest, b"vllm_xargs", b'{"a": 1}'),
-        (CompletionRequest, b"guided_regex", b'"a+"'),
-        (ChatCompletionRequest, b"response_format", b'{"type": "json_object"}'),
+        (CompletionRequest, b"guided_decoding_backend", b'"outlines"'),
         (ChatCompletionRequest, b"modalities", b'["text", "audio"]'),
         (ChatCompletionRequest, b"store", b"true"),
         (ChatCompletionRequest, b"functions", b'[{"name": "f"}]'),

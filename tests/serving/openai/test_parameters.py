@@ -26,13 +26,19 @@ def test_every_shared_field_arrives() -> None:
         "bad_words": ["11"], "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 2,
         "prompt_logprobs": 4, "skip_special_tokens": False, "spaces_between_special_tokens": False,
         "truncate_prompt_tokens": 5, "allowed_token_ids": [16], "logit_bias": {"17": 1.0},
+        "thinking_token_budget": 18,
     }  # fmt: skip
     body = CompletionRequest(prompt="x", **values)
     params = parameters.sampling_params(body, SamplingParams(), max_tokens=20, logprobs=None)
-    others = {"max_tokens", "logprobs", "detokenize", "bad_words_token_ids", "beam_search", "structured_outputs"}
-    others |= {"thinking_token_budget", "reasoning_end_token_ids"}
+    others = {"max_tokens", "logprobs", "detokenize", "structured_outputs"}
+    others |= {"bad_words_token_ids", "reasoning_end_token_ids", "beam_search"}
     assert set(values) == set(SamplingParams.__struct_fields__) - others
     assert {name: getattr(params, name) for name in values} == {**values, "logit_bias": {17: 1.0}}
+
+
+def test_no_limit_of_reasoning() -> None:
+    body = CompletionRequest(prompt="x", thinking_token_budget=-1)
+    assert parameters.sampling_params(body, DEFAULTS, max_tokens=1, logprobs=None).thinking_token_budget is None
 
 
 def test_a_recommended_length_is_one_that_is_not_our_default() -> None:

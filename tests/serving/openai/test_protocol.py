@@ -36,7 +36,7 @@ def test_every_field_of_openais_schema_is_known(ours: Any, theirs: Any) -> None:
 
 
 def test_every_sampling_parameter_can_be_given() -> None:
-    internal = {"detokenize", "bad_words_token_ids"}
+    internal = {"detokenize", "bad_words_token_ids", "reasoning_end_token_ids", "beam_search"}
     for request in (ChatCompletionRequest, CompletionRequest):
         assert set(SamplingParams.__struct_fields__) - internal <= set(request.__struct_fields__)
 

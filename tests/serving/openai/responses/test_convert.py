@@ -154,7 +154,7 @@ def test_formats() -> None:
         (schema, {"type": "json_schema", "json_schema": {key: schema[key] for key in ("name", "schema", "strict")}}),
     ):
         body = as_body({"input": "x", "text": {"format": given}}, ResponsesRequest, "")
-        assert chat_request(body, Chat()).response_format == expected
+        assert msgspec.to_builtins(chat_request(body, Chat()).response_format) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""The guides of an engine's requests: made when their grammars are compiled, asked for masks at every step."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.config import StructuredOptions
+from jaxllm.errors import RequestError
+from jaxllm.request import Request
+from jaxllm.structured.backend import Grammar, Vocabulary, make_backend, mask_words
+from jaxllm.structured.compiler import GrammarCompiler
+from jaxllm.structured.guide import Guide
+
+WAIT_SECONDS = 0.005
+"""How long `wait` waits: as long as a request may have to that arrives meanwhile."""
+
+
+class Guides:
+    """Compiles the grammars of requests beside the engine's loop, and says which tokens may follow.
+
+    Requests that ask for nothing of the kind never come here. Not thread-safe; the compiler has threads of its own.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, options: StructuredOptions) -> None:
+        self._vocabulary = vocabulary
+        self._options = options
+        self._words = mask_words(vocabulary.size)
+        self._compiler = GrammarCompiler(
+            lambda: make_backend(options.structured_outputs_backend, self._vocabulary),
+            options.structured_outputs_cache_size,
+        )
+        self._compiling: dict[Request, Future[Grammar]] = {}
+        if options.structured_outputs_preload:
+            _ = self._compiler.backend
+
+    def begin(self, request: Request) -> bool:
+        """Give a request its guide; False when its grammar has yet to be compiled, see `ready`."""
+        if not self._vocabulary.end_token_ids:
+            # The tokenizer's may be known where the model's are not.
+            self._vocabulary = replace(self._vocabulary, end_token_ids=tuple(request.eos_token_ids))
+        form = request.params.structured_outputs
+        if form is None:
+            request.guide = Guide(request.params, None, request.eos_token_ids)
+            return True
+        options = self._options
+        form = msgspec.structs.replace(
+            form,
+            disable_any_whitespace=form.disable_any_whitespace or options.disable_any_whitespace,
+            whitespace_pattern=None if options.disable_any_whitespace else form.whitespace_pattern,
+            disable_additional_properties=form.disable_additional_properties or options.disable_additional_properties,
+        )
+        self._compiling[request] = self._compiler.compile(form)
+        return False
+
+    def ready(self) -> Iterator[tuple[Request, RequestError | None]]:
+        """The requests whose grammars are compiled since the last call; with what is wrong with them, or a guide."""
+        if not self._compiling:
+            return
+        done = [request for request, future in self._compiling.items() if future.done()]
+        for request in done:
+            future = self._compiling.pop(request)
+            error = future.exception()
+            if error is None:
+                request.guide = Guide(request.params, future.result().matcher(), request.eos_token_ids)
+                yield request, None
+            elif isinstance(error, RequestError):
+                yield request, error
+            else:
+                raise error
+
+    def wait(self) -> None:
+        """Wait a little for a grammar."""
+        wait(self._compiling.values(), WAIT_SECONDS, FIRST_COMPLETED)
+
+    def forget(self, request: Request) -> None:
+        """The request is gone."""
+        self._compiling.pop(request, None)
+
+    def fill(self, requests: Sequence[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
+        """Which tokens may come next in each request, int32 [n, W], and what is wrong with it, mostly None."""
+        masks = np.empty((len(requests), self._words), np.int32)
+        problems: list[str | None] = [None] * len(requests)
+        by_grammar = []
+        for row, request in enumerate(requests):
+            guide = request.guide
+            assert guide is not None
+            if guide.follows_grammar:
+                assert guide.matcher is not None
+                by_grammar.append((guide.matcher, row))
+            else:
+                guide.fill(masks[row])
+        if by_grammar:
+            found = self._compiler.backend.fill(by_grammar, masks)
+            for (_, row), problem in zip(by_grammar, found, strict=True):
+                problems[row] = problem
+                guide = requests[row].guide
+                assert guide is not None
+                guide.adjust(masks[row])
+        return masks, problems
+
+    def close(self) -> None:
+        """End the threads."""
+        self._compiler.close()

@@ -1,0 +1,169 @@
+"""Grammars by llguidance (https://github.com/guidance-ai/llguidance): an Earley parser over lazily derived lexers.
+
+It leaves the GIL to others while it compiles and while it computes masks.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.errors import RequestError
+from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
+from jaxllm.structured.llguidance_source import source_of
+from jaxllm.structured.params import StructuredOutputs
+
+LIMITS: Final[dict[str, Any]] = {
+    "max_items_in_row": 10_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 100_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""Of work and memory, counted so that the same request always gets the same answer: by llguidance's figures about 20 ms
+to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
+
+LONGEST_MESSAGE: Final = 500
+
+
+def make_backend(vocabulary: Vocabulary) -> "LLGuidance":
+    """A backend for this vocabulary; reads the tokenizer's file. Raises `RequestError` when it cannot."""
+    return LLGuidance(vocabulary)
+
+
+def check(form: StructuredOutputs) -> None:
+    """Raise `RequestError` if the grammar is wrong, not supported or too complex, whatever the tokenizer."""
+    source = _source(form, lambda text: False)
+    limits = llguidance.LLParserLimits(**LIMITS)
+    wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(source, limits=limits)
+    if wrong:
+        raise _error(form, messages[0])
+
+
+class LLGuidance:
+    """Compiles for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokenizer = _tokenizer(vocabulary)
+        self._words = mask_words(vocabulary.size)
+        self._limits = llguidance.LLParserLimits(**LIMITS)
+        self._executor = llguidance.LLExecutor()
+
+    def compile(self, form: StructuredOutputs) -> "LLGrammar":
+        """Compile, and compute a first mask. Raises `RequestError`."""
+        source = _source(form, self._is_special)
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise _error(form, matcher.get_error())
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _error(form, matcher.get_error())
+        return LLGrammar(matcher)
+
+    def fill(self, matchers: Sequence[tuple[Matcher, int]], masks: npt.NDArray[np.int32]) -> list[str | None]:
+        """Write masks, on several threads."""
+        assert masks.shape[1] == self._words
+        assert masks.flags.c_contiguous
+        pairs = [(matcher.inner, row) for matcher, row in matchers if isinstance(matcher, LLMatch)]
+        if len(pairs) == 1 or _CORES < 4:
+            for inner, row in pairs:
+                inner.unsafe_compute_mask_ptr(masks[row].ctypes.data, self._words * 4)
+        else:
+            self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, self._words * 4, len(masks))
+        return [_first_line(inner.get_error()) if inner.is_error() else None for inner, _ in pairs]
+
+    def _is_special(self, text: str) -> bool:
+        found = self._tokenizer.tokenize_str(text, parse_special=True)
+        return len(found) == 1 and bool(self._tokenizer.is_special_token(found[0]))
+
+
+class LLGrammar:
+    """A compiled grammar: a matcher that is only ever copied."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def matcher(self) -> "LLMatch":
+        """A fresh copy."""
+        return LLMatch(self._matcher.deep_copy())
+
+
+class LLMatch:
+    """One output's state; `inner` is llguidance's."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def take(self, token_ids: Sequence[int]) -> str | None:
+        """Go on; what is wrong, if anything."""
+        taken = self.inner.consume_token(token_ids[0]) if len(token_ids) == 1 else self.inner.consume_tokens(token_ids)
+        return None if taken else _first_line(self.inner.get_error())
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow but the end."""
+        return bool(self.inner.is_stopped())
+
+    def forced(self) -> list[int]:
+        """What must follow."""
+        found: list[int] = self.inner.compute_ff_tokens()
+        return found
+
+
+_CORES: Final = os.cpu_count() or 1
+
+
+def _source(form: StructuredOutputs, is_special: Any) -> str:
+    try:
+        return source_of(form, is_special)
+    except ValueError as error:
+        if isinstance(error, RequestError):
+            raise
+        raise _error(form, str(error)) from None
+
+
+def _error(form: StructuredOutputs, message: str) -> RequestError:
+    return RequestError(f"{form.kind}: {_first_line(message)}", form.kind)
+
+
+def _first_line(message: str) -> str:
+    """What llguidance says, without its state and without pages of grammar."""
+    message = message.split("\n<state>", maxsplit=1)[0].strip() or "the grammar cannot be followed any further"
+    message = re.sub(r"\s*\n\s*", " | ", message)
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
+
+
+def _tokenizer(vocabulary: Vocabulary) -> Any:
+    path = vocabulary.folder / "tokenizer.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"structured outputs need the tokenizer's tokenizer.json, and there is none in {vocabulary.folder}",
+            "structured_outputs",
+        ) from error
+    if not vocabulary.end_token_ids:
+        raise RequestError("structured outputs need a model with an end token", "structured_outputs")
+    # A file may ask to cut or pad what is encoded.
+    if re.search(r'"(truncation|padding)"\s*:\s*\{', text[:2000]):
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_str(text)
+        backend.no_truncation()
+        backend.no_padding()
+        text = backend.to_str()
+    try:
+        return llguidance.LLTokenizer(text, n_vocab=vocabulary.size, eos_token=list(vocabulary.end_token_ids))
+    # Whatever the library finds wrong with the file.
+    except Exception as error:
+        raise RequestError(
+            f"structured outputs cannot use {path}: {_first_line(str(error))}", "structured_outputs"
+        ) from error

@@ -1,0 +1,150 @@
+"""Forms of outputs as grammars in llguidance's language."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from jaxllm.errors import RequestError
+from jaxllm.structured.params import StructuredOutputs
+
+WHITESPACE = r"( |\n {0,24})"
+"""Between the tokens of JSON, at most once: a space, or a line break and an indentation. Bounded, as small models
+like to go on with spaces until they run out of tokens."""
+
+IsSpecial = Callable[[str], bool]
+"""Whether a text is one special token."""
+
+
+def source_of(form: StructuredOutputs, is_special: IsSpecial) -> str:
+    """The grammar of `form`. Raises `RequestError` for what cannot be written as one."""
+    made: str = _SOURCES[form.kind](form, is_special)
+    return made
+
+
+def _of_json(form: StructuredOutputs, is_special: IsSpecial) -> str:
+    schema = form.json
+    if isinstance(schema, str):
+        schema = json.loads(schema)
+    return _of_schema({} if schema is True else schema, form)
+
+
+def _of_object(form: StructuredOutputs, is_special: IsSpecial) -> str:
+    return _of_schema({"type": "object"}, form)
+
+
+def _of_schema(schema: Any, form: StructuredOutputs) -> str:
+    if form.disable_additional_properties:
+        schema = _closed(schema)
+    options: Any = {**_whitespace(form), "lenient": False}
+    made: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    return made
+
+
+def _whitespace(form: StructuredOutputs) -> dict[str, Any]:
+    """The options for what stands between the tokens of JSON."""
+    if form.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_flexible": True, "whitespace_pattern": form.whitespace_pattern or WHITESPACE}
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` wherever it names properties and does not say otherwise."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {
+        name: value if name in ("const", "enum", "default", "examples") else _closed(value)
+        for name, value in schema.items()
+    }
+    if isinstance(closed.get("properties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+def _of_regex(form: StructuredOutputs, is_special: IsSpecial) -> str:
+    return _lark_of_regex(form.regex or "")
+
+
+def _of_choice(form: StructuredOutputs, is_special: IsSpecial) -> str:
+    return _lark_of_regex("|".join(map(re.escape, form.choice or ())))
+
+
+def _lark_of_regex(regex: str) -> str:
+    """With ASCII digits for \\d: nobody means the ten of every script in the world."""
+    made: str = llguidance.LLMatcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(regex, 'd')}/")
+    return made
+
+
+def _of_grammar(form: StructuredOutputs, is_special: IsSpecial) -> str:
+    assert form.grammar is not None
+    if form.grammar.lstrip().startswith("{"):
+        raise RequestError("grammar: must be in Lark's form or in GBNF, not JSON", "grammar")
+    try:
+        lark = any_to_lark(form.grammar)
+    # The converter has no type of its own for what it cannot read.
+    except Exception as error:  # noqa: BLE001
+        raise RequestError(f"grammar: cannot be read as GBNF: {error}", "grammar") from None
+    made: str = llguidance.LLMatcher.grammar_from_lark(lark)
+    return made
+
+
+def _of_tag(form: StructuredOutputs, is_special: IsSpecial) -> str:
+    tag = json.loads(form.structural_tag) if isinstance(form.structural_tag, str) else form.structural_tag
+    structures, triggers = _tag_parts(tag)
+    tags = []
+    for begin, schema, end in structures:
+        trigger = next((each for each in triggers if begin.startswith(each)), None)
+        if trigger is None:
+            raise _tag_error(f"begin {begin!r} starts with none of the triggers {triggers!r}")
+        tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=_inner(schema, form), end=end))
+    special = all(is_special(each) for each in triggers if each.startswith("<") and each.endswith(">"))
+    made: str = llguidance.StructTag.to_grammar(tags, assume_special=special)
+    return llguidance.LLMatcher.grammar_from_lark(made)
+
+
+def _inner(schema: Any, form: StructuredOutputs) -> dict[str, Any]:
+    """A schema inside a larger grammar: options travel with it."""
+    schema = _closed(schema) if form.disable_additional_properties else schema
+    return {**schema, "x-guidance": _whitespace(form)}
+
+
+def _tag_parts(tag: Any) -> tuple[list[tuple[str, dict[str, Any], str]], list[str]]:
+    """(begin, schema, end) of each structure, and the triggers."""
+    if set(tag) - {"type"} != {"structures", "triggers"}:
+        found = ", ".join(sorted(set(tag) - {"type"})) or "nothing"
+        raise _tag_error(f"needs the fields structures and triggers; there is {found}")
+    triggers, structures = tag["triggers"], tag["structures"]
+    if not isinstance(triggers, list) or not triggers or not all(isinstance(each, str) and each for each in triggers):
+        raise _tag_error("triggers: must be a list of non-empty strings, with at least one")
+    if not isinstance(structures, list) or not structures:
+        raise _tag_error("structures: must be a list of objects with begin, schema and end, with at least one")
+    parts = []
+    for place, item in enumerate(structures):
+        fits = isinstance(item, dict) and set(item) == {"begin", "schema", "end"}
+        schema = item["schema"] if fits else None
+        schema = {} if schema is True else schema
+        if not fits or not isinstance(schema, dict) or not all(isinstance(item[key], str) for key in ("begin", "end")):
+            raise _tag_error(
+                f"structures[{place}]: must be an object with begin (text), schema (object) and end (text)"
+            )
+        parts.append((item["begin"], schema, item["end"]))
+    return parts, triggers
+
+
+def _tag_error(message: str) -> RequestError:
+    return RequestError(f"structural_tag: {message}", "structural_tag")
+
+
+_SOURCES: dict[str, Callable[[StructuredOutputs, IsSpecial], str]] = {
+    "json": _of_json,
+    "json_object": _of_object,
+    "regex": _of_regex,
+    "choice": _of_choice,
+    "grammar": _of_grammar,
+    "structural_tag": _of_tag,
+}
