@@ -4,14 +4,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.openai.decode import as_body
+from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest
 from jaxllm.serving.openai.renaming import renaming
 from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
+from jaxllm.serving.openai.responses.items import from_output, listed
 from jaxllm.serving.openai.responses.prepare import read_turn
 from jaxllm.serving.openai.responses.store import ResponseStore
+from tests.serving.openai.responses.test_writer import PARTS, news, writer
 
 
 def chat_of(items: list[dict[str, Any]]) -> Chat:
@@ -94,6 +99,45 @@ def test_wrong_items(item: dict[str, Any], path: str) -> None:
         chat_of([item])
     assert caught.value.parameter == path
     assert str(caught.value).startswith(path) or path in str(caught.value)
+
+
+def test_output_is_input_of_what_follows() -> None:
+    made = writer(PARTS, streams=False).whole([news("stop")])
+    items = [from_output(item) for item in made.output]
+    for item in items:
+        # What is listed as input is what OpenAI's client knows.
+        TypeAdapter[object](ResponseItem).validate_python(listed(item))
+    sent: list[Any] = msgspec.to_builtins(made.output)
+    for each in (items, [as_body(item, ITEM_KINDS[item["type"]], "x") for item in sent]):
+        check_reply(each)
+
+
+def check_reply(items: list[Any]) -> None:
+    """The items are the reply of `PARTS`."""
+    chat = Chat()
+    for item in items:
+        chat.add(item, "x")
+    first, second = plain(chat)
+    assert (first["reasoning"], first["content"][0]["text"]) == ("Let me think.", "I ask.")
+    assert [call["function"]["arguments"] for call in first["tool_calls"]] == ['{"city": "Rome"}', "{}"]
+    assert second["content"][0]["text"] == "Bye."
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "x"},
+        {"role": "system", "content": [{"type": "input_text", "text": "x"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
+    ],
+)
+def test_items_are_listed_as_the_client_knows_them(item: dict[str, Any]) -> None:
+    (given,) = read_turn(ResponsesRequest(input=[item]), ResponseStore(1, 1000)).given
+    TypeAdapter[object](ResponseItem).validate_python(listed(given))
 
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
