@@ -10,7 +10,6 @@ from jaxllm.serving.openai.parameters import generation_fields
 from jaxllm.serving.openai.protocol.anthropic import (
     BLOCK_KINDS,
     CountTokensRequest,
-    MessagesConversation,
     MessagesMessage,
     MessagesRequest,
     MessagesText,
@@ -61,7 +60,7 @@ class Chat:
         return message
 
 
-def read_chat(body: MessagesConversation) -> Chat:
+def read_chat(body: MessagesRequest | CountTokensRequest) -> Chat:
     """The conversation of a request. Raises `RequestError`."""
     chat = Chat()
     if body.system is not None:
@@ -135,10 +134,7 @@ def chat_request(body: MessagesRequest | CountTokensRequest, chat: Chat) -> Chat
     choice, parallel = _tool_choice(body)
     last = body.messages[-1]
     return ChatCompletionRequest(
-        **generation_fields(body),
-        stop=body.stop_sequences,
-        max_completion_tokens=body.max_tokens,
-        thinking_token_budget=_budget(body.thinking, body.max_tokens),
+        **_generation(body),
         messages=chat.messages,
         tools=_tools(body) or None,
         tool_choice=choice,
@@ -154,6 +150,19 @@ def chat_request(body: MessagesRequest | CountTokensRequest, chat: Chat) -> Chat
             type="json_schema", json_schema=JsonSchemaFormat(name=_FORMAT_NAME, schema=schema, strict=True)
         ),
     )
+
+
+def _generation(body: MessagesRequest | CountTokensRequest) -> dict[str, Any]:
+    """The fields about the answer, where there is to be one."""
+    if isinstance(body, CountTokensRequest):
+        _budget(body.thinking, None)
+        return {}
+    return {
+        **generation_fields(body),
+        "stop": body.stop_sequences,
+        "max_completion_tokens": body.max_tokens,
+        "thinking_token_budget": _budget(body.thinking, body.max_tokens),
+    }
 
 
 def _tools(body: MessagesRequest | CountTokensRequest) -> list[Tool]:

@@ -6,7 +6,7 @@ The specification: https://docs.anthropic.com/en/api/messages, and the types in 
 from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Body, Refused
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, FromOne, NonEmpty, Text, documented
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, NonEmpty, Text, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.responses import any_of
 
@@ -152,16 +152,23 @@ class MessagesMetadata(Body, kw_only=True):
     """Accepted, without effect."""
 
 
-class MessagesConversation(GenerationRequest, kw_only=True):
-    """What the model reads, and how it is to answer: Anthropic's fields, and those of chat completions for sampling."""
+_Messages = Annotated[list[MessagesMessage], documented(minItems=1)]
+_System = str | list[Annotated[dict[str, Any], _TEXT]]
+_Tools = list[Annotated[dict[str, Any], documented(**any_of("MessagesTool"))]]
 
-    messages: Annotated[list[MessagesMessage], documented(minItems=1)]
+
+class MessagesRequest(GenerationRequest, kw_only=True):
+    """A conversation to be answered: Anthropic's fields, and those of chat completions for sampling."""
+
+    messages: _Messages
     """The conversation so far. The answer goes on with a last message of the assistant."""
-    system: str | list[Annotated[dict[str, Any], _TEXT]] | None = None
+    max_tokens: AtLeastOne
+    """Most tokens to generate, of thinking too."""
+    system: _System | None = None
     """What is said before."""
     stop_sequences: list[Text] | None = None
     """Strings that end the text; they are not part of it."""
-    tools: list[Annotated[dict[str, Any], documented(**any_of("MessagesTool"))]] | None = None
+    tools: _Tools | None = None
     """Tools that the model may call; Anthropic's own tools run nowhere here and are refused."""
     tool_choice: MessagesToolChoice | None = None
     """Which of them the model is to call; default auto."""
@@ -205,15 +212,33 @@ class MessagesConversation(GenerationRequest, kw_only=True):
     diagnostics: Annotated[Any, Refused("there are none")] = None
 
 
-class MessagesRequest(MessagesConversation, kw_only=True):
-    """A conversation to be answered."""
+class CountTokensRequest(Body, kw_only=True):
+    """A conversation of which the number of tokens is asked."""
 
-    max_tokens: AtLeastOne
-    """Most tokens to generate, of thinking too."""
-
-
-class CountTokensRequest(MessagesConversation, kw_only=True):
-    """A conversation of which the number of tokens is asked; what is only about the answer has no effect."""
-
-    max_tokens: FromOne | None = None
+    model: str | None = None
+    """Which model: one of /v1/models. Left out, it is the first of them."""
+    messages: _Messages
+    """The conversation so far."""
+    system: _System | None = None
+    """What is said before."""
+    tools: _Tools | None = None
+    """Tools that the model may call."""
+    tool_choice: MessagesToolChoice | None = None
+    """Which of them the model is to call; default auto."""
+    thinking: ThinkingSettings | None = None
+    """Whether the model is to think."""
+    output_config: OutputSettings | None = None
+    """How the answer is to be."""
+    chat_template: str | None = None
+    """A chat template (Jinja) for this request; refused unless the server trusts them."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Arguments for the chat template."""
+    cache_control: Any = None
     """Accepted, without effect."""
+    speed: Literal["standard", "fast"] | None = None
+    """Accepted, without effect."""
+    user_profile_id: str | None = None
+    """Accepted, without effect."""
+    workspace_id: str | None = None
+    """Accepted, without effect."""
+    context_management: Annotated[Any, Refused("nothing is edited or compacted")] = None

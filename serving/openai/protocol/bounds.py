@@ -19,8 +19,6 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 """Checked, as nobody else would."""
 FromZero = Annotated[int, Meta(ge=0)]
 """Checked, as nobody else would."""
-FromOne = Annotated[int, Meta(ge=1)]
-"""Checked, as nobody else would."""
 Text = Annotated[str, documented(minLength=1)]
 Count = Annotated[int, documented(minimum=1, maximum=MAX_SEQUENCES)]
 AtLeastOne = Annotated[int, documented(minimum=1)]
