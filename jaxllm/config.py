@@ -184,6 +184,11 @@ class CompileOptions(Section):
     """What is compiled, when, and where the result is kept."""
 
     enforce_eager: bool = option(False, "Compile each step shape when it is first met instead of all at start.")
+    background_compilation: bool = option(
+        False,
+        "Be ready as soon as three step shapes are compiled, and compile the others meanwhile. Until then steps run in "
+        "larger shapes, and slower.",
+    )
     compilation_cache_dir: str | None = option(
         None, "Folder of the persistent compilation cache. Default: ~/.cache/jaxllm/xla; '' turns it off."
     )
@@ -195,8 +200,8 @@ class CompileOptions(Section):
     strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
     optimization_level: int = option(
         1,
-        "How hard XLA tries on CPU: 1 compiles almost twice as fast as 3 and runs no slower; 0 is faster still and runs "
-        "half as fast. No effect elsewhere.",
+        "How hard XLA tries on CPU: 1 compiles almost twice as fast as 3 and runs no slower; 0 compiles faster still "
+        "and runs slower. No effect elsewhere.",
         minimum=0,
         maximum=3,
     )

@@ -1,6 +1,7 @@
 """The few step shapes that exist. A step is padded to the smallest bucket that holds its tokens."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -44,3 +45,7 @@ class Buckets:
     def fit(self, num_tokens: int) -> Bucket:
         """The smallest bucket of at least `num_tokens` tokens (1 to the token budget)."""
         return self.all[bisect_left(self._sizes, num_tokens)]
+
+    def fit_among(self, num_tokens: int, usable: Callable[[Bucket], bool]) -> Bucket:
+        """The same among those for which `usable` holds, as it must for the largest."""
+        return next(bucket for bucket in self.all[bisect_left(self._sizes, num_tokens) :] if usable(bucket))

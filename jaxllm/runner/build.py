@@ -14,6 +14,7 @@ from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
+from jaxllm.runner.background import BackgroundCompilation, needed_first
 from jaxllm.runner.capacity import bytes_on_device, count_pages, devices_of
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
@@ -81,9 +82,12 @@ def _build(
     """Load what is not loaded yet, and make the executables, or take them from `bundle` or `cache`."""
     spec, buckets = make_spec(plan, pages)
     executables = _executables(plan, spec, pages, cache) if bundle is None else bundle.executables(plan, spec, buckets)
-    at_start = () if plan.config.compile.enforce_eager else buckets.all
+    options = plan.config.compile
+    wanted = () if options.enforce_eager else buckets.all
+    at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
     with executables.compiling(at_start, progress):
         loaded = _load(plan, progress) if parameters is None else parameters
+    later = [bucket for bucket in wanted if bucket not in at_start]
     runner = Runner(
         parameters=loaded,
         state=executables.empty_state(),
@@ -91,7 +95,8 @@ def _build(
         buckets=buckets,
         shape=spec.shape,
         sampling=SamplingTable(plan.config.scheduler.max_num_seqs, plan.vocab_size, plan.config.model.seed),
-        watch=CompilationWatch(strict=plan.config.compile.strict_compilation),
+        watch=CompilationWatch(strict=options.strict_compilation),
+        background=BackgroundCompilation(executables, later) if later else None,
     )
     runner.warm_up()
     return runner

@@ -135,6 +135,10 @@ class Executables:
         """`(SamplingState, slots, token_ids, values) -> SamplingState`, see `sampling_rows.set_bias`."""
         return self.get("set_bias")
 
+    def is_made(self, key: Key) -> bool:
+        """Whether `get` would return at once."""
+        return key in self._ready
+
     def get(self, key: Key) -> Executable:
         """The executable of `key`, made now if it was not before."""
         made = self._ready.get(key)

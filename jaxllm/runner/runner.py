@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.request import Request
+from jaxllm.runner.background import BackgroundCompilation
 from jaxllm.runner.buckets import Bucket, Buckets
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables
@@ -79,8 +80,10 @@ class Runner:
         shape: StepShape,
         sampling: SamplingTable,
         watch: CompilationWatch,
+        background: BackgroundCompilation | None = None,
     ) -> None:
         self.watch = watch
+        self._background = background
         self._parameters = parameters
         self._state = state
         self._executables = executables
@@ -116,7 +119,7 @@ class Runner:
         The rows in `later` (bool [n], of those that sample) get no token from it: `choose` must give them one before
         the next step is dispatched.
         """
-        bucket = self._buckets.fit(plan.num_tokens)
+        bucket = self._bucket_for(plan.num_tokens)
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
         samples = plan.samples if later is None else plan.samples & ~later
@@ -135,6 +138,14 @@ class Runner:
         for leaf in jax.tree.leaves(step.wanted):
             leaf.copy_to_host_async()
         return step
+
+    def _bucket_for(self, num_tokens: int) -> Bucket:
+        """The shape of the next step: the smallest that fits, as far as it is compiled."""
+        if self._background is not None:
+            if not self._background.complete:
+                return self._buckets.fit_among(num_tokens, self._executables.is_made)
+            self._background = None
+        return self._buckets.fit(num_tokens)
 
     def _rows_for_later(self, plan: StepPlan, table: RequestTable, rows: Int32Array) -> LaterRows:
         slots, count = plan.slots[rows], len(rows)
@@ -184,6 +195,8 @@ class Runner:
 
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""
+        if self._background is not None:
+            self._background.stop()
         self.watch.close()
         for leaf in jax.tree.leaves((self._parameters, self._state)):
             leaf.delete()

@@ -9,7 +9,6 @@ from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, sharding
 
-
 WEIGHT_LEFT_UP_TO = 64
 """Rows of activations up to which XLA's CPU matmul is faster with the weight as its left operand."""
 
@@ -25,9 +24,9 @@ def matmul(x: jax.Array, weight: jax.Array, platform: str, out_dtype: jnp.dtype 
 def _weight_left(x: jax.Array, weight: jax.Array, kind: jnp.dtype | type) -> jax.Array:
     """The same with the weight as the left operand and the few activations, transposed, as the right one.
 
-    XLA's CPU matmul is then up to twice as fast: 0.95 x for 1 row, 2.1 x for 4, 1.7 x for 8, 1.5 x for 32, 1.1 x for 64,
-    but 0.96 x for 128 and 0.88 x for 256 (300 MB of weights in float32, two cores with AVX-512). The barriers keep XLA
-    from folding the transposes back into the product, which would exchange the operands again.
+    XLA's CPU matmul is then up to twice as fast: 0.95 x for 1 row, 2.1 x for 4, 1.7 x for 8, 1.5 x for 32, 1.1 x for
+    64, but 0.96 x for 128 and 0.88 x for 256 (300 MB of weights in float32, two cores with AVX-512). The barriers keep
+    XLA from folding the transposes back into the product, which would exchange the operands again.
     """
     columns = lax.optimization_barrier(x.T)
     return lax.optimization_barrier(
