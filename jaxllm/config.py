@@ -200,8 +200,8 @@ class CompileOptions(Section):
     strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
     optimization_level: int = option(
         1,
-        "How hard XLA tries on CPU: 1 compiles almost twice as fast as 3 and runs no slower; 0 compiles faster still "
-        "and runs slower. No effect elsewhere.",
+        "How hard XLA tries on CPU: 1 compiles in three quarters of the time of 3 and runs no slower; 0 in half, and "
+        "runs slower. No effect elsewhere.",
         minimum=0,
         maximum=3,
     )
