@@ -63,7 +63,9 @@ class Chat:
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
         body = {"model": self.model, "messages": [*system, *asked], **self._sampling}
         said = show_answer(
-            self._client.stream("chat/completions", body), lambda choice: choice["delta"].get("content") or ""
+            self._client.stream("chat/completions", body),
+            lambda choice: choice["delta"].get("content") or "",
+            lambda choice: choice["delta"].get("reasoning_content") or choice["delta"].get("reasoning") or "",
         )
         if said:
             # An answer that was stopped is part of the conversation as far as it came.

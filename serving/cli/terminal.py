@@ -78,14 +78,21 @@ class Terminal:
         self._left = True
 
 
-def show_answer(chunks: Generator[dict[str, Any]], text_of: Callable[[dict[str, Any]], str]) -> str:
+def show_answer(
+    chunks: Generator[dict[str, Any]],
+    text_of: Callable[[dict[str, Any]], str],
+    aside_of: Callable[[dict[str, Any]], str] = lambda choice: "",
+) -> str:
     """Print an answer as it comes, and how fast it came when somebody watches; returns its text.
 
-    `text_of` takes the text out of a choice of OpenAI's chunks. Ctrl-C ends the answer, and the request with it.
+    `text_of` takes the text out of a choice of OpenAI's chunks; `aside_of` takes what is no part of the answer, such as
+    reasoning, and is shown, in a fainter colour, only to somebody who watches. Ctrl-C ends the answer, and the request
+    with it.
     """
     watched = sys.stdout.isatty()
     parts: list[str] = []
     speed = _Speed()
+    aside = _Aside() if watched else None
     try:
         # Closing, so that an interrupted answer is not computed to its end.
         with closing(chunks):
@@ -94,6 +101,8 @@ def show_answer(chunks: Generator[dict[str, Any]], text_of: Callable[[dict[str, 
                 for choice in chunk.get("choices") or ():
                     text = text_of(choice)
                     parts.append(text)
+                    if aside is not None:
+                        sys.stdout.write(aside.show(printable(aside_of(choice)), beside=bool(text)))
                     sys.stdout.write(printable(text) if watched else text)
                 sys.stdout.flush()
     except KeyboardInterrupt:
@@ -101,6 +110,8 @@ def show_answer(chunks: Generator[dict[str, Any]], text_of: Callable[[dict[str, 
         if not sys.stdin.isatty():
             raise
         sys.stdout.write(" [stopped]")
+    if aside is not None:
+        sys.stdout.write(aside.show("", beside=True))
     sys.stdout.write("\n")
     sys.stdout.flush()
     if watched:
@@ -117,6 +128,22 @@ def say(text: str) -> None:
     """A line to the person, beside the answers: on stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+class _Aside:
+    """Text in a fainter colour, with a line to itself."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, text: str, *, beside: bool) -> str:
+        """What to write for more of it; `beside`: it is over, for now."""
+        before = "\x1b[2m" if text and not self._shown else ""
+        self._shown = self._shown or bool(text)
+        if not (beside and self._shown):
+            return before + text
+        self._shown = False
+        return f"{before}{text}\x1b[0m\n"
 
 
 class _Speed:

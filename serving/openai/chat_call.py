@@ -1,6 +1,7 @@
 """Chat-like requests, of whichever interface, made ready for the engine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.openai.reply_plan import plan_reply
 from jaxllm.serving.openai.state import ServerState
-from jaxllm.serving.openai.tools import tool_use
+from jaxllm.serving.openai.tools import ToolUse, tool_use
 from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
 from jaxllm.serving.text.input_processor import TextRequest
@@ -44,7 +45,8 @@ async def prepare_chat(
     use = tool_use(body)
     messages = conversation(body.messages, server.chat_template(body.chat_template))
     limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
-    with calling(prompt="messages", max_tokens=limit, logprobs="top_logprobs", beam_width=parameters.width_name(body)):
+    names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
+    with calling(**names, beam_width=parameters.width_name(body)), _blaming(use):
         params = _params(body, server.llm.default_params)
         prompt = await server.llm.render_chat(messages, **template_settings(body, server))
         plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
@@ -60,6 +62,18 @@ async def prepare_chat(
     requests[0].kept_tokens = plan.kept_tokens
     begin = last_content(messages, server.options.response_role) if body.echo else ""
     return ChatCall(request=requests[0], new_parser=plan.new_parser, count_reasoning=plan.count_reasoning, begin=begin)
+
+
+@contextmanager
+def _blaming(use: ToolUse) -> Iterator[None]:
+    """Blame tools for errors in a grammar that was made of them."""
+    try:
+        yield
+    except RequestError as error:
+        if not use.constrains or error.parameter != "grammar":
+            raise
+        reason = str(error).partition(" | ")[0].partition("): ")[2] or str(error)
+        raise RequestError(f"tools: their parameters cannot be enforced: {reason}", "tools") from None
 
 
 def template_settings(body: ChatCompletionRequest | TokenizeRequest, server: ServerState) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,8 @@ from jaxllm.serving.reply.reasoning_count import ReasoningCount
 from jaxllm.serving.reply.registry import TOOL_FORMATS, ReplyFormats
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.params import StructuredOutputs
+
+_ANY = {"additionalProperties": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,27 +50,26 @@ def plan_reply(
         )
     if tools is None and reasoning is None:
         return ReplyPlan(prompt=prompt, params=params)
-    token_ids = tokenizer.token_ids
-    grammar = None if tools is None else _calls_grammar(tools, reasoning, token_ids, use)
-    if grammar is not None:
-        params = _with_grammar(params, grammar)
-    inside = False
-    if reasoning is not None:
-        begun = reasoning.begins_inside(prompt)
-        inside = bool(begun)
-        limits = params.thinking_token_budget is not None
-        waits = limits or (params.structured_outputs is not None and not (grammar and tools and tools.forces_reasoning))
-        if waits and begun is None and (limits or formats.explicit or _asks_to_think(body)):
-            # The grammar, or the budget, must know that there is reasoning; so it is not left to the model.
-            prompt, inside = f"{prompt}{reasoning.start}\n", True
-        if waits and inside:
-            params = msgspec.structs.replace(params, reasoning_end_token_ids=_encode(tokenizer, reasoning.end))
+    forced = use.forced and tools is not None and tools.forces_reasoning
+    limits = params.thinking_token_budget is not None
+    begun = False if reasoning is None else reasoning.begins_inside(prompt)
+    if reasoning is not None and begun is None:
+        form = params.structured_outputs is not None and not use.constrains
+        if limits or (form and (formats.explicit or _asks_to_think(body))):
+            # The engine must know that there is reasoning; so it is not left to the model.
+            prompt, begun = f"{prompt}{reasoning.start}\n", True
+    if tools is not None:
+        params = _with_grammar(params, tools, reasoning if begun is None else None, tokenizer.token_ids, use)
+    waits = limits or (params.structured_outputs is not None and not forced)
+    if reasoning is not None and begun and waits:
+        params = msgspec.structs.replace(params, reasoning_end_token_ids=_encode(tokenizer, reasoning.end))
+    inside = bool(begun)
     return ReplyPlan(
         prompt=prompt,
         params=params,
         new_parser=_parser_factory(tools, reasoning, body, use, inside=inside),
         count_reasoning=None if reasoning is None else _count_factory(tokenizer, reasoning, inside=inside),
-        kept_tokens=kept_tokens(token_ids, tools, reasoning) & tokenizer.special_ids,
+        kept_tokens=kept_tokens(tokenizer.token_ids, tools, reasoning) & tokenizer.special_ids,
     )
 
 
@@ -81,28 +83,40 @@ def _tool_format(formats: ReplyFormats) -> ToolFormat:
     return formats.tools
 
 
-def _calls_grammar(
-    tools: ToolFormat, reasoning: ReasoningFormat | None, token_ids: dict[str, int], use: ToolUse
-) -> str | None:
-    """The grammar of answers that must call, or whose calls must be valid; None: the model writes what it likes."""
-    if not (use.forced or use.strict):
-        return None
+def _with_grammar(
+    params: SamplingParams,
+    tools: ToolFormat,
+    reasoning: ReasoningFormat | None,
+    token_ids: dict[str, int],
+    use: ToolUse,
+) -> SamplingParams:
+    """Parameters with the grammar of answers that must call, whose calls must be valid, or which are JSON or calls."""
+    form = None if use.forced else params.structured_outputs
+    instead = None if form is None else _json_schema(form)
+    if not use.constrains and instead is None:
+        return params
     functions = {
         # A function that is not strict is free in calls that need not come.
-        name: (
-            function.parameters if use.forced or function.strict else {"additionalProperties": True},
-            bool(function.strict),
-        )
+        name: (function.parameters if use.forced or function.strict else _ANY, bool(function.strict))
         for name, function in use.functions.items()
     }
-    return calls_grammar(tools, token_ids, functions, several=use.several, optional=not use.forced, reasoning=reasoning)
-
-
-def _with_grammar(params: SamplingParams, grammar: str) -> SamplingParams:
+    grammar = calls_grammar(
+        tools, token_ids, functions, several=use.several, optional=not use.forced, reasoning=reasoning, instead=instead
+    )
+    if grammar is None:
+        return params
     try:
         return msgspec.structs.replace(params, structured_outputs=StructuredOutputs(grammar=grammar))
     except RequestError as error:
         raise RequestError(f"tools: their schemas make no grammar: {error}", "tools") from None
+
+
+def _json_schema(form: StructuredOutputs) -> dict[str, Any] | None:
+    """The schema of the JSON that an answer in words has to be; None: it has another form."""
+    if form.json_object:
+        return {"type": "object"}
+    schema = msgspec.json.decode(form.json) if isinstance(form.json, str) else form.json
+    return {} if schema is True else schema or None
 
 
 def _asks_to_think(body: ChatCompletionRequest) -> bool:

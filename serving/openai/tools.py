@@ -30,9 +30,9 @@ class ToolUse:
     several: bool
 
     @property
-    def strict(self) -> bool:
-        """Whether calls must be valid by the schema of some function."""
-        return any(function.strict for function in self.functions.values())
+    def constrains(self) -> bool:
+        """Whether calls are written by a grammar: because they must come, or be valid if they do."""
+        return self.allowed and (self.forced or any(function.strict for function in self.functions.values()))
 
 
 def tool_use(body: ChatCompletionRequest) -> ToolUse:

@@ -73,15 +73,20 @@ def calls_grammar(
     several: bool = True,
     optional: bool = False,
     reasoning: ReasoningFormat | None = None,
+    instead: Mapping[str, Any] | None = None,
 ) -> str | None:
     """A grammar (Lark) of output that calls functions in a format; what it allows, the format's parser reads.
 
     `functions` are the schemas of their parameters, and whether they are strict: keywords that cannot be enforced are
     then errors. `token_ids` are of the tokenizer's added tokens. `several`: one call or more, not exactly one.
     `optional`: text may come before calls or instead of them; None: this format cannot say where calls begin.
-    `reasoning`: the model may reason in this format first.
+    `instead`: what may come instead of optional calls is JSON that is valid by this schema. `reasoning`: the model may
+    reason in this format first.
     """
     markers = {*format_.markers, *(reasoning.markers if reasoning is not None else ())}
+    if optional and format_.forces_reasoning:
+        # Its text stands in messages too, whose grammar would be the model's whole language.
+        return None
     lark = Lark({marker: token_ids[marker] for marker in markers if marker in token_ids})
     calls = [
         lark.rule(format_.call(lark, name, parameters_schema(schema, strict=strict)))
@@ -91,7 +96,9 @@ def calls_grammar(
     opening, separator, closing = (lark.text(text) for text in (format_.opening, format_.separator, format_.closing))
     more = f"({separator} {call})*" if several else ""
     whole = f"{opening} {call} {more} {closing}"
-    if optional:
+    if optional and instead is not None:
+        whole = either([whole, lark.json(instead)])
+    elif optional:
         if not lark.has_token(format_.markers[0]):
             return None
         whole = f"{lark.rule(FREE_TEXT)} ({whole})?"

@@ -120,9 +120,19 @@ def test_text_may_come_instead(backend: Backend, vocabulary: LLTokenizer, seed: 
     assert reply is None or "tool_call" not in (reply.content or "")
 
 
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(["hermes", "llama3_json", "pythonic"]))
+def test_json_may_come_instead(backend: Backend, vocabulary: LLTokenizer, seed: int, name: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    reply = parsed(backend, vocabulary, name, seed, optional=True, instead=schema)
+    if reply is not None and not reply.tool_calls:
+        jsonschema.validate(json.loads(reply.content or ""), schema)
+
+
 def test_formats_that_cannot_say_where_calls_begin(backend: Backend) -> None:
     assert calls_grammar(tool_format("llama3_json"), {}, FUNCTIONS, optional=True) is None
     assert calls_grammar(tool_format("hermes"), {}, FUNCTIONS, optional=True) is None
+    assert calls_grammar(tool_format("openai"), token_ids(backend), FUNCTIONS, optional=True) is None
     assert calls_grammar(tool_format("hermes"), token_ids(backend), FUNCTIONS, optional=True) is not None
 
 

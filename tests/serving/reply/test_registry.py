@@ -1,0 +1,107 @@
+"""Formats by name, by import path, and by what a chat template shows."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.errors import ConfigError
+from jaxllm.serving.reply.calls import Calls, tagged_calls
+from jaxllm.serving.reply.compose import make_parser
+from jaxllm.serving.reply.formats.hermes import Hermes
+from jaxllm.serving.reply.formats.mistral import MistralNamed
+from jaxllm.serving.reply.lark import Lark
+from jaxllm.serving.reply.parts import Reply, ToolCall, read_whole
+from jaxllm.serving.reply.registry import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ReplyFormats,
+    guess_reasoning_format,
+    guess_tool_format,
+    reasoning_format,
+    tool_format,
+)
+from jaxllm.serving.reply.source import Parsing, Source
+
+
+class Shouting(Hermes):
+    """A format that a user might bring: `CALL name!`."""
+
+    markers = ("CALL", "!")
+
+    def parse(self, source: Source, calls: Calls) -> Parsing[None]:
+        def read(tag: str) -> Parsing[bool]:
+            found = yield from source.take_until("!")
+            if found is None:
+                return False
+            yield calls.start(found[0].strip())
+            yield calls.arguments("{}")
+            return True
+
+        return tagged_calls(source, ("CALL",), read)
+
+    def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
+        return lark.text(f"CALL {name}!")
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_every_tool_format_says_what_it_needs_to(name: str) -> None:
+    made = tool_format(name)
+    assert made.markers
+    for marker in made.markers:
+        assert not any(other != marker and other.startswith(marker) for other in made.markers), "of one `until`"
+
+
+@pytest.mark.parametrize("name", REASONING_FORMATS)
+def test_every_reasoning_format_says_what_it_needs_to(name: str) -> None:
+    made = reasoning_format(name)
+    begins, ends = made.sections
+    assert begins
+    assert ends
+    assert made.end
+
+
+def test_a_class_of_the_users_own() -> None:
+    parser = make_parser(tool_format(f"{__name__}:Shouting"), new_id=lambda: "call")
+    assert read_whole(parser, "I CALL home!") == Reply("I", None, [ToolCall("call", "home", "{}")])
+
+
+@pytest.mark.parametrize("name", ["os:nothing", "no.such.module:Format", "os:name"])
+def test_what_is_no_class(name: str) -> None:
+    with pytest.raises(ConfigError, match="tool_call_parser"):
+        tool_format(name)
+    with pytest.raises(ConfigError, match="reasoning_parser"):
+        reasoning_format(name)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match=r"tool_call_parser='hermess'.*did you mean 'hermes'.*qwen3_coder"):
+        tool_format("hermess")
+    with pytest.raises(ConfigError, match=r"reasoning_parser='r1'.*deepseek_r1"):
+        reasoning_format("r1")
+
+
+def test_guesses(demo_folder: Path) -> None:
+    assert guess_tool_format((demo_folder / "chat_template.jinja").read_text()) == "hermes"
+    assert guess_tool_format("{{ messages }}") is None
+    assert guess_tool_format("...<function=example_function_name>...<tool_call>...") == "qwen3_coder"
+    assert guess_tool_format("[TOOL_CALLS]") == "mistral"
+    assert guess_tool_format("[TOOL_CALLS]' + name + '[ARGS]'") == "mistral_v11"
+    wide = "<｜tool▁sep｜>"
+    assert guess_tool_format(wide) == "deepseek_v31"
+    assert guess_tool_format(f"{wide} ```json") == "deepseek_v3"
+    assert guess_tool_format("<|start|>assistant<|channel|>") == "openai"
+    assert guess_tool_format("<|python_tag|>") == "llama3_json"
+    assert guess_reasoning_format("{{ '<think>' }}") == "qwen3"
+    assert guess_reasoning_format("<|channel|>analysis") == "openai"
+    assert guess_reasoning_format("{{ messages }}") is None
+
+
+def test_names_go_before_guesses() -> None:
+    chosen = ReplyFormats.choose("mistral_v11", None, "<tool_call> <think>")
+    assert isinstance(chosen.tools, MistralNamed)
+    assert chosen.reasoning is not None
+    assert not chosen.explicit
+    assert ReplyFormats.choose(None, "granite", "").explicit
+    assert ReplyFormats.choose(None, None, "") == ReplyFormats()
