@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     allowed_token_ids: list[int] | None = None
     """Only these tokens may be generated."""
     structured_outputs: StructuredOutputs | None = None
-    """The form that the output must have; a mapping of its fields is converted."""
+    """The form of the output, as an object of one field such as regex or json; see docs/structured_outputs.md."""
     thinking_token_budget: int | None = None
     """Most tokens of reasoning, then it is ended; only where the model's reasoning has an end that is known."""
     beam_search: BeamOptions | None = None

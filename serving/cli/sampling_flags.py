@@ -14,8 +14,11 @@ import msgspec
 from jaxllm.config import option_fields
 from jaxllm.flags import integer
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.structured.params import StructuredOutputs
 
-_HIDDEN = {"beam_search", "detokenize", "bad_words_token_ids"}
+_HIDDEN = {
+    "beam_search", "detokenize", "bad_words_token_ids", "reasoning_end_token_ids", "thinking_token_budget",
+}  # fmt: skip
 
 ENGINE_OPTIONS = frozenset(item.name for _, item in option_fields())
 """Fields whose name is an engine option too (`seed`): where there are engine flags, those stand for both."""
@@ -77,7 +80,7 @@ def _reader(annotation: Any) -> dict[str, Any]:
         return {"action": "append", "metavar": "TEXT"}
     if list[int] in kinds:
         return {"type": integer, "nargs": "+", "metavar": "ID"}
-    if dict[int, float] in kinds:
+    if kinds & {dict[int, float], StructuredOutputs}:
         return {"type": _json_object, "metavar": "JSON"}
     if float in kinds:
         return {"type": float, "metavar": "FLOAT"}
@@ -91,5 +94,5 @@ def _json_object(text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object such as '{{\"15\": -100}}'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return value

@@ -12,6 +12,13 @@ from jaxllm.engine import Engine
 from jaxllm.request import Request
 from tests.e2e.driving import Answer, make_engine, request, run
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"a long name": {"type": "string"}, "kind": {"enum": ["one of them", "one more"]}},
+    "required": ["a long name", "kind"],
+    "additionalProperties": False,
+}
+
 FEATURES: list[dict[str, Any]] = [
     {"temperature": 0, "logprobs": 3},
     {"temperature": 0, "prompt_logprobs": 2, "logprobs": 0},
@@ -22,6 +29,15 @@ FEATURES: list[dict[str, Any]] = [
     {"stop_token_ids": list(range(10, 300))},
     {"allowed_token_ids": [5, 6, 7, 8, 9], "ignore_eos": True},
     {"max_tokens": 1},
+    {"structured_outputs": {"regex": "[a-z]{3,9}( [a-z]{3,9}){2,40}"}},
+    {"structured_outputs": {"json": SCHEMA}, "temperature": 0, "max_tokens": 60},
+    {"structured_outputs": {"json": SCHEMA}, "logprobs": 2, "presence_penalty": 0.5, "max_tokens": 60},
+    {
+        "structured_outputs": {"choice": ["red", "green leaf", "a blue sky"]},
+        "reasoning_end_token_ids": [40, 41],
+        "thinking_token_budget": 7,
+    },
+    {"structured_outputs": {"json_object": True}, "bad_words_token_ids": [[5, 6]], "min_tokens": 4},
 ]
 
 
