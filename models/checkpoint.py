@@ -11,8 +11,9 @@ from jaxllm.models.safetensors_file import read_header
 DEMO = "demo"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.model"]
 WEIGHT_FILES = ["*.safetensors"]
-OTHER_FORMATS = ["consolidated*", "*/*"]
-"""Copies of the weights in other layouts, which many repositories hold beside the usual one."""
+OTHER_FORMATS = ["consolidated*", "*/*.safetensors", "*/tokenizer*", "*/*.model", "*/*.txt", "onnx/*", "openvino/*"]
+"""Copies of the weights in other layouts, which many repositories hold beside the usual one. Folders may hold small
+configurations, such as 1_Pooling of sentence-transformers."""
 
 _DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -105,7 +105,7 @@ def make_plan(
         folder = resolve(config.model.model, config.model.revision, config.model.download_dir)
         model = read_config(folder)
         if runner == "generate":
-            _check_generates(model.architecture)
+            _check_generates(config.model.runner, model.architecture)
     except ModelError as error:
         raise ConfigError(str(error)) from error
     devices = local_devices(count) if absent_devices is None else absent_devices
@@ -126,7 +126,11 @@ def make_plan(
     )
 
 
-def _check_generates(architecture: str) -> None:
+def _check_generates(asked: str, architecture: str) -> None:
+    if asked == "pooling":
+        raise ModelError(
+            "runner='pooling': this is for models that generate; a pooling model needs no such preparation"
+        )
     made_for = lookup(architecture).use
     if made_for != "generate":
         raise ModelError(

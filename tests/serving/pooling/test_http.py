@@ -1,0 +1,171 @@
+"""Embeddings, classes and scores over HTTP: OpenAI's client, langchain, the shapes of Jina and Cohere."""
+
+import base64
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import numpy as np
+import pytest
+from openai import BadRequestError, OpenAI
+
+from jaxllm.serving.openai.openapi import openapi
+from tests.conftest import RunPython
+from tests.serving.server_process import ServerProcess, running
+
+FLAGS = (
+    *("--host=127.0.0.1", "--port=0", "--optimization-level=0", "--strict-compilation", "--max-model-len=64"),
+    *("--max-num-seqs=8", "--max-num-batched-tokens=64", "--max-queued-requests=24"),
+)
+TEXTS = ["the sky is blue", "apples are red", "once upon a time"]
+
+
+def _served(tmp_path_factory: pytest.TempPathFactory, *arguments: str) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with running(log, *arguments, *FLAGS) as process:
+        yield process
+        process.signal(signal.SIGTERM)
+        assert process.end() == 0, process.log
+    assert "Traceback" not in process.log
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    yield from _served(tmp_path_factory, "demo", "--runner=pooling", '--pooler-config={"matryoshka": true}')
+
+
+@pytest.fixture(scope="module")
+def crosser(tmp_path_factory: pytest.TempPathFactory, cross_encoder: Path) -> Iterator[ServerProcess]:
+    yield from _served(tmp_path_factory, str(cross_encoder), "--served-model-name=cross", "--enforce-eager")
+
+
+@pytest.fixture(scope="module")
+def client(embedder: ServerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{embedder.url}/v1", api_key="any", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def _post(server: ServerProcess, path: str, body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=body, timeout=120)
+
+
+def test_openais_client(client: OpenAI) -> None:
+    # The client asks for base64 and decodes it.
+    found = client.embeddings.create(model="demo", input=TEXTS)
+    plain = client.embeddings.create(model="demo", input=TEXTS, encoding_format="float")
+    for index, (first, second) in enumerate(zip(found.data, plain.data, strict=True)):
+        assert first.index == second.index == index
+        np.testing.assert_allclose(first.embedding, second.embedding, atol=1e-6)
+        assert abs(np.linalg.norm(first.embedding) - 1) < 1e-5
+    assert found.usage.total_tokens == found.usage.prompt_tokens > len(TEXTS)
+    short = client.embeddings.create(model="demo", input=TEXTS[0], dimensions=16).data[0].embedding
+    whole = np.array(plain.data[0].embedding[:16])
+    np.testing.assert_allclose(short, whole / np.linalg.norm(whole), atol=1e-5)
+    ids = [[5, 6, 7], [8]]
+    of_ids = client.embeddings.create(model="demo", input=ids)
+    assert (len(of_ids.data), of_ids.usage.total_tokens) == (2, 4)
+    with pytest.raises(BadRequestError, match="does not generate") as error:
+        client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hi"}])
+    assert error.value.code == "unsupported_for_model"
+
+
+@pytest.mark.slow
+def test_langchain(embedder: ServerProcess, run_python: RunPython) -> None:
+    code = """
+import sys
+from langchain_openai import OpenAIEmbeddings
+
+model = OpenAIEmbeddings(model="demo", base_url=sys.argv[1], api_key="any", check_embedding_ctx_length=False)
+one, two = model.embed_documents(["the sky is blue", "apples are red"])
+query = model.embed_query("the sky is blue")
+assert len(one) == 128 and one != two and max(abs(a - b) for a, b in zip(one, query)) < 1e-6
+"""
+    done = run_python("-c", code, f"{embedder.url}/v1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pooling(embedder: ServerProcess) -> None:
+    body = {"input": [TEXTS[0], "sky"], "task": "token_embed", "dimensions": 5, "normalize": False}
+    lists = _post(embedder, "/pooling", body).json()
+    encoded = _post(embedder, "/pooling", {**body, "encoding_format": "base64"}).json()
+    for plain, other in zip(lists["data"], encoded["data"], strict=True):
+        values = np.frombuffer(base64.b64decode(other["data"]), "<f4").reshape(-1, 5)
+        np.testing.assert_allclose(values, plain["data"], atol=1e-5)
+    messages = {"messages": [{"role": "user", "content": "hi"}]}
+    rendered = _post(embedder, "/v1/embeddings", messages).json()
+    tokens = _post(embedder, "/tokenize", {**messages, "add_generation_prompt": False}).json()
+    assert rendered["usage"]["prompt_tokens"] == tokens["count"]
+
+
+def test_jinas_and_coheres_shapes(crosser: ServerProcess) -> None:
+    documents = ["apples are red", "the sky is blue", {"text": "the cat sat on the mat"}]
+    texts = ["apples are red", "the sky is blue", "the cat sat on the mat"]
+    score = _post(crosser, "/score", {"text_1": "what color is the sky", "text_2": texts}).json()
+    scores = [each["score"] for each in score["data"]]
+    assert len(set(scores)) == 3
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        body = {"model": "cross", "query": "what color is the sky", "documents": documents}
+        ranked = _post(crosser, path, body).json()["results"]
+        found = [each["relevance_score"] for each in ranked]
+        np.testing.assert_allclose(found, sorted(scores, reverse=True), atol=1e-6)
+        assert [each["document"]["text"] for each in ranked] == [texts[each["index"]] for each in ranked]
+        (best,) = _post(crosser, path, {**body, "top_n": 1, "return_documents": False}).json()["results"]
+        assert set(best) == {"index", "relevance_score"}
+        assert best["index"] == ranked[0]["index"]
+    classes = _post(crosser, "/classify", {"input": texts}).json()["data"]
+    assert [(each["label"], each["num_classes"], len(each["probs"])) for each in classes] == [("LABEL_0", 1, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        ("/v1/embeddings", {}, "input", "give either input or messages"),
+        ("/v1/embeddings", {"input": []}, "input", "the list is empty"),
+        ("/v1/embeddings", {"input": ["a"] * 33}, "input", "at most 32"),
+        ("/v1/embeddings", {"input": ["sky", "cat " * 400]}, "input", "prompt 1: the text has 401 tokens"),
+        ("/v1/embeddings", {"input": [5, 99999]}, "input", "prompt token 1 is 99999"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "choose float or base64"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 500}, "dimensions", "have 128"),
+        ("/v1/embeddings", {"input": "a", "dimension": 5}, "dimension", "did you mean 'dimensions'"),
+        ("/v1/embeddings", {"input": "a", "priority": 1}, "priority", "--scheduling-policy priority"),
+        ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, "embed_dtype", "numbers are float32"),
+        ("/pooling", {"input": "a", "task": "classify"}, "task", "does embed, token_embed"),
+        ("/classify", {"input": "a"}, "task", "does embed, token_embed"),
+        ("/score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1", "2 first texts and 1 second ones"),
+        ("/rerank", {"query": "a", "documents": []}, "documents", "the list is empty"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "must be 0 or more"),
+        ("/v1/completions", {"prompt": "a"}, None, "does not generate"),
+    ],
+)
+def test_wrong_requests(embedder: ServerProcess, path: str, body: Any, param: str | None, message: str) -> None:
+    response = _post(embedder, path, body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert message in error["message"]
+
+
+def test_answers_are_as_documented_and_counted(embedder: ServerProcess) -> None:
+    document = openapi(with_keys=False)
+    calls = {
+        "EmbeddingResponse": ("/v1/embeddings", {"input": TEXTS}),
+        "PoolingResponse": ("/v1/pooling", {"input": TEXTS, "task": "token_embed"}),
+        "ScoreResponse": ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS}),
+        "RerankResponse": ("/v2/rerank", {"query": TEXTS[0], "documents": TEXTS}),
+        "ErrorResponse": ("/v1/chat/completions", {"messages": []}),
+    }
+    before = _metric(embedder, "request_success_total")
+    for name, (path, body) in calls.items():
+        schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        jsonschema.validate(_post(embedder, path, body).json(), schema, cls=jsonschema.Draft202012Validator)
+    assert _metric(embedder, "request_success_total") - before == 3 + 3 + 4 + 4
+    assert _metric(embedder, "prompt_tokens_total") > 0
+    assert _metric(embedder, "compilations_after_warmup_total") == 0
+
+
+def _metric(server: ServerProcess, name: str) -> float:
+    """Sum of a metric's samples."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"jaxllm:{name}"))
