@@ -59,7 +59,8 @@ class RequestLimits:
                 f"{self.max_model_len - 1} leave room for an answer; shorten it or set truncate_prompt_tokens",
                 "prompt",
             )
-        check_token_ids(request.prompt_token_ids, self.vocab_size)
+        if ((request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)).any():
+            raise unknown_token(request.prompt_token_ids, self.vocab_size)
 
     def _check_logprobs(self, name: str, value: int | None) -> None:
         if value is not None and not 0 <= value <= self.max_logprobs:
@@ -74,11 +75,9 @@ class RequestLimits:
                 raise RequestError(f"{name}: token id {token_id} is not between 0 and {self.vocab_size - 1}", name)
 
 
-def check_token_ids(token_ids: np.ndarray, vocab_size: int) -> None:
-    """Raise `RequestError` unless all of a prompt's token ids are in the vocabulary."""
-    out_of_range = (token_ids < 0) | (token_ids >= vocab_size)
-    if out_of_range.any():
-        place = int(np.argmax(out_of_range))
-        raise RequestError(
-            f"prompt token {place} is {int(token_ids[place])}: token ids go from 0 to {vocab_size - 1}", "prompt"
-        )
+def unknown_token(token_ids: np.ndarray, vocab_size: int) -> RequestError:
+    """The error for a prompt with a token id that is not in the vocabulary."""
+    place = int(np.argmax((token_ids < 0) | (token_ids >= vocab_size)))
+    return RequestError(
+        f"prompt token {place} is {int(token_ids[place])}: token ids go from 0 to {vocab_size - 1}", "prompt"
+    )

@@ -6,7 +6,7 @@ from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.validation import check_token_ids
+from jaxllm.validation import unknown_token
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class PoolingLimits:
                 "truncate_prompt_tokens",
                 "prompt",
             )
-        check_token_ids(request.prompt_token_ids, self.vocab_size)
+        if ((request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)).any():
+            raise unknown_token(request.prompt_token_ids, self.vocab_size)
         self.check_params(request.params)
 
     def check_params(self, params: PoolingParams) -> None:
