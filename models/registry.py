@@ -3,7 +3,7 @@
 from dataclasses import replace
 from importlib.metadata import entry_points
 
-from jaxllm.models import bert, distilbert, llama, mistral, qwen2, qwen3, roberta
+from jaxllm.models import bert, distilbert, llama, mistral, modernbert, qwen2, qwen3, roberta
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.family import Family
 
@@ -29,6 +29,9 @@ _FAMILIES: dict[str, Family] = {
     "DistilBertModel": distilbert.FAMILY,
     "DistilBertForMaskedLM": distilbert.FAMILY,
     "DistilBertForSequenceClassification": distilbert.CLASSIFIER,
+    "ModernBertModel": modernbert.FAMILY,
+    "ModernBertForMaskedLM": modernbert.FAMILY,
+    "ModernBertForSequenceClassification": modernbert.CLASSIFIER,
     "RobertaModel": roberta.FAMILY,
     "RobertaForMaskedLM": roberta.FAMILY,
     "RobertaForSequenceClassification": roberta.CLASSIFIER,

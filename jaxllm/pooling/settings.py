@@ -75,7 +75,7 @@ def read_settings(options: ModelOptions, folder: Path, architecture: str) -> Poo
     assert use in ("embed", "classify")
     settings = PoolingSettings(
         use=use,
-        pooling_type="cls" if encoder else "last",
+        pooling_type=_pooling_type(file, use) if encoder else "last",
         labels=_labels(file) if use == "classify" else (),
         activation=_activation(file) if use == "classify" else "softmax",
         matryoshka=_matryoshka(file),
@@ -86,6 +86,14 @@ def read_settings(options: ModelOptions, folder: Path, architecture: str) -> Poo
     if found is not None:
         settings = replace(settings, max_length=found.max_length)
     return _override(settings, options.pooler_config or {})
+
+
+def _pooling_type(file: ConfigFile, use: str) -> PoolingType:
+    """What an encoder pools from: the first token, unless its classifier was trained otherwise."""
+    how = file.text("classifier_pooling", "cls") if use == "classify" else "cls"
+    if how not in ("cls", "mean"):
+        raise file.wrong("classifier_pooling", "cls or mean")
+    return "mean" if how == "mean" else "cls"
 
 
 def _override(settings: PoolingSettings, given: Mapping[str, Any]) -> PoolingSettings:

@@ -32,6 +32,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Roberta": ("RobertaConfig", SMALL),
     "XLMRoberta": ("XLMRobertaConfig", SMALL),
     "DistilBert": ("DistilBertConfig", DISTIL),
+    "ModernBert": (
+        "ModernBertConfig",
+        {
+            **SMALL,
+            "num_hidden_layers": 4,
+            "local_attention": 9,
+            **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")},
+        },
+    ),
     "Llama": ("LlamaConfig", {**DECODER, "pad_token_id": None}),
     "Mistral": ("MistralConfig", {**DECODER, "sliding_window": 5}),
     "Qwen2": ("Qwen2Config", {**DECODER, "pad_token_id": None}),

@@ -18,6 +18,7 @@ EMBEDDERS: list[Any] = [
     ("RobertaModel", "mean_tokens"),
     pytest.param("XLMRobertaModel", "cls_token", marks=pytest.mark.proof),
     pytest.param("DistilBertModel", "mean_tokens", marks=pytest.mark.proof),
+    ("ModernBertModel", "mean_tokens"),
     ("MistralModel", "lasttoken"),
     pytest.param("Qwen2ForCausalLM", "mean_tokens", marks=pytest.mark.proof),
     ("Qwen3ForCausalLM", "lasttoken"),
@@ -58,6 +59,9 @@ def _sigmoid(scores: np.ndarray) -> np.ndarray:
 CLASSIFIERS: list[Any] = [
     ("BertForSequenceClassification", {"num_labels": 3}, _softmax),
     ("RobertaForSequenceClassification", {"num_labels": 1}, _sigmoid),
+    pytest.param(
+        "ModernBertForSequenceClassification", {"classifier_pooling": "mean"}, _softmax, marks=pytest.mark.proof
+    ),
     pytest.param(
         "XLMRobertaForSequenceClassification",
         {"num_labels": 2, "problem_type": "regression"},

@@ -39,7 +39,9 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
 
 @pytest.fixture(scope="module")
 def crosser(tmp_path_factory: pytest.TempPathFactory, cross_encoder: Path) -> Iterator[ServerProcess]:
-    yield from _served(tmp_path_factory, str(cross_encoder), "--served-model-name=cross", "--enforce-eager")
+    yield from _served(
+        tmp_path_factory, str(cross_encoder), "--served-model-name=cross", "--enforce-eager", "--api-server-count=2"
+    )
 
 
 @pytest.fixture(scope="module")
