@@ -1,6 +1,7 @@
 """The engine: batches, aborts, parameters, and that a text's result does not depend on its neighbours."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_tokens_of_long_and_short_texts(engine: PoolingEngine) -> None:
         ([5], {"dimensions": 129}, "have 128"),
     ],
 )
-def test_wrong_requests(engine: PoolingEngine, token_ids: list[int], params: dict[str, object], message: str) -> None:
+def test_wrong_requests(engine: PoolingEngine, token_ids: list[int], params: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         engine.add_request(request("x", token_ids, PoolingParams(**params)))
     with pytest.raises(PromptTooLongError, match="has 65 tokens"):
@@ -112,7 +113,7 @@ def test_wrong_requests(engine: PoolingEngine, token_ids: list[int], params: dic
         ({"step_tag_id": 3}, "step rewards are not supported"),
     ],
 )
-def test_wrong_parameters(params: dict[str, object], message: str) -> None:
+def test_wrong_parameters(params: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         PoolingParams(**params)
 
@@ -127,6 +128,6 @@ def test_wrong_parameters(params: dict[str, object], message: str) -> None:
         ({"convert": "classify"}, "score.weight"),
     ],
 )
-def test_wrong_options(options: dict[str, object], message: str) -> None:
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_engine(EngineConfig.from_options({"model": "demo", "max_model_len": 32, "enforce_eager": True, **options}))

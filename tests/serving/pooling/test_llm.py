@@ -96,6 +96,7 @@ def test_sentence_transformers_decide(tmp_path: Path) -> None:
     save_modules(tmp_path, "mean_tokens", normalize=False, max_length=20)
     with LLM(str(tmp_path), background_engine=True, **OPTIONS) as llm:
         info = llm._open().engine.info
+        assert info.pooling is not None
         assert (info.pooling.pooling_type, info.max_model_len) == ("mean", 20)
         (found,) = llm.embed("the cat", use_tqdm=False)
         assert abs(np.linalg.norm(found.outputs.embedding) - 1) > 1e-3
