@@ -198,7 +198,6 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     """Accepted, without effect."""
 
     n: Annotated[Any, Refused(_ONE, (1,))] = None
-    best_of: Annotated[Any, Refused(_ONE, (1,))] = None
     stop: Annotated[Any, Refused(f"{_OTHER}stop_sequences", ([],))] = None
     stream_options: Annotated[Any, Refused("streams always tell the usage")] = None
     response_format: Annotated[Any, Refused(f"{_OTHER}output_config.format", ({"type": "text"},))] = None

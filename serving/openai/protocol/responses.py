@@ -114,7 +114,6 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """Part of the log; by default random."""
 
     n: Annotated[Any, Refused(_ONE, (1,))] = None
-    best_of: Annotated[Any, Refused(_ONE, (1,))] = None
     prompt_logprobs: Annotated[Any, Refused("responses have no logprobs of the prompt; see /v1/chat/completions")] = (
         None
     )

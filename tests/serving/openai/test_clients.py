@@ -37,6 +37,21 @@ pieces = list(model.stream(question))
 assert len(pieces) > 1 and "".join(piece.text for piece in pieces) == whole.text, pieces
 again = model.invoke([*question, whole, ("human", "And 1 more?")])
 assert again.text, again
+from pydantic import BaseModel
+
+
+class add(BaseModel):
+    "Adds two numbers."
+
+    a: int
+    b: int
+
+
+longer = model.model_copy(update={"max_tokens": 100})
+structured = longer.with_structured_output(add).invoke("Add 12 and 30.")
+assert isinstance(structured, add), structured
+(call,) = longer.bind_tools([add], tool_choice="add").invoke("Add 12 and 30.").tool_calls
+assert call["name"] == "add", call
 chained = model.invoke([("human", "And 1 more?")], previous_response_id=whole.response_metadata["id"])
 assert chained.text == again.text, (chained, again)
 """

@@ -21,7 +21,8 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         *SMALL, "--trust-request-chat-template", "--response-role", "model", "--enable-force-include-usage",
         "--return-tokens-as-token-ids", "--enable-request-id-headers", "--disable-docs", "--root-path", "/llm",
         "--chat-template", TEMPLATE, "--default-chat-template-kwargs", json.dumps({"mark": "!"}),
-        "--max-stored-responses", "0", "--middleware", "starlette.middleware.gzip:GZipMiddleware",
+        "--max-stored-responses", "0", "--reasoning-parser", "qwen3",
+        "--middleware", "starlette.middleware.gzip:GZipMiddleware",
     ]  # fmt: skip
     log: Path = tmp_path_factory.mktemp("server") / "log"
     with running(log, "demo", *flags) as process, httpx.Client(base_url=process.url, timeout=60) as client:
@@ -78,6 +79,22 @@ def test_priorities_need_a_policy(http: httpx.Client) -> None:
     response = http.post("/v1/completions", json={"prompt": "hello", "priority": 1})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "priority"
+
+
+def test_thinking_is_told_from_text(http: httpx.Client) -> None:
+    asked = {"temperature": 0, "min_tokens": 20}
+    budget = {"thinking_token_budget": 5, "max_output_tokens": 30}
+    made = http.post("/v1/responses", json={"input": "hello", **asked, **budget}).json()
+    assert [item["type"] for item in made["output"]] == ["reasoning", "message"]
+    assert made["usage"]["output_tokens_details"]["reasoning_tokens"] == 5
+    hidden = http.post("/v1/responses", json={"input": "hello", **asked, **budget, "include_reasoning": False}).json()
+    assert [item["type"] for item in hidden["output"]] == ["message"]
+    thinking = {"thinking": {"type": "enabled", "budget_tokens": 5}, "max_tokens": 30}
+    message = http.post("/v1/messages", json={**asked, **thinking, "messages": CHAT["messages"]}).json()
+    assert [block["type"] for block in message["content"]] == ["thinking", "text"]
+    assert message["content"][0]["thinking"] == made["output"][0]["content"][0]["text"]
+    assert message["content"][1]["text"] == made["output"][1]["content"][0]["text"]
+    assert message["usage"]["output_tokens_details"]["thinking_tokens"] == 5
 
 
 def test_a_server_that_keeps_no_responses(http: httpx.Client) -> None:

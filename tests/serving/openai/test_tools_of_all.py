@@ -4,10 +4,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
+import jsonschema
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI
+from openai import OpenAI, pydantic_function_tool
 from openai.types.responses import Response
+from pydantic import BaseModel
 
 from scripts.demo_model import calls as demo_calls
 from tests.serving.openai.conftest import KEY
@@ -132,3 +135,92 @@ def test_a_choice_of_none(client: OpenAI, claude: Anthropic) -> None:
         tool_choice={"type": "none"},
     )  # fmt: skip
     assert {block.type for block in message.content} <= {"text"}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_forced_calls(client: OpenAI, claude: Anthropic, named: bool) -> None:
+    question, names, schema = "What is the weather in Fernby?", ["buy"], functions(["buy"])[0]["parameters"]
+    response: Response = client.responses.create(
+        model="demo", input=question, tools=of_responses(names), temperature=0,
+        tool_choice={"type": "function", "name": "buy"} if named else "required",
+    )  # fmt: skip
+    calls = calls_of(response)
+    assert {call["name"] for call in calls} == {"buy"}
+    for call in calls:
+        jsonschema.validate(call["arguments"], schema)
+    message = claude.messages.create(
+        model="demo", max_tokens=100, messages=[{"role": "user", "content": question}], tools=of_messages(names),
+        tool_choice={"type": "tool", "name": "buy"} if named else {"type": "any"}, extra_body={"temperature": 0},
+    )  # fmt: skip
+    assert [block.input for block in message.content if block.type == "tool_use"] == [
+        call["arguments"] for call in calls
+    ]
+    assert message.stop_reason == "tool_use"
+    once = claude.messages.create(
+        model="demo", max_tokens=100, messages=[{"role": "user", "content": question}], tools=of_messages(names),
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+    )  # fmt: skip
+    assert len(once.content) == 1
+
+
+class Sum(BaseModel):
+    a: int
+    b: int
+
+
+def test_structured_text(client: OpenAI, claude: Anthropic) -> None:
+    parsed = client.responses.parse(
+        model="demo", input="Add 12 and 30.", text_format=Sum, temperature=0, max_output_tokens=60
+    )
+    assert isinstance(parsed.output_parsed, Sum)
+    with client.responses.stream(
+        model="demo", input="Add 12 and 30.", text_format=Sum, temperature=0, max_output_tokens=60
+    ) as stream:
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
+    chat = client.chat.completions.parse(
+        model="demo", messages=[{"role": "user", "content": "Add 12 and 30."}], response_format=Sum, temperature=0,
+        max_tokens=60,
+    )  # fmt: skip
+    assert chat.choices[0].message.content == parsed.output_text
+    message = claude.messages.parse(
+        model="demo", messages=[{"role": "user", "content": "Add 12 and 30."}], output_format=Sum, max_tokens=60,
+        extra_body={"temperature": 0},
+    )  # fmt: skip
+    assert message.parsed_output == parsed.output_parsed
+    plain = client.responses.create(
+        model="demo", input="Add 12 and 30.", text={"format": {"type": "json_object"}}, temperature=0,
+        max_output_tokens=100, extra_body={"stop": "}"},
+    )  # fmt: skip
+    assert plain.output_text.startswith("{")
+
+
+def test_functions_of_pydantic_models(client: OpenAI) -> None:
+    made = client.responses.parse(
+        model="demo", input="Add 12 and 30.", tools=[pydantic_function_tool(Sum, name="add")], temperature=0,
+        tool_choice="required", parallel_tool_calls=False,
+    )  # fmt: skip
+    (call,) = made.output
+    assert call.type == "function_call"
+    assert isinstance(call.parsed_arguments, Sum)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [({"type": "object", "properties": 3}, "parameters"), ({"type": "array"}, "parameters")],
+)
+def test_wrong_schemas(http: httpx.Client, schema: Any, place: str) -> None:
+    tool = {"name": "f", "type": "function", "parameters": schema}
+    error = http.post("/v1/responses", json={"input": "x", "tools": [tool]}).json()["error"]
+    assert error["param"] == f"tools[0].{place}"
+    assert error["message"].startswith(f"tools[0].{place}")
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    answer = http.post("/v1/messages", json={**body, "tools": [{"name": "f", "input_schema": schema}]})
+    assert answer.json()["error"]["message"].startswith("tools[0].input_schema")
+    wrong = {"name": "x", "type": "json_schema", "schema": {"type": "nothing"}}
+    error = http.post("/v1/responses", json={"input": "x", "text": {"format": wrong}}).json()["error"]
+    assert error["param"] == "text.format.schema"
+    answer = http.post(
+        "/v1/messages", json={**body, "output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("output_config.format.schema")
