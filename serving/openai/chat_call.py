@@ -14,6 +14,7 @@ from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.openai.reply_plan import plan_reply
 from jaxllm.serving.openai.state import ServerState
+from jaxllm.serving.openai.structured import naming_form
 from jaxllm.serving.openai.tools import ToolUse, tool_use
 from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
@@ -46,7 +47,7 @@ async def prepare_chat(
     messages = conversation(body.messages, server.chat_template(body.chat_template))
     limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
     names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
-    with calling(**names, beam_width=parameters.width_name(body)), _blaming(use):
+    with calling(**names, beam_width=parameters.width_name(body)), _blaming(use), naming_form(body):
         params = _params(body, server.llm.default_params)
         prompt = await server.llm.render_chat(messages, **template_settings(body, server))
         plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)

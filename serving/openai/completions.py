@@ -13,6 +13,7 @@ from jaxllm.serving.openai.decode import read_body
 from jaxllm.serving.openai.generate import calling, identify, respond
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.state import ServerState, server_of
+from jaxllm.serving.openai.structured import naming_form
 from jaxllm.serving.text.prompts import Prompt
 
 MAX_PROMPTS = 1024
@@ -27,7 +28,7 @@ async def create_completion(request: Request) -> Response:
     prompts = split_prompts(body.prompt)
     identity = identify(request, server, body, "cmpl", len(prompts))
     _check(body, server, len(prompts))
-    with calling(beam_width=parameters.width_name(body)):
+    with calling(beam_width=parameters.width_name(body)), naming_form(body):
         requests = await server.llm.prepare(
             [_with_salt(prompt, body.cache_salt) for prompt in prompts],
             _params(body, server.llm.default_params),

@@ -1,5 +1,7 @@
 """What a request says about the form of its output, under OpenAI's names and under vLLM's older and newer ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jaxllm.errors import RequestError
@@ -17,8 +19,38 @@ _GUIDED = {
 """vLLM's names of before `structured_outputs`."""
 
 
+@contextmanager
+def naming_form(body: GenerationRequest) -> Iterator[None]:
+    """Name the form's field, in errors raised inside that are about it, as the request does."""
+    try:
+        yield
+    except RequestError as error:
+        found, names = _given(body)
+        if error.parameter not in names:
+            raise
+        raise _named(error, names, next(iter(found))) from None
+
+
 def structured_outputs(body: GenerationRequest) -> StructuredOutputs | None:
     """The form that the request asks for, if any. Raises `RequestError`, also if it asks for several."""
+    found, names = _given(body)
+    if len(found) > 1:
+        raise RequestError(f"{' and '.join(found)}: an output can have one form only; give one of them", [*found][1])
+    if not found:
+        if body.guided_whitespace_pattern is not None:
+            raise RequestError("guided_whitespace_pattern: only with guided_json", "guided_whitespace_pattern")
+        return None
+    ((source, fields),) = found.items()
+    if body.guided_whitespace_pattern is not None:
+        fields.setdefault("whitespace_pattern", body.guided_whitespace_pattern)
+    try:
+        return StructuredOutputs.of(fields)
+    except RequestError as error:
+        raise _named(error, names, source) from None
+
+
+def _given(body: GenerationRequest) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """By the fields that ask for a form, what they ask for; and what the fields of the last are called."""
     found: dict[str, dict[str, Any]] = {}
     names: dict[str, str] = {}
     if body.response_format is not None and body.response_format.type != "text":
@@ -33,19 +65,7 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputs | None:
         if (value := getattr(body, name)) is not None:
             found[name] = {kind: value}
             names = {kind: name, "whitespace_pattern": "guided_whitespace_pattern"}
-    if len(found) > 1:
-        raise RequestError(f"{' and '.join(found)}: an output can have one form only; give one of them", [*found][1])
-    if not found:
-        if body.guided_whitespace_pattern is not None:
-            raise RequestError("guided_whitespace_pattern: only with guided_json", "guided_whitespace_pattern")
-        return None
-    ((source, fields),) = found.items()
-    if body.guided_whitespace_pattern is not None:
-        fields.setdefault("whitespace_pattern", body.guided_whitespace_pattern)
-    try:
-        return StructuredOutputs.of(fields)
-    except RequestError as error:
-        raise _named(error, names, source) from None
+    return found, names
 
 
 def _of_format(form: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:

@@ -219,6 +219,14 @@ def test_wrong_schemas(http: httpx.Client, schema: Any, place: str) -> None:
     wrong = {"name": "x", "type": "json_schema", "schema": {"type": "nothing"}}
     error = http.post("/v1/responses", json={"input": "x", "text": {"format": wrong}}).json()["error"]
     assert error["param"] == "text.format.schema"
+    chat = {**body, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong["schema"]}}}
+    error = http.post("/v1/chat/completions", json=chat).json()["error"]
+    assert error["param"] == "response_format.json_schema.schema"
+    assert error["message"].startswith("response_format.json_schema.schema: ")
+    plain = {"input": "x", "structured_outputs": {"json": {"type": "nothing"}}}
+    assert http.post("/v1/responses", json=plain).json()["error"]["param"] == "structured_outputs.json"
+    plain = {"prompt": "x", "guided_json": {"type": "nothing"}}
+    assert http.post("/v1/completions", json=plain).json()["error"]["param"] == "guided_json"
     answer = http.post(
         "/v1/messages", json={**body, "output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}
     )
