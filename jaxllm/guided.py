@@ -113,7 +113,10 @@ class GuidedSteps:
             return _problem(request, problem)
         skips = not (params.wants_logprobs or params.uses_penalties or params.uses_bias)
         while request.finish_reason is None:
-            if guide.finished and (skips or not params.wants_logprobs):
+            if guide.ended:
+                self._finish(request, forced)
+                break
+            if guide.finished and (not params.wants_logprobs or self._forbids_end(request)):
                 self._append(request, [request.eos_token_ids[0]], under_way, forced)
                 self._finish(request, forced)
                 break
@@ -125,6 +128,11 @@ class GuidedSteps:
             if problem is not None:
                 return _problem(request, problem)
         return None
+
+    def _forbids_end(self, request: Request) -> bool:
+        """Whether the end token cannot be sampled yet, so that it has to be given."""
+        table, slot = self._scheduler.table, request.slot
+        return bool(table.num_tokens[slot] - table.num_prompt_tokens[slot] < request.params.min_tokens)
 
     def _append(
         self, request: Request, token_ids: list[int], under_way: Iterable[Dispatched], forced: Forced

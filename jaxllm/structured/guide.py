@@ -41,6 +41,11 @@ class Guide:
         return not (self._reasons or self._ended or self.matcher is None) and self.matcher.finished
 
     @property
+    def ended(self) -> bool:
+        """Whether an end token was taken where the grammar allows one."""
+        return self._ended
+
+    @property
     def follows_grammar(self) -> bool:
         """Whether the next token is the grammar's to allow."""
         return self.matcher is not None and not self._reasons

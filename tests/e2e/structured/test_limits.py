@@ -66,7 +66,15 @@ def test_lengths_and_stop_tokens_hold_for_forced_tokens(engine: Engine) -> None:
 
 
 def test_the_output_ends_with_its_grammar(engine: Engine, tokenizer: Any) -> None:
-    for more in ({}, {"ignore_eos": True}, {"min_tokens": 90}, {"logprobs": 1}, {"ignore_eos": True, "logprobs": 1}):
+    both = {"ignore_eos": True, "logprobs": 1}
+    for more in (
+        {},
+        {"ignore_eos": True},
+        {"min_tokens": 90},
+        {"logprobs": 1},
+        both,
+        {"min_tokens": 90, "logprobs": 1},
+    ):
         _, tokens, reason = steps_of(engine, max_tokens=100, structured_outputs={"choice": ["yes", "no"]}, **more)
         assert text(tokenizer, tokens) in ("yes", "no"), more
         assert reason == "stop", more
