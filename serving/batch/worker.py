@@ -27,8 +27,12 @@ INTERRUPTED = 130
 
 
 class _Usage(msgspec.Struct):
+    """What answers of all kinds call their tokens."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class _Body(msgspec.Struct):
@@ -157,4 +161,6 @@ def _tokens(answer: BatchAnswer) -> tuple[int, int]:
         usage = msgspec.json.decode(answer.response.body, type=_Body).usage
     except msgspec.DecodeError:
         usage = None
-    return (0, 0) if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+    if usage is None:
+        return 0, 0
+    return usage.prompt_tokens + usage.input_tokens, usage.completion_tokens + usage.output_tokens

@@ -63,6 +63,8 @@ WITHOUT_MEANING = frozenset(
         "disable_log_stats",
         "disable_docs",
         "max_queued_requests",
+        "max_stored_responses",
+        "max_stored_response_bytes",
     }
 )
 """Options of the server about connections and clients, of which there are none."""
@@ -84,7 +86,7 @@ def add_arguments(parser: FlagParser) -> None:
         help="Requests in flight at a time; more only take memory (default: twice --max-num-seqs).",
     )
     group.add_argument("--validate", action="store_true", help="Only check the input file, then end.")
-    add_flags(parser, "answers", "As in `jaxllm serve`.", _flags())
+    add_flags(parser, "server", "How requests are answered, as in `jaxllm serve`.", _flags())
     add_engine_flags(parser)
 
 
@@ -99,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     if args.concurrency is not None and args.concurrency < 1:
         raise ConfigError(f"--concurrency {args.concurrency}: must be at least 1")
     config = EngineConfig.from_options(given_options(args, engine_flags()))
-    options = ServerOptions(**given_options(args, _flags()))
+    # Nobody will ask for a response again: it is in the file.
+    options = ServerOptions(**given_options(args, _flags()), max_stored_responses=0)
     # From here on things take their time: a wrong flag should not have to wait for these.
     from jaxllm.serving.batch.input import BatchInput
     from jaxllm.serving.batch.record import BatchRecord

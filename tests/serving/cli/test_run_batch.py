@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -24,8 +25,8 @@ def requests() -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for number in range(36):
         question = [{"role": "user", "content": f"What is {number} plus 3?"}]
-        chat = {"messages": question, "max_tokens": 30, "temperature": 0}
-        plain = {"prompt": f"Once upon a time {number}", "max_tokens": 40, "temperature": 0, "model": "demo"}
+        chat = {"messages": question, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        plain = {"prompt": f"Once upon a time {number}", "max_tokens": 80, "temperature": 0, "model": "demo"}
         url, body = [("/v1/chat/completions", chat), ("/v1/completions", plain)][number % 2]
         made.append({"custom_id": f"request {number}", "method": "POST", "url": url, "body": body})
     made[5]["body"]["temperature"] = -1
@@ -77,6 +78,17 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     assert interrupted[: len(killed) - 1] == killed[:-1]
     assert interrupted[-1].endswith(b"\n")
     assert len(interrupted) < len(given)
+
+    process = start(tmp_path, "--concurrency", "3")
+    wait_for_lines(file, len(interrupted) + 3, process)
+    (engine,) = psutil.Process(process.pid).children()
+    engine.kill()
+    _, said = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1, said
+    assert "the same command goes on with them" in said
+    assert "Traceback" not in said
+    interrupted = lines_of(file)
+    assert not any(b'"status_code":503' in line for line in interrupted), "that is not the request's fault"
 
     process = start(tmp_path)
     _, said = process.communicate(timeout=DEADLINE)
