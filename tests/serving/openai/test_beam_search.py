@@ -56,7 +56,7 @@ def test_chats_are_searched_too(client: OpenAI) -> None:
         ({**BEAMS, "stop": "."}, "stop"),
         ({**BEAMS, "frequency_penalty": 1}, "frequency_penalty"),
         ({**BEAMS, "echo": True, "logprobs": 1}, "echo"),
-        ({**BEAMS, "structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+        ({**BEAMS, "structured_outputs": {"regex": "a+"}}, "use_beam_search"),
         ({**BEAMS, "length_penalty": "much"}, "length_penalty"),
         ({**BEAMS, "early_stopping": "sometimes"}, "early_stopping"),
         ({"length_penalty": 2.0}, "length_penalty"),
