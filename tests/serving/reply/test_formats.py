@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +157,21 @@ def test_samples(name: str) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == EXPECTED
     assert [call.id for call in reply.tool_calls] == ["call-0", "call-1"]
     assert (reply.content, reply.reasoning) == (None, None)
+
+
+def test_what_the_demos_template_writes_is_read_again(demo_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    calls = [
+        {"id": str(index), "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for index, (name, arguments) in enumerate(EXPECTED)
+    ]
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "Let me see.", "tool_calls": calls}]
+    text = AutoTokenizer.from_pretrained(demo_folder).apply_chat_template(chat, tokenize=False)
+    answer = text.partition("<|im_start|>assistant\n")[2].removesuffix("<|im_end|>\n")
+    reply = read_whole(parser_of("hermes"), answer)
+    assert reply.content == "Let me see."
+    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == EXPECTED
 
 
 @pytest.mark.parametrize("name", [*REASONING_FORMATS])
