@@ -50,7 +50,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     service_tier: str | None = None
     """Accepted; there is one tier, default."""
     metadata: dict[str, Any] | None = None
-    """Accepted, without effect: nothing is stored."""
+    """Accepted, without effect: chat completions are not stored."""
     prediction: dict[str, Any] | None = None
     """Accepted, without effect: a hint that changes only speed."""
     safety_identifier: str | None = None
@@ -67,7 +67,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     function_call: Annotated[Any, Refused("OpenAI has replaced it: use tool_choice", ("none",))] = None
     functions: Annotated[Any, Refused("OpenAI has replaced it: use tools", ([],))] = None
     moderation: Annotated[Any, Refused("there is no moderation")] = None
-    store: Annotated[Any, Refused("this server stores nothing", (False,))] = None
+    store: Annotated[Any, Refused("chat completions are not stored; see /v1/responses", (False,))] = None
     verbosity: Annotated[Any, Refused("this model has one verbosity; ask for less or more in words", ("medium",))] = (
         None
     )
