@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     lines.add_argument("--model", nargs="+", choices=MODELS, default=SHAPES, help="whose heads (all shapes)")
     lines.add_argument("--page-size", nargs="+", type=int, default=PAGE_SIZES, help="tokens per page (64 16)")
     lines.add_argument("--tries", type=int, default=6, help="compilations per kernel and shape, at most (6)")
+    lines.add_argument("--timeout", type=float, default=240, help="seconds for one compilation (240)")
     lines.add_argument("--output", type=Path, help="file to write (pallas_kernels/tuned/CHIP/paged_attention.json)")
     return lines
 
@@ -53,7 +54,7 @@ def main() -> None:
     chip = CHIPS[options.chip]
     output = options.output or ROOT / "pallas_kernels" / "tuned" / chip.name / "paged_attention.json"
     command = " ".join(["scripts/bench tpu_tune", *sys.argv[1:]])
-    with closing(Worker(chip.name)) as worker:
+    with closing(Worker(chip.name, options.timeout)) as worker:
         for name in options.model:
             begun: dict[str, Blocks] = {}
             for page_size in options.page_size:
