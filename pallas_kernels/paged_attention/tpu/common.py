@@ -66,6 +66,11 @@ class Options:
         return math.gcd(self.dims.num_kv_heads, self.blocks.heads)
 
     @property
+    def chunks_together(self) -> int:
+        """Chunks of keys in one loop body (decode). Of few heads the units would wait for one another's results."""
+        return 2 if self.dims.num_kv_heads <= 2 else 1
+
+    @property
     def dot_precision(self) -> lax.Precision | None:
         """Float32 operands are multiplied as such, not rounded to bfloat16."""
         return lax.Precision.HIGHEST if self.dims.compute_dtype == "float32" else None

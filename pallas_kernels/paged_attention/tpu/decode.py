@@ -218,11 +218,36 @@ class _Decode:
 
         first = div(begin - base, blocks.chunk)
         last = cdiv(end - base, blocks.chunk)
-        lax.fori_loop(first, last, lambda chunk, _: self.chunk(row, slot, base, chunk), None)
+        together = self.options.chunks_together
+        alone = first + div(last - first, together) * together
+
+        def some(number: Any, _: None) -> None:
+            self.chunks(row, slot, base, first + number * together, together)
+
+        lax.fori_loop(0, div(last - first, together), some, None)
+        if together > 1:
+            lax.fori_loop(alone, last, lambda chunk, _: self.chunks(row, slot, base, chunk, 1), None)
         return step + 1
 
-    def chunk(self, row: Any, slot: Any, base: Any, chunk: Any) -> None:
-        """All heads against one chunk of keys."""
+    def chunks(self, row: Any, slot: Any, base: Any, first: Any, count: int) -> None:
+        """All heads against `count` chunks of keys, one after the other; what does not depend on order, at once."""
+        options = self.options
+        together = options.heads_together
+        fresh, score = zip(*[self.chunk(row, slot, base, first + i) for i in range(count)], strict=True)
+
+        def some(number: Any, _: None) -> None:
+            heads = [number * together + i for i in range(together)]
+            scored = [[head(index) for index in heads] for head in score]
+            for begins, parts in zip(fresh, scored, strict=True):
+                absorb(self.memory.run, heads[0], begins, parts, options)
+
+        if together == options.dims.num_kv_heads:
+            some(0, None)
+        else:
+            lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
+
+    def chunk(self, row: Any, slot: Any, base: Any, chunk: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+        """Whether a chunk of keys is a row's first, and what gives scores and values of a head against it."""
         options, size = self.options, self.options.blocks.chunk
         start = pl.multiple_of(chunk * size, size)
         position = self.scalars.kv_lens[row] - 1
@@ -237,7 +262,6 @@ class _Decode:
         visible = seen(index)
         distance = (index - high).astype(jnp.float32) if options.has_slopes else None
         fresh = base + start <= self.first_key(row)
-        together = options.heads_together
 
         def head(number: Any) -> tuple[jax.Array, jax.Array]:
             queries = load_queries(self.memory.q, q_slot, number, options)
@@ -248,14 +272,7 @@ class _Decode:
                 scores = scores + self.memory.heads[0, number][:rows, :1] * LOG2_E * distance
             return jnp.where(visible, scores, MASKED), values
 
-        def some(number: Any, _: None) -> None:
-            first = number * together
-            absorb(self.memory.run, first, fresh, [head(first + i) for i in range(together)], options)
-
-        if together == options.dims.num_kv_heads:
-            absorb(self.memory.run, 0, fresh, [head(number) for number in range(together)], options)
-        else:
-            lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
+        return fresh, head
 
     def finish(self, row: Any) -> None:
         """Send the result of a row on its way."""
