@@ -42,6 +42,7 @@ REASONING_FORMATS: Final[Mapping[str, Callable[[], ReasoningFormat]]] = {
 }
 
 _TOOL_SIGNS: Final = (
+    ("<arg_key>", None),  # GLM: its tags are those of hermes, with something else inside
     ("<|channel|>", "openai"),
     ("<function=", "qwen3_coder"),
     ("<｜tool▁sep｜>", "deepseek_v3"),  # noqa: RUF001  (the tokens are written with a wide bar)

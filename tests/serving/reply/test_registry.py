@@ -85,6 +85,7 @@ def test_unknown_names() -> None:
 def test_guesses(demo_folder: Path) -> None:
     assert guess_tool_format((demo_folder / "chat_template.jinja").read_text()) == "hermes"
     assert guess_tool_format("{{ messages }}") is None
+    assert guess_tool_format("<tool_call>{function-name}<arg_key>") is None
     assert guess_tool_format("...<function=example_function_name>...<tool_call>...") == "qwen3_coder"
     assert guess_tool_format("[TOOL_CALLS]") == "mistral"
     assert guess_tool_format("[TOOL_CALLS]' + name + '[ARGS]'") == "mistral_v11"
