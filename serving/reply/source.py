@@ -19,6 +19,8 @@ Parsing: TypeAlias = Generator[ReplyPart | None, None, T]
 """Reads from a source: yields parts, and None to wait for more text; returns a T."""
 
 SPACE = " \t\r\n"
+MOST_TRIMMED = 1024
+"""Characters that are held back at most for being trimmed: some models go on with spaces for ever."""
 
 _IN_STRING = re.compile(r'["\\]')
 _SCALAR = re.compile(r"[-+.\w]*")
@@ -95,7 +97,7 @@ class Source:
             found = self._find(markers)
             end = len(self.text) - self._partial(markers) if found is None else found[0]
             piece = self.text[self.at : end]
-            shown = piece.rstrip(trim)
+            shown = piece[: max(len(piece.rstrip(trim)), len(piece) - MOST_TRIMMED)]
             if shown:
                 yield make(shown)
             if found is not None:

@@ -275,6 +275,15 @@ def test_qwens_values_are_of_the_schemas_types() -> None:
     assert value({"type": "string"}, "\n\ntwo lines\n\n") == "\n\ntwo lines\n\n"
 
 
+def test_long_runs_of_spaces_are_not_held_back() -> None:
+    parser = parser_of("hermes")
+    shown = sum(len(part.text) for _ in range(40) for part in parser.push(" " * 50) if isinstance(part, ContentDelta))
+    assert shown == 2000 - 1024
+    text = "x" + " " * 3000 + SAMPLES["hermes"]
+    whole = read_whole(parser_of("hermes"), text)
+    assert fold(stream(parser_of("hermes"), [text[place : place + 7] for place in range(0, len(text), 7)])) == whole
+
+
 def test_calls_beyond_the_most_are_left_out() -> None:
     reply = read_whole(parser_of("hermes", most_calls=1), SAMPLES["hermes"])
     assert [call.name for call in reply.tool_calls] == ["weather"]
