@@ -84,7 +84,8 @@ class AsyncLLM:
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
         self._connection = EngineConnection(self._receive, self._end, launch)
         self._heartbeat = Heartbeat(step_timeout)
-        self._streams: dict[str, OutputStream | PooledResult] = {}
+        # A stream of each request, or its one result; which of them, the kind of model decides.
+        self._streams: dict[str, Any] = {}
         self._sequences = 0
         self._news: list[FromEngine | EngineError] = []
         self._news_changed = threading.Condition()
@@ -137,7 +138,7 @@ class AsyncLLM:
         self.tokenizer, self._chat_template = tokenizer, chat_template
         self.default_params = read_default_params(Path(self.info.model_folder))
         self._inputs: InputProcessor | PoolingInputs
-        self._outputs: Any
+        self._outputs: OutputProcessor | PoolingProcessor
         if self.info.pooling is not None:
             self._inputs = PoolingInputs(tokenizer, PoolingLimits.of(self.info))
             self._outputs = PoolingProcessor()
@@ -320,7 +321,7 @@ class AsyncLLM:
     def _abort_one(self, request_id: str) -> None:
         self.abort([request_id])
 
-    def _forget(self, request_id: str) -> OutputStream | PooledResult:
+    def _forget(self, request_id: str) -> Any:
         stream = self._streams.pop(request_id)
         self._sequences -= len(stream.request.children)
         if not self._streams:

@@ -1,6 +1,7 @@
 """A pooling engine with text at its end, one step at a time: what `LLM` runs for models that pool."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from jaxllm.errors import RequestError
 from jaxllm.pooling.limits import PoolingLimits
@@ -39,7 +40,8 @@ class PoolingLLMEngine:
 
     def step(self) -> list[PoolingRequestOutput]:
         """Run one step; the results that are complete."""
-        return self._outputs.process(self.engine.step()).outputs
+        found: list[Any] = list(self._outputs.process(self.engine.step()).outputs)
+        return found
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""

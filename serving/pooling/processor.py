@@ -2,21 +2,13 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import Any
 
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.measurements import FinishedRequest, Measurements
 from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
-
-
-@dataclass(slots=True)
-class Pooled:
-    """What one step means: complete results, and what was measured since the last step. Nothing is ever `stopped`."""
-
-    outputs: list[PoolingRequestOutput] = field(default_factory=list)
-    measurements: Measurements = field(default_factory=Measurements)
-    stopped: list[tuple[str, str]] = field(default_factory=list)
+from jaxllm.serving.text.output_processor import Processed
 
 
 class PoolingProcessor:
@@ -37,9 +29,13 @@ class PoolingProcessor:
         """Expect an output of this request from now on."""
         self._requests[request.request_id] = request
 
-    def process(self, outputs: Iterable[EngineOutput]) -> Pooled:
-        """Take the outputs of one step. Those of unknown requests, which were aborted, are dropped."""
-        now, found = time.monotonic(), []
+    def process(self, outputs: Iterable[EngineOutput]) -> Processed:
+        """Take the outputs of one step, and give `PoolingRequestOutput`s.
+
+        Those of unknown requests, which were aborted, are dropped.
+        """
+        now = time.monotonic()
+        found: list[Any] = []
         for output in outputs:
             request = self._requests.pop(output.request_id, None)
             if request is None or output.data is None:
@@ -50,7 +46,7 @@ class PoolingProcessor:
             )
             found.append(result)
         measured, self._measured = self._measured, Measurements()
-        return Pooled(found, measured)
+        return Processed(found, measurements=measured)
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Forget these requests; returns the ids of those that still run, to be aborted there."""

@@ -47,6 +47,7 @@ def test_whole_texts_are_packed_in_order(engine: PoolingEngine) -> None:
         assert stats.num_rows == len(steps[-1])
         assert stats.num_tokens <= stats.bucket_tokens == 64
     assert [set(step) for step in steps] == [{"0", "1", "2"}, {"3"}, {"4", "5", "6", "7"}, {"8", "9"}]
+    stats = engine.stats()
     assert stats.num_waiting == stats.num_running == stats.num_compilations == 0
 
 

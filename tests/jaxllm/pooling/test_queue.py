@@ -37,7 +37,8 @@ def test_a_queue_like_any_other(actions: list[tuple[str, int, int]], by_priority
             assert removed == [str(number)] * any(each[1] == number for each in waiting)
             waiting = [each for each in waiting if each[1] != number]
         else:
-            left, expected = 20, []
+            left = 20
+            expected: list[int] = []
             rest = deque(sorted(waiting))
             while rest and len(expected) < 3 and rest[0][2] <= left:
                 left -= rest[0][2]

@@ -2,6 +2,8 @@
 
 import base64
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,20 @@ def test_answers_are_as_documented_and_counted(embedder: ServerProcess) -> None:
     assert _metric(embedder, "request_success_total") - before == 3 + 3 + 4 + 4
     assert _metric(embedder, "prompt_tokens_total") > 0
     assert _metric(embedder, "compilations_after_warmup_total") == 0
+
+
+@pytest.mark.proof
+def test_schemathesis_finds_no_server_error(embedder: ServerProcess) -> None:
+    run = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "run", f"{embedder.url}/openapi.json",
+            "--checks", "all", "--exclude-checks", "positive_data_acceptance", "--max-examples", "10",
+            "--phases", "examples,coverage,fuzzing", "--seed", "1", "--generation-database", "none", "--workers", "2",
+            "--include-path-regex", "embeddings|pooling|classify|score|rerank",
+        ],
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-8000:] + run.stderr
 
 
 def _metric(server: ServerProcess, name: str) -> float:
