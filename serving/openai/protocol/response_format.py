@@ -1,15 +1,15 @@
 """The form of an output, as requests describe it."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Body
-from jaxllm.serving.openai.protocol.bounds import Text, documented
+from jaxllm.serving.openai.protocol.bounds import NonEmpty, Text
 
 
 class JsonSchemaFormat(Body, kw_only=True):
     """A JSON schema and its name."""
 
-    name: Annotated[str, documented(minLength=1)]
+    name: NonEmpty
     """A name for the schema; without effect."""
     description: str | None = None
     """What it is for; without effect."""
