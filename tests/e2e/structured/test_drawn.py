@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,14 @@ from jaxllm import LLM, SamplingParams
 from tests.e2e.structured.drawn import regexes, schemas
 
 FORMATS = jsonschema.FormatChecker()
+
+
+@FORMATS.checks("date", ValueError)
+def is_date(value: object) -> bool:
+    """As RFC 3339 has it: Python's dates begin with the year 1, so the year 0 is looked at as the year 4000."""
+    return not isinstance(value, str) or bool(date.fromisoformat(re.sub("^0000", "4000", value)))
+
+
 PROMPT = "Give me a JSON object for Mira with name, animal and likes."
 
 
