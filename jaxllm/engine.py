@@ -84,11 +84,13 @@ class Engine:
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
         self.check_request(request)
-        guided = request.params.uses_grammar
+        params = request.params
+        limited = params.structured_outputs is not None or params.thinking_token_budget is not None
+        guided = limited and params.uses_grammar
         self.scheduler.add(request, held=guided)
         if guided:
             self._guided.add(request)
-        if request.params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None:
             self._prompt_logprobs[request] = [None] * len(request.prompt_token_ids)
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
@@ -109,7 +111,8 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns the news, one output per request that has any."""
-        self._guided.admit()
+        if self._guided.requests:
+            self._guided.admit()
         ended, self._ended = self._ended, []
         while len(self._under_way) < self._depth and self._start():
             pass
@@ -122,7 +125,7 @@ class Engine:
     def _start(self) -> bool:
         """Schedule a step and hand it to the device; False when there is none before the next result."""
         began = time.monotonic()
-        if self._under_way:
+        if self._under_way and self._guided.requests:
             # The next step reads the tokens of this one on the device.
             self._guided.choose(self._under_way[-1][1])
         if self._under_way and self.runner.must_wait(self.scheduler.table):
@@ -131,12 +134,14 @@ class Engine:
         if plan is None:
             return False
         self._note_admissions(plan, began)
-        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table, self._guided.rows(plan))))
+        later = self._guided.rows(plan) if self._guided.requests else None
+        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table, later)))
         return True
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
         """Wait for a step, and take what it computed."""
-        self._guided.choose(step)
+        if step.later is not None:
+            self._guided.choose(step)
         plan, result = step.plan, self.runner.collect(step)
         for chunk in result.prompts:
             self._take_prompt_logprobs(chunk)
@@ -144,7 +149,10 @@ class Engine:
         forced = None
         if step.later is not None:
             forced = self._guided.advance(step, result.token_ids, [later for _, later in self._under_way])
-            finished = self._finished(finished + forced.finished)
+            finished = finished + forced.finished
+        if self._guided.requests:
+            for request in finished:
+                self._guided.forget(request)
         self._drop_wasted_steps()
         outputs = self._outputs(plan, result, finished, forced)
         if plan.lanes is not None:
@@ -193,7 +201,8 @@ class Engine:
         request = self.scheduler.finish(request_id, reason, stop_reason)
         if request is not None:
             self._prompt_logprobs.pop(request, None)
-            self._guided.forget(request)
+            if self._guided.requests:
+                self._guided.forget(request)
         self._drop_wasted_steps()
         return request
 
@@ -202,11 +211,6 @@ class Engine:
         for request in plan.admitted:
             if not request.num_preemptions and (request.group is None or request.group.leader is request):
                 self._scheduled[request.request_id] = now
-
-    def _finished(self, requests: list[Request]) -> list[Request]:
-        for request in requests:
-            self._guided.forget(request)
-        return requests
 
     def _refuse(self, request: Request, message: str, parameter: str | None) -> None:
         """End a request that cannot be served, or not any further; a coming output says so."""

@@ -29,27 +29,28 @@ class GuidedSteps:
 
     The host computes which tokens they may be given (`choose`) while the device runs the forward pass, and must do so
     before the next step is dispatched. When a token is known, those that are bound to follow come with it (`advance`):
-    they are computed in one chunk, in the next step.
+    they are computed in one chunk, in the next step. While `requests` is empty nothing needs to be called.
     """
 
     def __init__(self, guides: Guides, scheduler: Scheduler, runner: Runner, refuse: Refuse) -> None:
         self._guides, self._scheduler, self._runner, self._refuse = guides, scheduler, runner, refuse
-        self._requests: set[Request] = set()
+        self.requests: set[Request] = set()
+        """That have a guide, or wait for it."""
 
     def add(self, request: Request) -> None:
         """Take a request that is held in the scheduler, and release it as soon as it has its guide."""
-        self._requests.add(request)
+        self.requests.add(request)
         if self._guides.begin(request):
             self._scheduler.release(request)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
-        self._requests.discard(request)
+        self.requests.discard(request)
         self._guides.forget(request)
 
     def admit(self) -> None:
         """Let those run whose grammars have been compiled, and refuse those whose have not."""
-        if not self._requests:
+        if not self.requests:
             return
         for request, error in self._guides.ready():
             if error is None:
@@ -59,12 +60,12 @@ class GuidedSteps:
 
     def wait(self) -> None:
         """Wait a little for a grammar, if nothing else can be done."""
-        if self._requests and self._scheduler.only_held:
+        if self.requests and self._scheduler.only_held:
             self._guides.wait()
 
     def rows(self, plan: StepPlan) -> npt.NDArray[np.bool_] | None:
         """The rows of a step whose tokens are to be chosen by `choose`, bool [n]; None when there are none."""
-        if not self._requests:
+        if not self.requests:
             return None
         guided = [request.guide is not None and not request.guide.free for request in plan.requests]
         rows: npt.NDArray[np.bool_] = np.array(guided, np.bool_) & plan.samples

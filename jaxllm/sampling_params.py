@@ -132,11 +132,8 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     @property
     def uses_grammar(self) -> bool:
         """Whether the engine decides at every token which ones may follow."""
-        return self.structured_outputs is not None or self.limits_reasoning
-
-    @property
-    def limits_reasoning(self) -> bool:
-        """Whether reasoning is ended after a number of tokens."""
+        if self.structured_outputs is not None:
+            return True
         return self.thinking_token_budget is not None and self.reasoning_end_token_ids is not None
 
     @property

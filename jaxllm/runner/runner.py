@@ -91,6 +91,8 @@ class Runner:
         self._shape = shape
         self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
         self._masked_layout = masked_layout(state.sampling)
+        # Only outputs that follow a grammar get tokens by other ways than one step each.
+        self._has_chosen = False
         self._sampling = sampling
 
     @property
@@ -155,6 +157,7 @@ class Runner:
 
     def choose(self, later: LaterRows, which: Int32Array, masks: Int32Array) -> None:
         """Choose the tokens of rows that the last step left out: int32 [n] of `later`, and their masks [n, W]."""
+        self._has_chosen = True
         _, views = self._masked_layout.host_buffer()
         at_once = len(views["hidden_rows"])
         executable = self._executables.sample_masked
@@ -208,7 +211,7 @@ class Runner:
         changed = plan.moved
         if plan.admitted:
             changed = [request.slot for request in plan.admitted] + changed
-        if plan.num_decodes < plan.num_rows:
+        if self._has_chosen and plan.num_decodes < plan.num_rows:
             changed = changed + _grown_by_pages(plan, table, self._shape.page_size)
         for first in range(0, len(changed), size):
             some = changed[first : first + size]

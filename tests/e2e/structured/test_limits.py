@@ -42,6 +42,7 @@ def steps_of(engine: Engine, **params: Any) -> tuple[int, list[int], str | None]
             reason = output.finish_reason
         steps += engine.stats().num_steps
     engine.scheduler.check_integrity()
+    assert not engine._guided.requests
     return steps, tokens, reason
 
 

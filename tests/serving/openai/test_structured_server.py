@@ -109,7 +109,7 @@ HOSTILE: list[tuple[dict[str, Any], set[int]]] = [
 async def ask(client: AsyncOpenAI, *, streaming: bool, **fields: Any) -> tuple[int, str]:
     """Status and text, or what is wrong; an error inside a stream has a status of its own."""
     try:
-        answer = await client.completions.create(
+        answer: Any = await client.completions.create(
             model="demo", prompt="Hello", max_tokens=20, stream=streaming, extra_body=fields
         )
         if not streaming:
