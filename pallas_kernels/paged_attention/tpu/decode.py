@@ -66,6 +66,8 @@ class Memory(NamedTuple):
     q: Ref
     """VMEM [row slots, K * F, words, packing, 128]."""
     run: Running
+    results: Ref
+    """VMEM [K, rows, F * 128] float32: what a row's result is as far as its keys were seen."""
     kv_sems: Ref
     write_sems: Ref
     table_sems: Ref
@@ -240,6 +242,9 @@ class _Decode:
             scored = [[head(index) for index in heads] for head in score]
             for begins, parts in zip(fresh, scored, strict=True):
                 absorb(self.memory.run, heads[0], begins, parts, options)
+            # After each chunk, not once per row: beside a product the sums over lanes cost no time.
+            for index in heads:
+                self.memory.results[index] = self.attended(index)
 
         if together == options.dims.num_kv_heads:
             some(0, None)
@@ -274,22 +279,24 @@ class _Decode:
 
         return fresh, head
 
+    def attended(self, head: Any) -> jax.Array:
+        """The result of a head as far as keys were seen."""
+        sink = self.memory.heads[1, head][: self.options.dims.group_rows] if self.options.has_sinks else None
+        return attended(self.memory.run, head, self.scalars.factors[1], sink)
+
     def finish(self, row: Any) -> None:
         """Send the result of a row on its way."""
-        options, slot = self.options, rem(row, self.row_slots)
-        for head in range(options.dims.num_kv_heads):
-            sink = self.memory.heads[1, head][: options.dims.group_rows] if options.has_sinks else None
-            result = attended(self.memory.run, head, self.scalars.factors[1], sink)
-            store_queries(self.memory.q, slot, head, result, options)
+        for head in range(self.options.dims.num_kv_heads):
+            store_queries(self.memory.q, rem(row, self.row_slots), head, self.memory.results[head], self.options)
         self.out_copy(row).start()
 
 
 def decode_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `decode` gives it its references."""
     table, new, heads, _, _, out, cache = refs[7:14]
-    table_rows, state, kv, q, maximum, total, weighted, *sems = refs[14:]
+    table_rows, state, kv, q, maximum, total, weighted, results, *sems = refs[14:]
     run = Running(maximum, total, weighted)
-    memory = Memory(table, new, heads, out, cache, table_rows, state, kv, q, run, *sems)
+    memory = Memory(table, new, heads, out, cache, table_rows, state, kv, q, run, results, *sems)
     _Decode(Scalars(*refs[:7]), memory, options).run()
 
 
@@ -322,7 +329,7 @@ def decode(
                 pltpu.VMEM((slots, *q.shape[1:]), q.dtype),
                 pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
                 pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
-                pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32),
+                *[pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32)] * 2,
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
                 *[pltpu.SemaphoreType.DMA((slots,))] * 4,
             ],
