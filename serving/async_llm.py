@@ -413,13 +413,21 @@ class AsyncLLM:
         for message in news:
             match message:
                 case Outputs():
-                    self._process(message)
+                    self._take_outputs(message)
                 case Reply(number, result):
                     self._replies.pop(number).set_result(result)
                 case EngineError():
                     self._fail(message)
         if not self._streams:
             self._heartbeat.heard(time.monotonic(), busy=False)
+
+    def _take_outputs(self, message: Outputs) -> None:
+        try:
+            self._process(message)
+        except Exception as error:
+            # A defect here must not leave anybody waiting for results that were lost.
+            logger.exception("the engine's results could not be read")
+            self.fail_all(f"the engine's results could not be read: {error!r}")
 
     def _process(self, message: Outputs) -> None:
         processed = self._outputs.process(message.outputs)

@@ -238,6 +238,24 @@ async def test_a_hanging_engine_is_noticed_and_forgiven(llm: AsyncLLM) -> None:
     llm.check_health()
 
 
+class Broken:
+    """An observer with a defect."""
+
+    def observe(self, stats: Any, measured: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+
+async def test_a_defect_where_results_are_read_leaves_nobody_waiting(llm: AsyncLLM) -> None:
+    broken = Broken()
+    llm.observers.append(broken)
+    try:
+        with pytest.raises(EngineError, match="a defect"):
+            await asyncio.wait_for(collect(llm, "Once upon a time", LONG), 60)
+    finally:
+        llm.observers.remove(broken)
+    assert (await collect(llm, "Once upon a time", SamplingParams(max_tokens=3)))[-1].finished
+
+
 async def test_wrong_options_are_found_at_the_start() -> None:
     with pytest.raises(ConfigError, match="no-such-folder"):
         await AsyncLLM.start(EngineConfig.from_options({"model": "./no-such-folder"}), log_level="critical")
