@@ -12,7 +12,7 @@ import numpy as np
 from jaxllm import LLM, SamplingParams
 from jaxllm.models.checkpoint import resolve
 from jaxllm.structured.backend import Backend, Vocabulary, make_backend, mask_words
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 SCHEMA = {
     "type": "object",
@@ -97,7 +97,7 @@ def compile_time(backend: Backend) -> dict[str, float]:
     schema = large_schema(10_000)
     seconds = []
     for turn in range(5):
-        form = StructuredOutputs(json={**schema, "title": str(turn)})
+        form = StructuredOutputsParams(json={**schema, "title": str(turn)})
         began = time.perf_counter()
         backend.compile(form).matcher()
         seconds.append(time.perf_counter() - began)
@@ -106,7 +106,7 @@ def compile_time(backend: Backend) -> dict[str, float]:
 
 def mask_time(backend: Backend, count: int) -> dict[str, float]:
     """Microseconds per row for masks and for taking tokens, while `count` outputs follow the small schema."""
-    matchers = [backend.compile(StructuredOutputs(json=SCHEMA)).matcher() for _ in range(count)]
+    matchers = [backend.compile(StructuredOutputsParams(json=SCHEMA)).matcher() for _ in range(count)]
     masks = np.zeros((count, mask_words(1536)), np.int32)
     random = np.random.default_rng(0)
     filling, taking, rows = 0.0, 0.0, 0
@@ -124,7 +124,7 @@ def mask_time(backend: Backend, count: int) -> dict[str, float]:
         filling += filled - began
         rows += count
         matchers = [
-            backend.compile(StructuredOutputs(json=SCHEMA)).matcher() if matcher.finished else matcher
+            backend.compile(StructuredOutputsParams(json=SCHEMA)).matcher() if matcher.finished else matcher
             for matcher in matchers
         ]
     return {"mask_us_per_row": round(1e6 * filling / rows, 1), "take_us_per_row": round(1e6 * taking / rows, 1)}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
-    from jaxllm.structured.params import StructuredOutputs
+    from jaxllm.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _EXPORTS = {
     "RequestOutput": "jaxllm.serving.outputs",
     "SamplingParams": "jaxllm.sampling_params",
     "ScoringRequestOutput": "jaxllm.serving.pooling.outputs",
-    "StructuredOutputs": "jaxllm.structured.params",
+    "StructuredOutputsParams": "jaxllm.structured.params",
 }
 
 __all__ = [
@@ -72,7 +72,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ScoringRequestOutput",
-    "StructuredOutputs",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -11,7 +11,7 @@ import msgspec
 from jaxllm.beam.params import BeamOptions
 from jaxllm.checked_names import CheckedNames
 from jaxllm.errors import RequestError
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
@@ -88,7 +88,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """Added to the logits of these tokens; values are clipped to [-100, 100]."""
     allowed_token_ids: list[int] | None = None
     """Only these tokens may be generated."""
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     """The form of the output, as an object of one field such as regex or json; see docs/structured_outputs.md."""
     thinking_token_budget: int | None = None
     """Most tokens of reasoning, then it is ended; only where the model's reasoning has an end that is known."""
@@ -293,7 +293,7 @@ _CHECKS: Final[dict[str, _Check]] = {
     "truncate_prompt_tokens": _optional(_integer("an integer of at least 1, -1 for the model's length, or None", -1)),
     "logit_bias": _optional(_logit_bias),
     "allowed_token_ids": _optional(_token_ids),
-    "structured_outputs": _optional(lambda name, value: StructuredOutputs.of(value)),
+    "structured_outputs": _optional(lambda name, value: StructuredOutputsParams.of(value)),
     "thinking_token_budget": _optional(_integer("an integer of at least 0, or None", 0)),
     "beam_search": _optional(_beam_search),
     "bad_words_token_ids": _optional(_words_ids),

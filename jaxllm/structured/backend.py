@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 Mask = npt.NDArray[np.int32]
 """Bits of a row of the vocabulary, int32 [W]: token t is bit t % 32 of word t // 32; 1 is allowed."""
@@ -62,7 +62,7 @@ class Grammar(Protocol):
 class Backend(Protocol):
     """A library that compiles grammars for one vocabulary."""
 
-    def compile(self, form: StructuredOutputs) -> Grammar:
+    def compile(self, form: StructuredOutputsParams) -> Grammar:
         """Compile, and see that a first token is possible. Thread-safe.
 
         Raises `RequestError` for what is wrong, not supported or too complex.
@@ -89,7 +89,7 @@ def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
     return made
 
 
-def checker(name: str) -> Callable[[StructuredOutputs], None]:
+def checker(name: str) -> Callable[[StructuredOutputsParams], None]:
     """A function that raises `RequestError` for grammars that are wrong whatever the tokenizer; takes milliseconds."""
-    check: Callable[[StructuredOutputs], None] = import_module(BACKENDS[name]).check
+    check: Callable[[StructuredOutputsParams], None] = import_module(BACKENDS[name]).check
     return check

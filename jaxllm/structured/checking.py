@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from jaxllm.structured.backend import checker
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 MOST_KNOWN: Final = 256
 
@@ -20,7 +20,7 @@ class FormChecker:
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def check(self, form: StructuredOutputs) -> None:
+    def check(self, form: StructuredOutputsParams) -> None:
         """Raise `RequestError` for a grammar that is wrong, not supported or too complex, as far as one can tell.
 
         What depends on the tokenizer, or is seen only when an output goes that way, the engine finds.

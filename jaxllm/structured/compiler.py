@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from jaxllm.structured.backend import Backend, Grammar
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 THREADS: Final = 2
 """Grammars that are compiled at a time."""
@@ -43,7 +43,7 @@ class GrammarCompiler:
                 self._backend = self._make_backend()
             return self._backend
 
-    def compile(self, form: StructuredOutputs) -> "Future[Grammar]":
+    def compile(self, form: StructuredOutputsParams) -> "Future[Grammar]":
         """The grammar of `form`, now or later; its exception is a `RequestError` for what is wrong with it."""
         key = msgspec.msgpack.encode(form)
         with self._lock:
@@ -59,7 +59,7 @@ class GrammarCompiler:
                 self._bytes -= len(oldest)
         return found
 
-    def _compile(self, form: StructuredOutputs) -> Grammar:
+    def _compile(self, form: StructuredOutputsParams) -> Grammar:
         return self.backend.compile(form)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
 from jaxllm.structured.llguidance_source import source_of
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 LIMITS: Final[dict[str, Any]] = {
     "max_items_in_row": 10_000,
@@ -37,7 +37,7 @@ def make_backend(vocabulary: Vocabulary) -> "LLGuidance":
     return LLGuidance(vocabulary)
 
 
-def check(form: StructuredOutputs) -> None:
+def check(form: StructuredOutputsParams) -> None:
     """Raise `RequestError` if the grammar is wrong, not supported or too complex, whatever the tokenizer."""
     source = _source(form, lambda text: False)
     limits = llguidance.LLParserLimits(**LIMITS)
@@ -55,7 +55,7 @@ class LLGuidance:
         self._limits = llguidance.LLParserLimits(**LIMITS)
         self._executor = llguidance.LLExecutor()
 
-    def compile(self, form: StructuredOutputs) -> "LLGrammar":
+    def compile(self, form: StructuredOutputsParams) -> "LLGrammar":
         """Compile, and compute a first mask. Raises `RequestError`."""
         source = _source(form, self._is_special)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
@@ -121,7 +121,7 @@ class LLMatch:
 _CORES: Final = os.cpu_count() or 1
 
 
-def _source(form: StructuredOutputs, is_special: Any) -> str:
+def _source(form: StructuredOutputsParams, is_special: Any) -> str:
     try:
         return source_of(form, is_special)
     except ValueError as error:
@@ -130,7 +130,7 @@ def _source(form: StructuredOutputs, is_special: Any) -> str:
         raise _error(form, str(error)) from None
 
 
-def _error(form: StructuredOutputs, message: str) -> RequestError:
+def _error(form: StructuredOutputsParams, message: str) -> RequestError:
     return RequestError(f"{form.kind}: {_first_line(message)}", form.kind)
 
 

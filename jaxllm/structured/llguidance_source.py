@@ -9,7 +9,7 @@ import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
 from jaxllm.errors import RequestError
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 WHITESPACE = r"( |\n {0,24})"
 """Between the tokens of JSON, at most once: a space, or a line break and an indentation. Bounded, as small models
@@ -19,24 +19,24 @@ IsSpecial = Callable[[str], bool]
 """Whether a text is one special token."""
 
 
-def source_of(form: StructuredOutputs, is_special: IsSpecial) -> str:
+def source_of(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     """The grammar of `form`. Raises `RequestError` for what cannot be written as one."""
     made: str = _SOURCES[form.kind](form, is_special)
     return made
 
 
-def _of_json(form: StructuredOutputs, is_special: IsSpecial) -> str:
+def _of_json(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     schema = form.json
     if isinstance(schema, str):
         schema = json.loads(schema)
     return _of_schema({} if schema is True else schema, form)
 
 
-def _of_object(form: StructuredOutputs, is_special: IsSpecial) -> str:
+def _of_object(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     return _of_schema({"type": "object"}, form)
 
 
-def _of_schema(schema: Any, form: StructuredOutputs) -> str:
+def _of_schema(schema: Any, form: StructuredOutputsParams) -> str:
     if form.disable_additional_properties:
         schema = _closed(schema)
     options: Any = {**_whitespace(form), "lenient": False}
@@ -44,7 +44,7 @@ def _of_schema(schema: Any, form: StructuredOutputs) -> str:
     return made
 
 
-def _whitespace(form: StructuredOutputs) -> dict[str, Any]:
+def _whitespace(form: StructuredOutputsParams) -> dict[str, Any]:
     """The options for what stands between the tokens of JSON."""
     if form.disable_any_whitespace:
         return {"whitespace_flexible": False}
@@ -66,11 +66,11 @@ def _closed(schema: Any) -> Any:
     return closed
 
 
-def _of_regex(form: StructuredOutputs, is_special: IsSpecial) -> str:
+def _of_regex(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     return _lark_of_regex(form.regex or "")
 
 
-def _of_choice(form: StructuredOutputs, is_special: IsSpecial) -> str:
+def _of_choice(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     return _lark_of_regex("|".join(map(re.escape, form.choice or ())))
 
 
@@ -80,7 +80,7 @@ def _lark_of_regex(regex: str) -> str:
     return made
 
 
-def _of_grammar(form: StructuredOutputs, is_special: IsSpecial) -> str:
+def _of_grammar(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     assert form.grammar is not None
     if form.grammar.lstrip().startswith("{"):
         raise RequestError("grammar: must be in Lark's form or in GBNF, not JSON", "grammar")
@@ -93,7 +93,7 @@ def _of_grammar(form: StructuredOutputs, is_special: IsSpecial) -> str:
     return made
 
 
-def _of_tag(form: StructuredOutputs, is_special: IsSpecial) -> str:
+def _of_tag(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     tag = json.loads(form.structural_tag) if isinstance(form.structural_tag, str) else form.structural_tag
     structures, triggers = _tag_parts(tag)
     tags = []
@@ -107,7 +107,7 @@ def _of_tag(form: StructuredOutputs, is_special: IsSpecial) -> str:
     return llguidance.LLMatcher.grammar_from_lark(made)
 
 
-def _inner(schema: Any, form: StructuredOutputs) -> dict[str, Any]:
+def _inner(schema: Any, form: StructuredOutputsParams) -> dict[str, Any]:
     """A schema inside a larger grammar: options travel with it."""
     schema = _closed(schema) if form.disable_additional_properties else schema
     return {**schema, "x-guidance": _whitespace(form)}
@@ -140,7 +140,7 @@ def _tag_error(message: str) -> RequestError:
     return RequestError(f"structural_tag: {message}", "structural_tag")
 
 
-_SOURCES: dict[str, Callable[[StructuredOutputs, IsSpecial], str]] = {
+_SOURCES: dict[str, Callable[[StructuredOutputsParams, IsSpecial], str]] = {
     "json": _of_json,
     "json_object": _of_object,
     "regex": _of_regex,

@@ -26,7 +26,9 @@ class _Names(CheckedNames):
     noun: ClassVar[str] = "field of structured_outputs"
 
 
-class StructuredOutputs(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class StructuredOutputsParams(
+    msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """The form of an output: exactly one of the first six fields, and options.
 
     Checked when made, as far as that is cheap; a wrong value raises `RequestError` with the name of the field in
@@ -91,13 +93,13 @@ class StructuredOutputs(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_u
         return value is not None and (value is not False or name == "json")
 
     @classmethod
-    def of(cls, value: Any) -> "StructuredOutputs":
+    def of(cls, value: Any) -> "StructuredOutputsParams":
         """From an object of this class or a mapping of its fields. Raises `RequestError`."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise _wrong("structured_outputs", value, "a StructuredOutputs or a mapping of its fields")
-        made: StructuredOutputs = cls(**value)
+            raise _wrong("structured_outputs", value, "a StructuredOutputsParams or a mapping of its fields")
+        made: StructuredOutputsParams = cls(**value)
         return made
 
 

@@ -14,7 +14,7 @@ import msgspec
 from jaxllm.config import option_fields
 from jaxllm.flags import integer
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 _HIDDEN = {
     "beam_search", "detokenize", "bad_words_token_ids", "reasoning_end_token_ids", "thinking_token_budget",
@@ -80,7 +80,7 @@ def _reader(annotation: Any) -> dict[str, Any]:
         return {"action": "append", "metavar": "TEXT"}
     if list[int] in kinds:
         return {"type": integer, "nargs": "+", "metavar": "ID"}
-    if kinds & {dict[int, float], StructuredOutputs}:
+    if kinds & {dict[int, float], StructuredOutputsParams}:
         return {"type": _json_object, "metavar": "JSON"}
     if float in kinds:
         return {"type": float, "metavar": "FLOAT"}

@@ -16,7 +16,7 @@ from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
 from jaxllm.serving.reply.registry import TOOL_FORMATS, ReplyFormats
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 _ANY = {"additionalProperties": True}
 
@@ -106,12 +106,12 @@ def _with_grammar(
     if grammar is None:
         return params
     try:
-        return msgspec.structs.replace(params, structured_outputs=StructuredOutputs(grammar=grammar))
+        return msgspec.structs.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
     except RequestError as error:
         raise RequestError(f"tools: their schemas make no grammar: {error}", "tools") from None
 
 
-def _json_schema(form: StructuredOutputs) -> dict[str, Any] | None:
+def _json_schema(form: StructuredOutputsParams) -> dict[str, Any] | None:
     """The schema of the JSON that an answer in words has to be; None: it has another form."""
     if form.json_object:
         return {"type": "object"}

@@ -7,7 +7,7 @@ from typing import Any
 from jaxllm.errors import RequestError
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.response_format import ResponseFormat
-from jaxllm.structured.params import KINDS, StructuredOutputs
+from jaxllm.structured.params import KINDS, StructuredOutputsParams
 
 _GUIDED = {
     "guided_json": "json",
@@ -31,7 +31,7 @@ def naming_form(body: GenerationRequest) -> Iterator[None]:
         raise _named(error, names, next(iter(found))) from None
 
 
-def structured_outputs(body: GenerationRequest) -> StructuredOutputs | None:
+def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
     """The form that the request asks for, if any. Raises `RequestError`, also if it asks for several."""
     found, names = _given(body)
     if len(found) > 1:
@@ -44,7 +44,7 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputs | None:
     if body.guided_whitespace_pattern is not None:
         fields.setdefault("whitespace_pattern", body.guided_whitespace_pattern)
     try:
-        return StructuredOutputs.of(fields)
+        return StructuredOutputsParams.of(fields)
     except RequestError as error:
         raise _named(error, names, source) from None
 
@@ -69,7 +69,7 @@ def _given(body: GenerationRequest) -> tuple[dict[str, dict[str, Any]], dict[str
 
 
 def _of_format(form: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:
-    """OpenAI's `response_format` as fields of `StructuredOutputs`, and what these are called in it."""
+    """OpenAI's `response_format` as fields of `StructuredOutputsParams`, and what these are called in it."""
     if form.type == "json_object":
         return {"json_object": True}, {}
     if form.type == "structural_tag":

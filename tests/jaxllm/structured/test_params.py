@@ -7,7 +7,7 @@ import pytest
 
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.structured.params import MAX_CHOICES, MAX_DEPTH, MAX_SOURCE, StructuredOutputs
+from jaxllm.structured.params import MAX_CHOICES, MAX_DEPTH, MAX_SOURCE, StructuredOutputsParams
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_wrong_fields(fields: dict[str, Any], parameter: str | None, message: st
 )
 def test_right_fields_survive_a_round_trip(fields: dict[str, Any], kind: str) -> None:
     params = SamplingParams(structured_outputs=fields, thinking_token_budget=3)  # type: ignore[arg-type]
-    assert params.structured_outputs == StructuredOutputs(**fields)
+    assert params.structured_outputs == StructuredOutputsParams(**fields)
     assert params.structured_outputs is not None
     assert params.structured_outputs.kind == kind
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

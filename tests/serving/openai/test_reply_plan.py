@@ -16,11 +16,11 @@ from jaxllm.serving.reply.parts import Reply, ToolCall, read_whole
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
 MARKS = ("<think>", "</think>", "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "[TOOL_CALLS]")
-FORM = SamplingParams(structured_outputs=StructuredOutputs(choice=["yes"]))
+FORM = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes"]))
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from jaxllm.serving.openai.decode import decode
 from jaxllm.serving.openai.protocol.base import refuse_unsupported
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.structured import structured_outputs
-from jaxllm.structured.params import StructuredOutputs
+from jaxllm.structured.params import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-def read(**fields: Any) -> StructuredOutputs | None:
+def read(**fields: Any) -> StructuredOutputsParams | None:
     """What a request with these fields asks for."""
     body = decode(msgspec.json.encode({"prompt": "x", **fields}), CompletionRequest)
     refuse_unsupported(body)
@@ -57,7 +57,7 @@ def read(**fields: Any) -> StructuredOutputs | None:
     ],
 )
 def test_names(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
-    assert read(**fields) == (None if expected is None else StructuredOutputs(**expected))
+    assert read(**fields) == (None if expected is None else StructuredOutputsParams(**expected))
 
 
 @pytest.mark.parametrize(
