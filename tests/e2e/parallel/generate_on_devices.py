@@ -26,6 +26,7 @@ PARAMS = [
     SamplingParams(
         seed=7, max_tokens=24, presence_penalty=0.5, repetition_penalty=1.2, logit_bias={5: 2.0}, min_tokens=9
     ),
+    SamplingParams(seed=8, max_tokens=24, structured_outputs={"regex": r"[A-Z][a-z]{2,8} is \d+(, and \w+)*\."}),
 ]
 
 
