@@ -1,3 +1,4 @@
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ def test_every_option_has_a_flag_that_sets_it() -> None:
             value = not flag.default
             arguments = [flag.flag if value else "--no-" + flag.flag.removeprefix("--")]
         else:
-            value = flag.choices[-1] if flag.choices else {int: 2, float: 0.25, str: "text"}[flag.kind]
-            arguments = [flag.flag, str(value)]
+            value = flag.choices[-1] if flag.choices else {int: 2, float: 0.25, str: "text", dict: {"a": 1}}[flag.kind]
+            arguments = [flag.flag, json.dumps(value) if flag.kind is dict else str(value)]
         section = getattr(parse(*arguments), flag.section)
         assert getattr(section, flag.name) == value
         assert type(getattr(section, flag.name)) is flag.kind

@@ -14,11 +14,10 @@ from jaxllm.sampling_params import SamplingParams
 
 OPTIONS = {
     "max_num_seqs": 8,
-    "max_num_batched_tokens": 64,
+    "max_num_batched_tokens": 32,
     "max_model_len": 128,
     "optimization_level": 0,
     "strict_compilation": True,
-    "compilation_cache_dir": "",
 }
 
 
@@ -35,7 +34,9 @@ def generate(engine: Engine, num_requests: int) -> dict[str, list[int]]:
 
 
 def test_an_engine_serves_while_shapes_are_missing_and_uses_each_once_it_is_there() -> None:
-    engine = Engine.from_config(EngineConfig.from_options({**OPTIONS, "background_compilation": True}))
+    engine = Engine.from_config(
+        EngineConfig.from_options({**OPTIONS, "background_compilation": True, "compilation_cache_dir": ""})
+    )
     whole = Engine.from_config(EngineConfig.from_options(OPTIONS))
     try:
         expected = generate(whole, 5)
