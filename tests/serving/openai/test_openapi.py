@@ -91,7 +91,7 @@ def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
     run = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json",
-            "--header", f"Authorization: Bearer {KEY}", *checks, "--max-examples", "10",
+            "--header", f"Authorization: Bearer {KEY}", *checks, "--max-examples", "5",
             "--phases", "examples,coverage,fuzzing", "--seed", "1", "--generation-database", "none", "--workers", "2",
             "--exclude-path", "/reset_prefix_cache",
         ],
