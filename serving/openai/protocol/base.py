@@ -63,6 +63,8 @@ def refuse_unsupported(body: Body, path: str = "") -> None:
                 raise UnsupportedError(f"{path}{name}: {reason.reason}", f"{path}{name}")
         elif isinstance(value, Body):
             refuse_unsupported(value, f"{path}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Body):
+        elif isinstance(value, list) and value and isinstance(value[0], (Body, str)):
+            # Texts and bodies may be mixed. Lists of numbers are long, and hold no bodies.
             for index, item in enumerate(value):
-                refuse_unsupported(item, f"{path}{name}[{index}].")
+                if isinstance(item, Body):
+                    refuse_unsupported(item, f"{path}{name}[{index}].")

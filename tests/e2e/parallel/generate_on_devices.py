@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxllm import LLM, SamplingParams
+from jaxllm import LLM, SamplingParams, StructuredOutputsParams
 
 PROMPTS = [
     "Once upon a time there was a",
@@ -26,7 +26,11 @@ PARAMS = [
     SamplingParams(
         seed=7, max_tokens=24, presence_penalty=0.5, repetition_penalty=1.2, logit_bias={5: 2.0}, min_tokens=9
     ),
-    SamplingParams(seed=8, max_tokens=24, structured_outputs={"regex": r"[A-Z][a-z]{2,8} is \d+(, and \w+)*\."}),
+    SamplingParams(
+        seed=8,
+        max_tokens=24,
+        structured_outputs=StructuredOutputsParams(regex=r"[A-Z][a-z]{2,8} is \d+(, and \w+)*\."),
+    ),
 ]
 
 

@@ -116,6 +116,8 @@ def test_jinas_and_coheres_shapes(crosser: ServerProcess) -> None:
         found = [each["relevance_score"] for each in ranked]
         np.testing.assert_allclose(found, sorted(scores, reverse=True), atol=1e-6)
         assert [each["document"]["text"] for each in ranked] == [texts[each["index"]] for each in ranked]
+        mixed = _post(crosser, path, {**body, "documents": documents[::-1]}).json()["results"]
+        assert [each["document"] for each in mixed] == [each["document"] for each in ranked]
         (best,) = _post(crosser, path, {**body, "top_n": 1, "return_documents": False}).json()["results"]
         assert set(best) == {"index", "relevance_score"}
         assert best["index"] == ranked[0]["index"]
