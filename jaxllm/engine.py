@@ -241,7 +241,8 @@ class Engine:
             if prompts:
                 output.prompt_logprobs = prompts.pop(request, None)
             if forced is not None:
-                _add_forced(output, forced)
+                # Nobody who wants log-probabilities has forced tokens.
+                output.token_ids += forced.token_ids.get(request.request_id, ())
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
@@ -331,14 +332,6 @@ def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
         num_shapes=num_shapes,
         structured_outputs_backend=config.structured.structured_outputs_backend,
     )
-
-
-def _add_forced(output: EngineOutput, forced: Forced) -> None:
-    """Tokens without a choice follow; where log-probabilities are wanted that is an end token at most."""
-    more = forced.token_ids.get(output.request_id, ())
-    output.token_ids += more
-    if output.logprobs is not None:
-        output.logprobs += [TokenLogprobs(token_id, 0.0, 1) for token_id in more]
 
 
 def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, num_top: int) -> TokenLogprobs:

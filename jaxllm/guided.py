@@ -114,10 +114,11 @@ class GuidedSteps:
             return _problem(request, problem)
         skips = not (params.wants_logprobs or params.uses_penalties or params.uses_bias)
         while request.finish_reason is None:
-            if guide.ended:
+            # Where log-probabilities are wanted the model gives the end token, unless it is kept from that.
+            if guide.ended or (guide.finished and params.wants_logprobs and self._forbids_end(request)):
                 self._finish(request, forced)
                 break
-            if guide.finished and (not params.wants_logprobs or self._forbids_end(request)):
+            if guide.finished and not params.wants_logprobs:
                 self._append(request, [request.eos_token_ids[0]], under_way, forced)
                 self._finish(request, forced)
                 break

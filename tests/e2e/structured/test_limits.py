@@ -38,6 +38,7 @@ def steps_of(engine: Engine, **params: Any) -> tuple[int, list[int], str | None]
     steps, tokens, reason = 0, [], None
     while engine.has_unfinished_requests():
         for output in engine.step():
+            assert len(output.logprobs or ()) == (len(output.token_ids) if "logprobs" in params else 0)
             tokens += output.token_ids
             reason = output.finish_reason
         steps += engine.stats().num_steps
