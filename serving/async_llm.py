@@ -292,7 +292,7 @@ class AsyncLLM:
             made = reader(request, self._abort_one)
             self._streams[request.request_id] = made
             self._sequences += len(request.children)
-            self._outputs.add(request)
+            self._outputs.add(request, made)
             self._connection.send(message(request))
             readers.append(made)
         return readers

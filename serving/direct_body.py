@@ -28,7 +28,7 @@ class DirectBody:
 
     def write(self, data: bytes) -> None:
         """Write a part of the body, which must not be empty: an empty one would end it."""
-        # What is written within one turn of the event loop, uvloop hands to the system in one piece.
+        # uvloop hands it to the system at once.
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
 

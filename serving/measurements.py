@@ -63,17 +63,21 @@ class Meter:
     """Measures requests from when they are added until all their sequences have ended."""
 
     def __init__(self) -> None:
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, SequenceTimes] = {}
         self._measured = Measurements()
+
+    def times(self, request_id: str) -> "SequenceTimes":
+        """What is known of a sequence: for `more`."""
+        return self._sequences[request_id]
 
     def add(self, request: TextRequest) -> None:
         """Expect outputs of this request's children."""
         shared = _Request(request)
         for child in request.children:
-            self._sequences[child.request_id] = _Sequence(shared)
+            self._sequences[child.request_id] = SequenceTimes(shared)
 
     def take(self, output: EngineOutput, now: float) -> None:
-        """Measure an output that arrived `now`. Several tokens in one share the time since the token before them."""
+        """Measure an output that arrived `now`."""
         sequence, measured = self._sequences[output.request_id], self._measured
         if output.scheduled_time is not None:
             sequence.scheduled = output.scheduled_time
@@ -83,18 +87,25 @@ class Meter:
             measured.generation_tokens += sequence.num_tokens
             measured.prompt_tokens += sequence.request.prompt_tokens
         count = len(output.token_ids)
-        if not count:
-            return
-        measured.generation_tokens += count
-        sequence.num_tokens += count
-        if sequence.first is None:
+        if count and sequence.first is None:
             sequence.first = sequence.last = now
+            sequence.num_tokens += 1
+            measured.generation_tokens += 1
             measured.prompt_tokens += sequence.request.prompt_tokens
             measured.first_token_seconds.append(now - sequence.request.arrival)
             count -= 1
+        self.more(sequence, count, now)
+
+    def more(self, sequence: "SequenceTimes", count: int, now: float) -> None:
+        """Measure `count` tokens behind the first, which arrived `now`: they share the time since the one before."""
+        if not count:
+            return
+        measured = self._measured
+        measured.generation_tokens += count
+        sequence.num_tokens += count
         if count == 1:
             measured.inter_token_seconds.append(now - sequence.last)
-        elif count:
+        else:
             measured.inter_token_seconds += [(now - sequence.last) / count] * count
         sequence.last = now
 
@@ -122,7 +133,7 @@ class _Request:
         self.longest = 0
 
 
-class _Sequence:
+class SequenceTimes:
     """When things happened to a sequence, in seconds of the monotonic clock; `last` is its last token so far."""
 
     __slots__ = ("first", "last", "num_tokens", "request", "scheduled")
@@ -135,6 +146,7 @@ class _Sequence:
         self.num_tokens = 0
 
     def finished(self, reason: str, now: float) -> FinishedRequest:
+        """All that was measured, of a sequence that ends `now`."""
         request, scheduled, first = self.request, self.scheduled, self.first
         request.unfinished -= 1
         request.longest = max(request.longest, self.num_tokens)

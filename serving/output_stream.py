@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.text.input_processor import TextRequest
 
+TextSink = Callable[[int, str, list[int]], bool]
+"""Takes more text of the sequence of this index, and its tokens; or returns False."""
+
 
 class OutputStream(AsyncIterator[RequestOutput]):
     """An asynchronous iterator of a request's results, in which those not yet read merge into one.
@@ -15,12 +18,14 @@ class OutputStream(AsyncIterator[RequestOutput]):
     A reader may give a `sink`. While it waits for the next result, and nothing is left to read, results go to the sink
     and wake nobody: waking a task for every token costs more than the token. The sink takes a result, or returns
     False for one that the reader shall read after all. The iteration ends behind a last result that it took.
+    With a `text_sink` likewise, news that are nothing but text need not even become a result: see `put_text`.
     """
 
     def __init__(self, request: TextRequest, on_close: Callable[[str], None]) -> None:
         """`on_close` is called with the request's id if the reader goes before the end."""
         self.request = request
         self.sink: Callable[[RequestOutput], bool] | None = None
+        self.text_sink: TextSink | None = None
         self._on_close = on_close
         self._waiting: RequestOutput | None = None
         self._error: Exception | None = None
@@ -40,6 +45,10 @@ class OutputStream(AsyncIterator[RequestOutput]):
         else:
             merge(self._waiting, output)
         self._wake()
+
+    def put_text(self, index: int, text: str, token_ids: list[int]) -> bool:
+        """Add text, and its tokens, to the sequence of this index. False: `put` must be used for it."""
+        return self._reader_waits and self.text_sink is not None and self.text_sink(index, text, token_ids)
 
     def fail(self, error: Exception) -> None:
         """Let the reader have this error, after the results that wait."""

@@ -1,7 +1,6 @@
 """The life of `jaxllm serve`: bind, load, answer, and end well when asked to."""
 
 import asyncio
-import gc
 import logging
 import sys
 import time
@@ -20,6 +19,7 @@ from jaxllm.serving.app import ServerState, create_app
 from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.clients.connection import Launch
 from jaxllm.serving.clients.process import EngineProcess
+from jaxllm.serving.garbage import settle
 from jaxllm.serving.http_limits import limited_protocol
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.logs import ThroughputLog, banner, configure_logging
@@ -159,9 +159,7 @@ async def _answer(
         state.board = place.board
         background.append(asyncio.create_task(_post(state, place.board)))
     serving = asyncio.create_task(http.serve(sockets=[listener.socket]))
-    # What lives now lives as long as the server: garbage collections need not look at it again.
-    gc.collect()
-    gc.freeze()
+    settle()
     try:
         await http.wait_until_it_listens(serving)
         if place is None:

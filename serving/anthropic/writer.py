@@ -48,6 +48,8 @@ _encode = msgspec.json.Encoder().encode
 class MessageWriter:
     """Writes one message by the engine's results; see `generate.Writer`."""
 
+    texts = None
+
     def __init__(self, call: ChatCall, message_id: str, model: str) -> None:
         self._parser = PlainParser() if call.new_parser is None else call.new_parser()
         self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.count_reasoning)

@@ -1,6 +1,5 @@
 """The loop that runs the steps: takes messages, computes, hands on the outputs."""
 
-import gc
 import logging
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
@@ -24,6 +23,7 @@ from jaxllm.serving.engine_process.messages import (
     ToEngine,
 )
 from jaxllm.serving.engine_process.outbox import Outbox
+from jaxllm.serving.garbage import settle
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +38,7 @@ def run(engine: AnyEngine, inbox: Inbox, outbox: Outbox) -> None:
 
     Messages are taken between steps, so that an abort counts before the step after the running one is scheduled.
     """
-    # What lives now lives as long as the process: garbage collections need not look at it again, nor stop a step.
-    gc.collect()
-    gc.freeze()
+    settle()
     while True:
         for message in _arrived(inbox, wait=not engine.has_unfinished_requests()):
             if message is None:

@@ -19,7 +19,7 @@ from jaxllm.serving.openai.protocol.chat import (
 )
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs
 from jaxllm.serving.openai.state import ServerState
-from jaxllm.serving.openai.stream import TEXT, EventFrame, TextEvent
+from jaxllm.serving.openai.stream import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 
@@ -45,7 +45,7 @@ class ChatWriter:
         self._logprobs = _logprob_format(server, body)
         self._counter = UsageCounter([len(self._prompt_token_ids)], call.count_reasoning)
         self._begun: set[int] = set()
-        self._texts: dict[int, TextEvent] = {}
+        self.texts = TextEvents(self._counter)
         self._frame = EventFrame(
             self._empty_chunk(),
             self._counter,
@@ -75,12 +75,13 @@ class ChatWriter:
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         """The role of each new answer, its text, and why it ended, in chunks of their own."""
-        self._counter.add(prompt_index, output)
         if len(output.outputs) == 1:
             (completion,) = output.outputs
-            quick = self._texts.get(completion.index)
-            if quick is not None and completion.text and completion.finish_reason is None:
-                return quick.event(completion.text)
+            if completion.text and completion.finish_reason is None:
+                event = self.texts.write(prompt_index, completion.index, completion.text, completion.token_ids)
+                if event is not None:
+                    return event
+        self._counter.add(prompt_index, output)
         return b"".join(event for completion in output.outputs for event in self._events(completion))
 
     def end(self) -> bytes:
@@ -124,9 +125,8 @@ class ChatWriter:
     def _prepare(self, index: int) -> None:
         """Prepare the events that only bring text, if this answer has such."""
         if self._answers is None and self._logprobs is None and not self._body.return_token_ids:
-            event = self._frame.text_event(ChatChunkChoice(index=index, delta=ChatDelta(content=TEXT)))
-            if event is not None:
-                self._texts[index] = event
+            choice = ChatChunkChoice(index=index, delta=ChatDelta(content=TEXT))
+            self.texts.prepare(index, self._frame.text_event(choice))
 
     def _first(self, index: int) -> bytes:
         # An answer that may be a call has no content yet, not even an empty one.

@@ -10,7 +10,7 @@ from jaxllm.serving.openai.logprobs import LogprobFormat, TextOffsets, prompt_lo
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
 from jaxllm.serving.openai.state import ServerState
-from jaxllm.serving.openai.stream import TEXT, EventFrame, TextEvent
+from jaxllm.serving.openai.stream import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput, TokenChoices
 from jaxllm.serving.text.input_processor import TextRequest
@@ -35,7 +35,7 @@ class CompletionWriter:
         )
         self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._offsets: dict[int, TextOffsets] = {}
-        self._texts: dict[int, TextEvent] = {}
+        self.texts = TextEvents(self._counter)
         self._prompt_logprobs: dict[int, list[TokenChoices | None]] = {}
         self._frame = EventFrame(
             self._completion([]),
@@ -56,10 +56,11 @@ class CompletionWriter:
         """A chunk for each choice with news."""
         if len(output.outputs) == 1:
             (completion,) = output.outputs
-            quick = self._texts.get(prompt_index * self._n + completion.index)
-            if quick is not None and completion.finish_reason is None:
-                self._counter.add(prompt_index, output)
-                return quick.event(completion.text)
+            if completion.finish_reason is None:
+                index = prompt_index * self._n + completion.index
+                event = self.texts.write(prompt_index, index, completion.text, completion.token_ids)
+                if event is not None:
+                    return event
         return b"".join(self._frame.event(choice) for choice in self._choices(prompt_index, output))
 
     def end(self) -> bytes:
@@ -104,9 +105,7 @@ class CompletionWriter:
         more = body.return_token_ids or body.logprobs is not None or body.prompt_logprobs is not None
         if not more and not self._prompt_only:
             choice = CompletionChoice(index=index, text=TEXT, logprobs=None, finish_reason=None)
-            event = self._frame.text_event(choice)
-            if event is not None:
-                self._texts[index] = event
+            self.texts.prepare(index, self._frame.text_event(choice))
 
     def _logprobs_of(
         self,

@@ -16,7 +16,7 @@ from jaxllm.serving.openai.errors import event_of
 from jaxllm.serving.openai.protocol.base import Answer
 from jaxllm.serving.openai.protocol.generation import StreamOptions
 from jaxllm.serving.openai.usage import UsageCounter
-from jaxllm.serving.output_stream import OutputStream
+from jaxllm.serving.output_stream import OutputStream, TextSink
 from jaxllm.serving.outputs import RequestOutput
 
 DONE = b"data: [DONE]\n\n"
@@ -28,6 +28,10 @@ _encode = msgspec.json.Encoder().encode
 
 class EventWriter(Protocol):
     """Writes results as events."""
+
+    @property
+    def texts(self) -> "TextEvents | None":
+        """The events that are nothing but text; None where every event wants more."""
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         """Events for news of one prompt."""
@@ -51,6 +55,29 @@ class TextEvent:
     def event(self, text: str) -> bytes:
         """The event with this text."""
         return self._before + _encode(text) + self._behind
+
+
+class TextEvents:
+    """Events that only bring text to an answer, each but for its text prepared when the answer begins."""
+
+    __slots__ = ("_counter", "_events")
+
+    def __init__(self, counter: UsageCounter) -> None:
+        self._counter = counter
+        self._events: dict[int, TextEvent] = {}
+
+    def prepare(self, index: int, event: TextEvent | None) -> None:
+        """From now on this is the event of the answer of this index. None: it has no such."""
+        if event is not None:
+            self._events[index] = event
+
+    def write(self, prompt_index: int, index: int, text: str, token_ids: Sequence[int]) -> bytes | None:
+        """The event for more text, whose tokens are counted; None where none is prepared."""
+        event = self._events.get(index)
+        if event is None:
+            return None
+        self._counter.add_tokens(prompt_index, index, token_ids)
+        return event.event(text)
 
 
 class EventFrame:
@@ -138,7 +165,10 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         body = direct_body(scope) if self._direct else None
         if body is not None and len(self._streams) == 1:
-            self._streams[0].sink = self._sink(body)
+            (stream,) = self._streams
+            stream.sink = self._sink(body)
+            if self._writer.texts is not None:
+                stream.text_sink = self._text_sink(body, self._writer.texts)
         if self._first:
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async with aclosing(self._events()) as events:
@@ -152,7 +182,7 @@ class EventStream(Response):
         ready, write_body, write_events = body.ready, body.write, self._writer.write
 
         def take(output: RequestOutput) -> bool:
-            if not ready():
+            if self._failure is not None or not ready():
                 return False
             try:
                 data = write_events(0, output)
@@ -161,6 +191,25 @@ class EventStream(Response):
                 return False
             if data:
                 write_body(data)
+            return True
+
+        return take
+
+    def _text_sink(self, body: DirectBody, texts: TextEvents) -> TextSink:
+        """`_sink` for what is nothing but text."""
+        ready, write_body, write_text = body.ready, body.write, texts.write
+
+        def take(index: int, text: str, token_ids: list[int]) -> bool:
+            if not ready():
+                return False
+            try:
+                data = write_text(0, index, text, token_ids)
+                if data is None:
+                    return False
+                write_body(data)
+            except Exception as error:  # noqa: BLE001  (the task of this response raises it)
+                self._failure = error
+                return False
             return True
 
         return take

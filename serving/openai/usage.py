@@ -26,9 +26,13 @@ class UsageCounter:
         """Take a result, or the news, of one prompt."""
         self._cached[prompt_index] = output.num_cached_tokens
         for completion in output.outputs:
-            self._completion_tokens += len(completion.token_ids)
-            if self._count_reasoning is not None:
-                self._reasoning_of((prompt_index, completion.index)).push(completion.token_ids)
+            self.add_tokens(prompt_index, completion.index, completion.token_ids)
+
+    def add_tokens(self, prompt_index: int, index: int, token_ids: Sequence[int]) -> None:
+        """Take more tokens of one answer to a prompt."""
+        self._completion_tokens += len(token_ids)
+        if self._count_reasoning is not None:
+            self._reasoning_of((prompt_index, index)).push(token_ids)
 
     def _reasoning_of(self, answer: tuple[int, int]) -> ReasoningCount:
         assert self._count_reasoning is not None

@@ -25,8 +25,8 @@ class PoolingProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, request: PooledText) -> None:
-        """Expect an output of this request from now on."""
+    def add(self, request: PooledText, reader: object = None) -> None:
+        """Expect an output of this request from now on. There is nothing that `reader` could have before."""
         self._requests[request.request_id] = request
 
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:

@@ -9,7 +9,7 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.serving.measurements import Measurements, Meter
 from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.text.sequence import RequestState, Sequence
+from jaxllm.serving.text.sequence import RequestState, Sequence, TextReader
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
@@ -50,15 +50,20 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, request: TextRequest) -> None:
-        """Expect outputs of this request's children from now on."""
+    def add(self, request: TextRequest, reader: TextReader | None = None) -> None:
+        """Expect outputs of this request's children from now on.
+
+        What comes in the midst of a stream and is nothing but text is offered to `reader` first.
+        """
         assert request.request_id not in self._requests
-        state = RequestState(request)
+        state = RequestState(request, reader)
         self._requests[request.request_id] = state
         for index, child in enumerate(request.children):
             self._sequences[child.request_id] = Sequence(state, index, self._tokenizer)
         if self._meter is not None:
             self._meter.add(request)
+            for child in request.children:
+                self._sequences[child.request_id].times = self._meter.times(child.request_id)
 
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
         """Take the outputs of one step. Those of unknown requests (aborted, or stopped already) are dropped."""
@@ -69,8 +74,8 @@ class OutputProcessor:
             if sequence is None:
                 continue
             if sequence.quick and output.finish_reason is None and output.token_ids:
-                if meter is not None:
-                    meter.take(output, now)
+                if meter is not None and sequence.times is not None:
+                    meter.more(sequence.times, len(output.token_ids), now)
                 result = sequence.take_text(output.token_ids)
                 if result is not None:
                     processed.outputs.append(result)

@@ -1,21 +1,31 @@
 """Requests and sequences in flight: what the engine has said of them so far, as text."""
 
 from collections import abc
+from typing import Protocol
 
 from jaxllm.outputs import BeamHypothesis, EngineOutput, TokenLogprobs
+from jaxllm.serving.measurements import SequenceTimes
 from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.detokenizer import IncrementalDecoder, StopStrings
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
+class TextReader(Protocol):
+    """Who may take text at once, without a result around it."""
+
+    def put_text(self, index: int, text: str, token_ids: list[int]) -> bool:
+        """Take text, and its tokens, of the sequence of this index; or return False for it to come in a result."""
+
+
 class RequestState:
     """A request in flight: what its sequences share."""
 
-    __slots__ = ("completions", "metrics", "num_cached_tokens", "prompt_logprobs", "request", "unfinished")
+    __slots__ = ("completions", "metrics", "num_cached_tokens", "prompt_logprobs", "reader", "request", "unfinished")
 
-    def __init__(self, request: TextRequest) -> None:
+    def __init__(self, request: TextRequest, reader: TextReader | None = None) -> None:
         self.request = request
+        self.reader = reader
         self.metrics = RequestMetrics(request.arrival_time)
         self.unfinished = len(request.children)
         self.completions: list[CompletionOutput] = []
@@ -66,7 +76,7 @@ class Sequence:
 
     __slots__ = (
         "_cumulative", "_decoder", "_logprobs", "_pieces", "_reported", "_stops", "_tokenizer",
-        "beams", "finish_reason", "index", "only_text", "quick", "state", "stop_reason", "token_ids",
+        "beams", "finish_reason", "index", "only_text", "quick", "state", "stop_reason", "times", "token_ids",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, index: int, tokenizer: Tokenizer | None) -> None:
@@ -77,6 +87,7 @@ class Sequence:
         self.beams: list[BeamHypothesis] | None = None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.times: SequenceTimes | None = None
         self._tokenizer = tokenizer if params.detokenize else None
         self._cumulative = 0.0
         self._logprobs: list[TokenChoices] | None = None
@@ -107,14 +118,20 @@ class Sequence:
         self.quick = False
 
     def take_text(self, token_ids: list[int]) -> RequestOutput | None:
-        """Take more tokens, which do not end the sequence; the delta, if there is text."""
+        """Take more tokens, which do not end the sequence; the delta, if there is text that its reader did not take."""
         assert self._decoder is not None
-        self.token_ids += token_ids
-        piece = "".join(map(self._decoder.push, token_ids))
+        known = self.token_ids
+        known += token_ids
+        push = self._decoder.push
+        piece = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
         if not piece:
             return None
-        first, self._reported = self._reported, len(self.token_ids)
-        return self.state.result([CompletionOutput(self.index, piece, self.token_ids[first:])], finished=False)
+        first, self._reported = self._reported, len(known)
+        new = token_ids if self._reported - first == len(token_ids) else known[first:]
+        reader = self.state.reader
+        if reader is not None and reader.put_text(self.index, piece, new):
+            return None
+        return self.state.result([CompletionOutput(self.index, piece, new)], finished=False)
 
     def take(self, output: EngineOutput) -> str | None:
         """Take one step's news. Returns the stop string that ends the sequence, if the engine does not know of it."""

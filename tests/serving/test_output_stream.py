@@ -87,6 +87,29 @@ async def test_closing_aborts_once_and_only_what_is_unfinished() -> None:
         await anext(stream)
 
 
+class GatedSink:
+    """What a reader and its sinks got, by sequence; the sinks take results while `taking`."""
+
+    def __init__(self) -> None:
+        self.taking = True
+        self.got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+
+    def keep(self, output: RequestOutput) -> None:
+        for completion in output.outputs:
+            self.got[completion.index] += completion.token_ids
+
+    def take(self, output: RequestOutput) -> bool:
+        if self.taking:
+            self.keep(output)
+        return self.taking
+
+    def take_text(self, index: int, text: str, token_ids: list[int]) -> bool:
+        assert text == "".join(f"<{token}>" for token in token_ids)
+        if self.taking:
+            self.got[index] += token_ids
+        return self.taking
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=30), st.booleans())
 def test_with_a_sink_nothing_is_lost_doubled_or_out_of_order(
     events: list[tuple[int, bool, bool]], takes_the_last: bool
@@ -94,37 +117,27 @@ def test_with_a_sink_nothing_is_lost_doubled_or_out_of_order(
     """An event is a token, whether the sink takes results from then on, and whether the event loop turns before it."""
 
     async def run() -> tuple[dict[int, list[int]], bool]:
-        stream = make_stream()
-        got: dict[int, list[int]] = {0: [], 1: [], 2: []}
-        taking = True
-
-        def keep(output: RequestOutput) -> None:
-            for completion in output.outputs:
-                got[completion.index] += completion.token_ids
-
-        def sink(output: RequestOutput) -> bool:
-            if taking:
-                keep(output)
-            return taking
+        stream, sink = make_stream(), GatedSink()
 
         async def read() -> None:
             async for output in stream:
                 # As a connection that takes nothing more for a while.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                keep(output)
+                sink.keep(output)
 
-        stream.sink = sink
+        stream.sink, stream.text_sink = sink.take, sink.take_text
         reading = asyncio.ensure_future(read())
         for number, (index, takes, turns) in enumerate(events):
             if turns:
                 await asyncio.sleep(0)
-            taking = takes
-            stream.put(delta(index, number))
-        taking = takes_the_last
+            sink.taking = takes
+            if not stream.put_text(index, f"<{number}>", [number]):
+                stream.put(delta(index, number))
+        sink.taking = takes_the_last
         stream.put(delta(0, 1000, last=True, finished=True))
         await asyncio.wait_for(reading, 10)
-        return got, stream.closed
+        return sink.got, stream.closed
 
     got, closed = asyncio.run(run())
     want: dict[int, list[int]] = {0: [], 1: [], 2: []}

@@ -33,6 +33,8 @@ class ResponseWriter:
     As a writer of events it follows `stream.EventWriter`.
     """
 
+    texts = None
+
     def __init__(
         self,
         response: ModelResponse,

@@ -43,6 +43,8 @@ class Source:
 class TextWriter:
     """Writes the text of results, and nothing else."""
 
+    texts = None
+
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         return f"{prompt_index}{output.outputs[0].text}|".encode()
 

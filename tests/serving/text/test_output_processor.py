@@ -28,6 +28,28 @@ LIMITS = RequestLimits(vocab_size=360, max_model_len=1000, max_logprobs=5)
 Build = Callable[..., tuple[Any, LLMEngine]]
 
 
+class Reader:
+    """Takes text at once, or does not, by turns."""
+
+    def __init__(self, takes: list[bool]) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.num_taken = 0
+        self._takes = takes
+
+    def put_text(self, index: int, text: str, token_ids: list[int]) -> bool:
+        takes = bool(self._takes) and self._takes.pop()
+        if takes:
+            self.num_taken += 1
+            self.put(CompletionOutput(index, text, token_ids))
+        return takes
+
+    def put(self, completion: CompletionOutput) -> None:
+        assert completion.index == 0
+        self.text += completion.text
+        self.token_ids += completion.token_ids
+
+
 @pytest.fixture
 def build(tokenizer: Tokenizer, scripted_engine: type) -> Build:
     """(scripted engine, LLMEngine over it); `text` is what every request generates, then end tokens for ever."""
@@ -279,3 +301,29 @@ def test_a_request_id_is_used_once_at_a_time(build: Build) -> None:
 def test_outputs_of_unknown_requests_are_dropped(tokenizer: Tokenizer) -> None:
     processed = OutputProcessor(tokenizer).process([EngineOutput("late", [1], finish_reason="abort")])
     assert (processed.outputs, processed.stopped) == ([], [])
+
+
+@given(takes=st.lists(st.booleans(), max_size=60), cuts=st.lists(st.integers(1, 4), min_size=60, max_size=60))
+def test_what_a_reader_takes_at_once_does_not_come_again(
+    tokenizer: Tokenizer, takes: list[bool], cuts: list[int]
+) -> None:
+    processor, reader = OutputProcessor(tokenizer, measure=True), Reader(list(takes))
+    (request,) = InputProcessor(tokenizer, LIMITS, [END]).prepare(
+        [[5, 6, 7]], SamplingParams(max_tokens=500), ["r"], stream=True
+    )
+    processor.add(request, reader)
+    tokens = tokenizer.encode([STORY])[0]
+    measured, rest = 0, list(tokens)
+    for cut in (*cuts, len(tokens)):
+        step, rest = rest[:cut], rest[cut:]
+        last = not rest
+        processed = processor.process([EngineOutput("r", step, finish_reason="length" if last else None)])
+        for output in processed.outputs:
+            reader.put(output.outputs[0])
+        assert processed.measurements is not None
+        measured += processed.measurements.generation_tokens
+        if last:
+            break
+    assert (reader.text, reader.token_ids, measured) == (STORY, tokens, len(tokens))
+    assert reader.num_taken <= sum(takes)
+    assert len(processor) == 0
