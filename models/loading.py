@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxllm.models import weights
 from jaxllm.models.errors import ModelError
+from jaxllm.models.random_weights import random_arrays
 from jaxllm.models.safetensors_file import read_header
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -40,7 +41,7 @@ def load_into(
     rows = {path: variable.get_metadata()["rows"] for path, variable in flat}
     if load_format == "dummy":
         slots = weights.checkpoint_slots(shapes, names, num_layers, rows)
-        arrays = weights.random_arrays(shapes, slots, seed, progress)
+        arrays = random_arrays(shapes, slots, seed, progress)
     elif load_format in ("auto", "safetensors"):
         found = _names_in(folder) if optional_prefix or ignored_beginnings else []
         if optional_prefix and not any(name.startswith(optional_prefix) for name in found):

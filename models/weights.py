@@ -1,13 +1,11 @@
-"""Parameters of a model: from a safetensors checkpoint, or random.
+"""Parameters of a model from a safetensors checkpoint.
 
 Nothing here knows the model's modules: parameters are a flat mapping from nnx paths to shapes, and come back as a
 mapping from the same paths to arrays.
 """
 
-import math
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
-from jaxllm.models.layers.parameter import Rows
+from jaxllm.models.layers.parameter import Merged, Part, Rows
 from jaxllm.models.safetensors_file import DTYPES, Tensor, read_header
 
 ParameterPath = tuple[Any, ...]
@@ -37,17 +35,25 @@ LOOP, SCAN = "each", "all"
 class Slot:
     """Where a checkpoint tensor goes: a parameter, or slice `layer` of a parameter that stacks all layers.
 
-    `shape` is the tensor's; `rows` says what the parameter adds to it.
+    `shape` is the tensor's; `rows` says what the parameter adds to it. Where it holds several tensors, `part` of each
+    of its `blocks` is this one's.
     """
 
     path: ParameterPath
     layer: int | None
     shape: tuple[int, ...]
     rows: Rows
+    part: Part | None = None
+    blocks: int = 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether the tensor is all of the parameter."""
+        return self.layer is None and self.part is None
 
 
 def checkpoint_slots(
-    shapes: Shapes, names: Mapping[str, str], num_layers: int, rows: Mapping[ParameterPath, Rows]
+    shapes: Shapes, names: Mapping[str, str], num_layers: int, rows: Mapping[ParameterPath, Rows | Merged]
 ) -> dict[str, Slot]:
     """Slots by checkpoint tensor name. `names` maps module names to the checkpoint's, `*` is the layer's number.
 
@@ -56,19 +62,32 @@ def checkpoint_slots(
     slots: dict[str, Slot] = {}
     for path, shape in shapes.items():
         *modules, parameter = path
-        number = next((part for part in modules if isinstance(part, int)), None)
-        plain = ".".join("*" if part == SCAN or isinstance(part, int) else part for part in modules if part != LOOP)
-        if plain not in names:
-            raise ModelError(f"the family's weight names lack module {plain!r}")
-        template = f"{names[plain]}.{parameter}"
         first, *others = shape.shape[1:] if SCAN in modules else shape.shape
-        tensor = (rows[path].of_tensor(first), *others)
-        if SCAN in modules:
-            for layer in range(num_layers):
-                slots[template.replace("*", str(layer))] = Slot(path, layer, tensor, rows[path])
-        else:
-            slots[template.replace("*", str(number))] = Slot(path, None, tensor, rows[path])
+        number = next((part for part in modules if isinstance(part, int)), None)
+        layers = list(range(num_layers)) if SCAN in modules else [number]
+        for module, size, slot in _tensors_of(path, first, rows[path]):
+            plain = ".".join("*" if part == SCAN or isinstance(part, int) else part for part in module if part != LOOP)
+            if plain not in names:
+                raise ModelError(f"the family's weight names lack module {plain!r}")
+            template = f"{names[plain]}.{parameter}"
+            found = replace(slot, shape=(slot.rows.of_tensor(size), *others))
+            for layer in layers:
+                stacked = layer if SCAN in modules else None
+                slots[template.replace("*", str(layer))] = replace(found, layer=stacked)
     return slots
+
+
+def _tensors_of(
+    path: ParameterPath, size: int, rows: Rows | Merged
+) -> Iterator[tuple[tuple[str | int, ...], int, Slot]]:
+    """For each tensor that a parameter of `size` rows holds: the module it is named after, its rows, and its slot."""
+    *modules, _ = path
+    if isinstance(rows, Rows):
+        yield tuple(modules), size, Slot(path, None, (), rows)
+        return
+    for part in rows.parts:
+        slot = Slot(path, None, (), part.rows, part, rows.blocks)
+        yield (*modules[:-1], part.name), rows.blocks * part.size, slot
 
 
 def load_arrays(
@@ -91,51 +110,20 @@ def load_arrays(
     for tensor in tensors:
         slot, shape = slots[tensor.name], shapes[slots[tensor.name].path]
         values = slot.rows.expand(tensor.read(np.dtype(shape.dtype)))
-        if slot.layer is None:
+        if slot.whole:
             arrays[slot.path] = jax.device_put(values, shape.sharding)
         else:
             if slot.path not in arrays:
                 arrays[slot.path] = jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
-            part = jax.device_put(values, _without_layers(shape.sharding))
-            arrays[slot.path] = _write_slice(arrays.pop(slot.path), part, slot.layer)
+            stacked = slot.layer is not None
+            part = jax.device_put(values, _without_layers(shape.sharding) if stacked else shape.sharding)
+            start = 0 if slot.part is None else slot.part.start
+            arrays[slot.path] = _write(
+                arrays.pop(slot.path), part, slot.layer or 0, start, stacked=stacked, blocks=slot.blocks
+            )
         # Without waiting, host copies of the tensors would queue up behind a slow device.
         arrays[slot.path].block_until_ready()
         done += tensor.end - tensor.start
-        if progress:
-            progress(done, total)
-    return arrays
-
-
-def random_arrays(
-    shapes: Shapes, slots: Mapping[str, Slot], seed: int, progress: Progress | None = None
-) -> dict[ParameterPath, jax.Array]:
-    """Random parameters made on the device, the same for a seed whether layers are stacked or not.
-
-    Matrices are uniform with a variance of 1 / (size of the input), biases small, and weights of norms 1, which keeps
-    activations and logits around one at any depth.
-    """
-    keys: dict[ParameterPath, list[int]] = {}
-    rows: dict[ParameterPath, Rows] = {}
-    for name, slot in slots.items():
-        keys.setdefault(slot.path, []).append(zlib.crc32(f"{seed}/{name}".encode()))
-        rows[slot.path] = slot.rows
-    total = sum(shape.size * shape.dtype.itemsize for shape in shapes.values())
-    arrays: dict[ParameterPath, jax.Array] = {}
-    done = 0
-    for path, shape in shapes.items():
-        # uint64 is off by default; the hash below works on 32 bits.
-        numbers = jnp.asarray(np.array(keys[path], np.uint32))
-        make = partial(
-            _random_values,
-            shape=shape.shape,
-            stacked=SCAN in path,
-            dtype=shape.dtype,
-            rows=rows[path],
-            is_bias=path[-1] == "bias",
-        )
-        # Compiled for its place, so that no device makes more than its part.
-        arrays[path] = jax.jit(make, out_shardings=shape.sharding)(numbers)
-        done += shape.size * shape.dtype.itemsize
         if progress:
             progress(done, total)
     return arrays
@@ -192,37 +180,17 @@ def _without_layers(sharding: Any) -> NamedSharding | None:
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:])) if sharding is not None else None
 
 
-@partial(jax.jit, donate_argnums=0)
-def _write_slice(whole: jax.Array, part: jax.Array, layer: jax.Array) -> jax.Array:
-    updated: jax.Array = lax.dynamic_update_index_in_dim(whole, part, layer, 0)
-    return updated
-
-
-def _random_values(
-    keys: jax.Array, *, shape: tuple[int, ...], stacked: bool, dtype: Any, rows: Rows, is_bias: bool
+@partial(jax.jit, donate_argnums=0, static_argnames=("stacked", "blocks"))
+def _write(
+    whole: jax.Array, tensor: jax.Array, layer: jax.Array, start: jax.Array, *, stacked: bool, blocks: int
 ) -> jax.Array:
-    """A parameter of `shape`, its layers along the first axis if `stacked`, with a key for each layer.
-
-    Made from a hash of each element's index in the checkpoint's tensor (murmur3's finaliser): rows that are there
-    several times are the same, and no value depends on how the parameter is split.
-    """
-    part = shape[1:] if stacked else shape
-    if len(part) < 2 and not is_bias:
-        return jnp.ones(shape, dtype)
-    row = lax.broadcasted_iota(jnp.uint32, part, 0)
-    group, repeated = np.uint32(rows.group), np.uint32(rows.group * rows.times)
-    index = (row // repeated * group + row % group) * np.uint32(math.prod(part[1:]) % 2**32)
-    stride = 1
-    for axis in reversed(range(1, len(part))):
-        index += lax.broadcasted_iota(jnp.uint32, part, axis) * np.uint32(stride % 2**32)
-        stride *= part[axis]
-    bits = index[None] * np.uint32(0x9E3779B9) ^ keys.reshape(-1, *(1,) * len(part))
-    bits = (bits ^ bits >> 16) * np.uint32(0x85EBCA6B)
-    bits = (bits ^ bits >> 13) * np.uint32(0xC2B2AE35)
-    uniform = ((bits ^ bits >> 16) >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
-    deviation = 0.02 if is_bias else part[-1] ** -0.5
-    values = jnp.where(row < part[0] - rows.padding, uniform * (12**0.5 * deviation), 0.0)
-    return values.astype(dtype).reshape(shape)
+    """Put a tensor into a parameter: of layer `layer` if it has all, from row `start` of each of its blocks on."""
+    lead = (whole.shape[0] if stacked else 1, blocks, -1)
+    every = whole.reshape(*lead, *whole.shape[1 + stacked :])
+    part = tensor.reshape(1, blocks, -1, *tensor.shape[1:])
+    zeros = (0,) * (part.ndim - 3)
+    updated: jax.Array = lax.dynamic_update_slice(every, part, (layer, 0, start, *zeros))
+    return updated.reshape(whole.shape)
 
 
 def _count(names: Collection[str], noun: str) -> str:

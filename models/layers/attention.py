@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import RMSNorm
-from jaxllm.models.layers.parameter import Rows
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
 from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, partition, split_kv_heads
@@ -31,9 +31,10 @@ class Attention(nnx.Module):
         repeated = Rows(group=config.head_size, times=kv_heads // config.num_kv_heads)
         linear = partial(Linear, dtype=dtype, options=options)
 
-        self.query = linear(config.hidden_size, queries, bias=config.qkv_bias, axes=("heads", "hidden"))
-        key_value = partial(linear, config.hidden_size, keys, bias=config.qkv_bias, axes=("kv_heads", "hidden"))
-        self.key, self.value = key_value(rows=repeated), key_value(rows=repeated)
+        parts = {"query": (queries, AS_THEY_ARE), "key": (keys, repeated), "value": (keys, repeated)}
+        self.parts = merged(devices, parts)
+        project = partial(linear, bias=config.qkv_bias, axes=("heads", "hidden"), rows=self.parts)
+        self.query_key_value = project(config.hidden_size, self.parts.size)
         self.output = linear(queries, config.hidden_size, bias=config.output_bias, axes=("hidden", "heads"))
         self.query_norm = self._norm(config, options, dtype) if config.qk_norm else None
         self.key_norm = self._norm(config, options, dtype) if config.qk_norm else None
@@ -53,7 +54,7 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Attend from `x` [T, D] to the cache (see `cache_shape`); returns [T, D] and the cache with the new tokens."""
         query, key, value = (
-            project(x).reshape(x.shape[0], -1, self.head_size) for project in (self.query, self.key, self.value)
+            part.reshape(x.shape[0], -1, self.head_size) for part in self.parts.split(self.query_key_value(x))
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)

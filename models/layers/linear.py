@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, parameter
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, sharding
 
@@ -50,7 +50,7 @@ class Linear(nnx.Module):
         dtype: jnp.dtype,
         axes: tuple[str | None, str | None],
         options: ForwardOptions,
-        rows: Rows = AS_THEY_ARE,
+        rows: Rows | Merged = AS_THEY_ARE,
     ) -> None:
         out_axis, _ = axes
         self.weight = parameter((out_size, in_size), dtype, sharding(options.mesh, *axes), rows)

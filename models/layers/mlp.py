@@ -10,7 +10,9 @@ from flax import nnx
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.parameter import AS_THEY_ARE, merged
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import model_parallel
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -23,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class GatedMLP(nnx.Module):
-    """`down(activation(gate(x)) * up(x))`."""
+    """`down(activation(gate(x)) * up(x))`. Gate and up are one product, which compiles in less time than two."""
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
         if config.activation not in ACTIVATIONS:
@@ -32,10 +34,12 @@ class GatedMLP(nnx.Module):
         self.activation = config.activation
         wide, narrow = config.intermediate_size, config.hidden_size
         linear = partial(Linear, bias=config.mlp_bias, dtype=dtype, options=options)
-        self.gate = linear(narrow, wide, axes=("mlp", "hidden"))
-        self.up = linear(narrow, wide, axes=("mlp", "hidden"))
+        whole = (wide, AS_THEY_ARE)
+        self.parts = merged(model_parallel(options.mesh), {"gate": whole, "up": whole})
+        self.gate_up = linear(narrow, self.parts.size, axes=("mlp", "hidden"), rows=self.parts)
         self.down = linear(wide, narrow, axes=("hidden", "mlp"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map `x` [T, D] to [T, D]."""
-        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
+        gate, up = self.parts.split(self.gate_up(x))
+        return self.down(ACTIVATIONS[self.activation](gate) * up)

@@ -1,6 +1,6 @@
 """Parameters before they have values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -40,6 +40,50 @@ class Rows:
 AS_THEY_ARE = Rows()
 
 
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the checkpoint, named after a module `name` of its own, in a parameter that holds several.
+
+    Of every block of the parameter it has `size` rows from row `start` on.
+    """
+
+    name: str
+    start: int
+    size: int
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A parameter that holds several tensors of the checkpoint: for each of `blocks` devices its rows of all of them.
+
+    So a device computes the products with all of them as one, and splitting the result moves nothing between devices.
+    """
+
+    blocks: int
+    parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        """Rows of the parameter."""
+        return self.blocks * sum(part.size for part in self.parts)
+
+    def split(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """The columns [T, blocks * size] of every part from those of all, `x` [T, self.size]."""
+        blocks = x.reshape(len(x), self.blocks, -1)
+        return tuple(blocks[:, :, part.start : part.start + part.size].reshape(len(x), -1) for part in self.parts)
+
+
+def merged(blocks: int, parts: Mapping[str, tuple[int, Rows]]) -> Merged:
+    """From the rows of each part's parameter, were it one of its own, and what they are made of."""
+    placed: list[Part] = []
+    start = 0
+    for name, (total, rows) in parts.items():
+        placed.append(Part(name, start, total // blocks, rows))
+        start += total // blocks
+    return Merged(blocks, tuple(placed))
+
+
 def placeholder(shape: Sequence[int], dtype: jnp.dtype, sharding: NamedSharding | None = None) -> jax.Array:
     """A shape, a type and a place that stand where an array will be."""
     make = cast(Any, jax.ShapeDtypeStruct)
@@ -47,7 +91,7 @@ def placeholder(shape: Sequence[int], dtype: jnp.dtype, sharding: NamedSharding 
 
 
 def parameter(
-    shape: Sequence[int], dtype: jnp.dtype, sharding: NamedSharding | None = None, rows: Rows = AS_THEY_ARE
+    shape: Sequence[int], dtype: jnp.dtype, sharding: NamedSharding | None = None, rows: Rows | Merged = AS_THEY_ARE
 ) -> nnx.Param[jax.Array]:
     """A parameter without memory: models are built from placeholders, and loading gives them arrays."""
     return nnx.Param(placeholder(shape, dtype, sharding), rows=rows)

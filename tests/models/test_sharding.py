@@ -15,7 +15,9 @@ from jaxllm.models.sharding import make_mesh, padded_vocab, working_sizes
 from tests.models import small
 
 Kind = Literal["loop", "scan"]
-SPLIT = ("query", "key", "value", "output", "gate", "up", "down", "embedding", "head")
+SPLIT = ("query_key_value", "output", "gate_up", "down", "embedding", "head")
+PARTS = {"query_key_value": (16, 8, 8), "gate_up": (20, 20)}
+"""Rows of the checkpoint's tensors in a parameter that holds several."""
 
 
 def load(folder: Path, devices: int, stack: Kind, load_format: str = "auto") -> dict[str, jax.Array]:
@@ -29,19 +31,26 @@ def by_path(model: CausalLM) -> dict[str, Any]:
     return {".".join(map(str, path)): value.get_raw_value() for path, value in nnx.to_flat_state(nnx.split(model)[1])}
 
 
-def as_on_one(name: str, array: jax.Array, devices: int, wanted: tuple[int, ...]) -> np.ndarray:
-    """The array without repeated KV heads and without padding of the vocabulary."""
+def as_on_one(name: str, array: jax.Array, devices: int) -> np.ndarray:
+    """The array as it is on one device: no row of each device's part on its own, twice, or beyond the vocabulary."""
     values = np.asarray(array)
-    axis = 1 if "layers.all" in name else 0
-    if values.shape == wanted:
-        return values
-    if "key" in name or "value" in name:
-        heads = np.moveaxis(values, axis, 0).reshape(devices, small.MODEL.head_size, *np.delete(values.shape, axis))
-        once = heads[:: devices // small.MODEL.num_kv_heads]
-        assert all((heads[i] == once[i * small.MODEL.num_kv_heads // devices]).all() for i in range(devices))
-        return np.moveaxis(once.reshape(-1, *heads.shape[2:]), 0, axis)
-    assert not values[wanted[0] :].any(), "padding is zero"
-    return values[: wanted[0]]
+    module = name.split(".")[-2]
+    if module in PARTS:
+        axis = 1 if "layers.all" in name else 0
+        blocks = np.stack(np.split(values, devices, axis))
+        sizes = [max(size // devices, small.MODEL.head_size) for size in PARTS[module]]
+        assert sum(sizes) == blocks.shape[axis + 1]
+        parts = np.split(blocks, np.cumsum(sizes)[:-1], axis + 1)
+        repeated = [size * devices // total for size, total in zip(sizes, PARTS[module], strict=True)]
+        for part, times in zip(parts, repeated, strict=True):
+            np.testing.assert_array_equal(part[::times].repeat(times, 0), part)
+        return np.concatenate(
+            [block for part, times in zip(parts, repeated, strict=True) for block in part[::times]], axis
+        )
+    if module in ("embedding", "head"):
+        assert not values[small.MODEL.vocab_size :].any(), "padding is zero"
+        return values[: small.MODEL.vocab_size]
+    return values
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
@@ -52,7 +61,7 @@ def test_every_value_arrives_at_its_device(tmp_path: Path, devices: int, stack: 
     one, many = (load(tmp_path, count, stack, load_format) for count in (1, devices))
     assert one.keys() == many.keys()
     for name, array in many.items():
-        np.testing.assert_array_equal(as_on_one(name, array, devices, one[name].shape), np.asarray(one[name]), name)
+        np.testing.assert_array_equal(as_on_one(name, array, devices), np.asarray(one[name]), name)
         assert len(array.sharding.device_set) == devices
         parts = {shard.data.size for shard in array.addressable_shards}
         is_split = any(part in name.split(".") for part in SPLIT) and name.endswith("weight")

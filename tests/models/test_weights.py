@@ -37,16 +37,18 @@ def test_every_tensor_arrives(tmp_path: Path, shards: int) -> None:
     folder = small.save(tmp_path) if shards == 1 else small.save_sharded(tmp_path, shards)
     values = small.tensors()
     loop, scan = parameters(load(folder)), parameters(load(folder, "scan"))
-    assert len(loop) == len(values)
-    for ours, theirs in {
-        "query": "self_attn.q_proj",
-        "value": "self_attn.v_proj",
-        "output": "self_attn.o_proj",
-    }.items():
+    merged = {
+        "attention.query_key_value": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "attention.output": ["self_attn.o_proj"],
+        "mlp.gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "mlp.down": ["mlp.down_proj"],
+    }
+    for ours, theirs in merged.items():
         for layer in range(2):
-            wanted = values[f"model.layers.{layer}.{theirs}.weight"]
-            np.testing.assert_array_equal(loop[f"layers.each.{layer}.attention.{ours}.weight"], wanted)
-            np.testing.assert_array_equal(scan[f"layers.all.attention.{ours}.weight"][layer], wanted)
+            wanted = np.concatenate([values[f"model.layers.{layer}.{name}.weight"] for name in theirs])
+            np.testing.assert_array_equal(loop[f"layers.each.{layer}.{ours}.weight"], wanted)
+            np.testing.assert_array_equal(scan[f"layers.all.{ours}.weight"][layer], wanted)
+    assert sum(array.size for array in loop.values()) == sum(value.size for value in values.values())
     np.testing.assert_array_equal(loop["head.weight"], values["lm_head.weight"])
     np.testing.assert_array_equal(scan["embedding.weight"], values["model.embed_tokens.weight"])
 
