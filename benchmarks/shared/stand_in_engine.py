@@ -19,9 +19,8 @@ from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress
 from jaxllm.serving.engine_process.__main__ import main
-from jaxllm.serving.engine_process.loop import Inbox
+from jaxllm.serving.engine_process.clients import Client, Clients, Inbox
 from jaxllm.serving.engine_process.messages import Abort, Add, Finish, Ping, Pong, Reply, ResetPrefixCache, ToEngine
-from jaxllm.serving.engine_process.outbox import Outbox
 from jaxllm.stats import StepStats
 
 MAX_MODEL_LEN = 10_000_000
@@ -44,7 +43,7 @@ class StandIn:
     def close(self) -> None:
         """Nothing to give back."""
 
-    def run(self, inbox: Inbox, outbox: Outbox) -> None:
+    def run(self, inbox: Inbox, clients: Clients) -> None:
         """Step at the pace that is asked for, until the client is gone."""
         seconds = float(os.environ.get(STEP_MS, "5")) / 1e3
         due = time.perf_counter()
@@ -53,16 +52,17 @@ class StandIn:
             while True:
                 try:
                     wait = due - time.perf_counter()
-                    message = inbox.get(timeout=wait) if wait > 0 else inbox.get_nowait()
+                    arrived = inbox.get(timeout=wait) if wait > 0 else inbox.get_nowait()
                 except Empty:
                     break
-                if message is None:
+                if arrived is None:
                     return
-                self._obey(message, outbox)
+                clients.notice(*arrived)
+                self._obey(*arrived)
             if self._left:
-                outbox.put_outputs(*self._advance(seconds))
+                clients.put_outputs(*self._advance(seconds))
 
-    def _obey(self, message: ToEngine, outbox: Outbox) -> None:
+    def _obey(self, client: Client, message: ToEngine) -> None:
         match message:
             case Add():
                 for name, params in message.sequences:
@@ -74,9 +74,9 @@ class StandIn:
                 for name, _ in stopped:
                     self._left.pop(name, None)
             case Ping():
-                outbox.put(Pong())
+                client.outbox.put(Pong())
             case ResetPrefixCache(number):
-                outbox.put(Reply(number, result=True))
+                client.outbox.put(Reply(number, result=True))
 
     def _advance(self, seconds: float) -> tuple[list[EngineOutput], StepStats]:
         """One token for each request."""

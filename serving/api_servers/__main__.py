@@ -8,36 +8,35 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.serving.api_servers.board import Board
-from jaxllm.serving.api_servers.order import Attach, GaveUp, Listening, Order, receive, send
+from jaxllm.serving.api_servers.order import Attach, EngineEnded, GaveUp, Listening, Order, receive, send
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.server import Place, on_fast_loop, serve_at
 
 
 class SharedEngine:
-    """The engine behind the supervisor, in the place of a process of our own (see `EngineProcess`)."""
+    """The engine of the supervisor, in the place of a process of our own (see `EngineProcess`)."""
 
-    def __init__(self, channel: socket.socket, folder: str, on_exit: Callable[[str], None]) -> None:
-        """The supervisor is asked to connect to the sockets in `folder`."""
-        self._on_exit = on_exit
-        self._ended = False
+    def __init__(self, channel: socket.socket, end: "Future[str]", folder: str, on_exit: Callable[[str], None]) -> None:
+        """The supervisor has the engine connect to the sockets in `folder`; `end` tells why the engine has ended."""
+        self._end = end
         send(channel, Attach(folder))
+        end.add_done_callback(lambda reason: on_exit(reason.result()))
 
     @property
     def pid(self) -> int:
-        """Process id of the supervisor, through which the engine is reached."""
+        """Process id of the supervisor, whose the engine is."""
         return os.getppid()
 
     def end(self, *, at_once: bool = False) -> None:
         """Leave it: the engine ends with the supervisor. May be called again."""
         del at_once
-        if not self._ended:
-            self._ended = True
-            self._on_exit("left")
+        _settle(self._end, "left")
 
     def kill(self) -> None:
         """Leave it at once."""
@@ -48,10 +47,11 @@ def main() -> int:
     """Answer HTTP as ordered."""
     channel = socket.socket(fileno=0)
     order: Order = receive(channel, Order)
-    threading.Thread(target=_end_with, args=(channel,), name="supervisor-watch", daemon=True).start()
+    engine_end: Future[str] = Future()
+    threading.Thread(target=_watch, args=(channel, engine_end), name="supervisor-watch", daemon=True).start()
     options = order.options
     place = Place(
-        launch=partial(SharedEngine, channel),
+        launch=partial(SharedEngine, channel, engine_end),
         board=Board(order.board, order.index, order.count),
         on_listening=partial(send, channel, Listening()),
     )
@@ -65,10 +65,17 @@ def main() -> int:
         return 1
 
 
-def _end_with(channel: socket.socket) -> None:
-    """End when the supervisor is gone, however it went."""
-    receive(channel, Order)
+def _watch(channel: socket.socket, engine_end: "Future[str]") -> None:
+    """Hear of the end of the engine, and end when the supervisor is gone, however it went."""
+    while (ended := receive(channel, EngineEnded)) is not None:
+        _settle(engine_end, ended.reason)
     os._exit(1)
+
+
+def _settle(future: "Future[str]", result: str) -> None:
+    """Set the result, unless there is one."""
+    with suppress(InvalidStateError):
+        future.set_result(result)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the supervisor and an API server process say to each other beside the engine's messages.
 
-Over a pair of sockets, of which the worker's is its standard input: first the order, then lines from the worker. The
-pair lives as long as both do.
+Over a pair of sockets, of which the worker's is its standard input: first the order, then lines from the worker, and
+to it, if it comes to that, that the engine has ended. The pair lives as long as both do.
 """
 
 import socket
@@ -30,8 +30,14 @@ class Order(msgspec.Struct, kw_only=True):
     options: ServerOptions
 
 
+class EngineEnded(msgspec.Struct):
+    """The engine process is gone, and what can be said of that."""
+
+    reason: str
+
+
 class Attach(msgspec.Struct, tag=True):
-    """The worker's sockets for the engine's messages lie in this folder."""
+    """The worker's sockets for the engine lie in this folder."""
 
     folder: str
 

@@ -1,8 +1,8 @@
 """`jaxllm serve --api-server-count N`: one engine, N processes that answer HTTP, and this one, which holds them.
 
-It reads and writes no text: it has the listening socket, which all share, and the engine, and passes messages on
-(`relay`). A signal that asks to end goes to all. A process that ends unasked takes everything with it: whoever started
-the server starts it again, from a state that is known.
+It reads and writes no text: it has the listening socket, which all share, and the engine, which it tells to serve
+each of them. A signal that asks to end goes to all. A process that ends unasked takes everything with it: whoever
+started the server starts it again, from a state that is known.
 """
 
 import asyncio
@@ -15,22 +15,25 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
 from jaxllm.progress import Progress
-from jaxllm.serving.api_servers.board import make_file
-from jaxllm.serving.api_servers.order import Attach, GaveUp, Line, Listening, Order
-from jaxllm.serving.api_servers.relay import Relay
+from jaxllm.serving.api_servers.board import Board, make_file
+from jaxllm.serving.api_servers.order import Attach, EngineEnded, GaveUp, Line, Listening, Order
 from jaxllm.serving.api_servers.worker import Worker
 from jaxllm.serving.clients.connection import EngineConnection, Launch
+from jaxllm.serving.engine_process import messages as engine_messages
+from jaxllm.serving.engine_process.messages import FromEngine, Outputs
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.logs import ThroughputLog, banner
 from jaxllm.serving.measurements import Measurements
 from jaxllm.serving.options import ServerOptions
 from jaxllm.serving.signals import Signals, before, cancel
-from jaxllm.stats import StepStats
 
 _log = logging.getLogger(__name__)
 
 # What a process gets beyond --shutdown-timeout before it is killed.
 _GRACE_SECONDS = 15.0
+_COUNT_SECONDS = 1.0
+# Of the board, for whom every process is another one.
+_NO_SLOT = -1
 
 
 async def supervise(
@@ -52,14 +55,15 @@ async def supervise(
 
 
 class ApiServers:
-    """The engine, its relay and the processes."""
+    """The engine and the processes."""
 
     def __init__(self, config: EngineConfig, options: ServerOptions, launch: Launch) -> None:
         self._config, self._options = config, options
         self._loop = asyncio.get_running_loop()
         self._throughput = ThroughputLog()
-        self._relay = Relay(self._forward, self._observe)
-        self._engine = EngineConnection(self._relay.on_message, self._engine_ended, launch)
+        self._engine = EngineConnection(self._hear, self._engine_ended, launch)
+        self._ready = False
+        self._folders: list[str] = []
         self._workers: list[Worker] = []
         self._running = 0
         self._listening = 0
@@ -81,11 +85,13 @@ class ApiServers:
         starting.result()
         urls = listener.urls(self._options.root_path)
         _log.info("%s", banner(self._engine.info, urls, time.monotonic() - started))
-        reporting = None if self._options.disable_log_stats else asyncio.create_task(self._throughput.run())
+        reporting: list[asyncio.Task[None]] = []
+        if not self._options.disable_log_stats:
+            reporting = [asyncio.create_task(self._throughput.run()), asyncio.create_task(self._count(board))]
         if await before(signals.first, self._failed):
             self._failed.result()
-        if reporting is not None:
-            await cancel(reporting)
+        for task in reporting:
+            await cancel(task)
         _log.info("shutting down %d API servers", len(self._workers))
         await self._end_workers(signals)
         return signals.exit_code
@@ -124,10 +130,28 @@ class ApiServers:
         if self._failed.done():
             loading.add_done_callback(lambda done: done.exception())
             self._failed.result()
-        self._relay.ready(loading.result())
+        loading.result()
+        self._ready = True
+        for folder in self._folders:
+            self._engine.send(engine_messages.Attach(folder))
         if not await before(self._all_listen, self._failed):
             return
         self._failed.result()
+
+    async def _count(self, handle: int) -> None:
+        """Let the log know of the tokens that the processes have counted."""
+        names = ("prompt_tokens", "generation_tokens")
+        board = Board(handle, _NO_SLOT, self._options.api_server_count)
+        known = [0, 0]
+        while True:
+            await asyncio.sleep(_COUNT_SECONDS)
+            posted = board.others()
+            counts = [sum(each.measured.counters[name] for each in posted) for name in names]
+            if counts != known:
+                prompt, generated = (count - before for count, before in zip(counts, known, strict=True))
+                new = Measurements(prompt_tokens=prompt, generation_tokens=generated)
+                self._throughput.observe(None, new)
+                known = counts
 
     async def _end_workers(self, signals: Signals) -> None:
         """Let all processes finish what runs; a second signal has them killed."""
@@ -142,7 +166,6 @@ class ApiServers:
         """End whatever still runs."""
         self._ending = True
         self._signal(signal.SIGKILL)
-        self._relay.close()
         self._engine.close()
         if not self._failed.cancel():
             # Whatever failed meanwhile is not why it ends.
@@ -160,7 +183,9 @@ class ApiServers:
     def _take(self, line: Line) -> None:
         match line:
             case Attach(folder):
-                self._relay.attach(folder)
+                self._folders.append(folder)
+                if self._ready:
+                    self._engine.send(engine_messages.Attach(folder))
             case Listening():
                 self._listening += 1
                 if self._listening == len(self._workers):
@@ -182,10 +207,11 @@ class ApiServers:
     def _engine_ended(self, error: EngineError) -> None:
         """In the listening thread. The processes go on and say so, as one alone does, until told to end."""
         _log.error("%s; requests are refused with status 503", error)
-        self._relay.on_end(error)
+        ended = EngineEnded(self._engine.exit_reason or str(error))
+        for worker in self._workers:
+            worker.tell(ended)
 
-    def _forward(self, message: Any) -> None:
-        self._engine.send(message)
-
-    def _observe(self, stats: StepStats | None, num_tokens: int) -> None:
-        self._call(self._throughput.observe, stats, Measurements(generation_tokens=num_tokens))
+    def _hear(self, message: FromEngine) -> None:
+        """In the listening thread. Whatever is of requests goes to the processes; here comes the state after a step."""
+        if isinstance(message, Outputs) and not self._options.disable_log_stats:
+            self._call(self._throughput.observe, message.stats, None)

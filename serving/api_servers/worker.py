@@ -6,9 +6,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from jaxllm.serving.api_servers import order
-from jaxllm.serving.api_servers.order import Order
+from jaxllm.serving.api_servers.order import EngineEnded, Order
 from jaxllm.serving.clients.process import describe_exit, environment
 
 MODULE = "jaxllm.serving.api_servers"
@@ -41,6 +42,11 @@ class Worker:
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
         self._child.send_signal(number)
+
+    def tell(self, ended: EngineEnded) -> None:
+        """Tell it that the engine has ended."""
+        with suppress(OSError):
+            order.send(self._channel, ended)
 
     def _listen(self) -> None:
         for line in order.lines(self._channel):

@@ -109,6 +109,11 @@ class EngineConnection:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def exit_reason(self) -> str:
+        """What can be said of the end of the process; empty while it runs."""
+        return self._exit
+
     def send(self, message: ToEngine) -> None:
         """Send a message. It is lost if the process has ended, which `on_end` says or has said."""
         with self._sending:

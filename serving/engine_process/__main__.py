@@ -16,18 +16,13 @@ from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import zmq
-
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress
 from jaxllm.serving.engine_process import loop
-from jaxllm.serving.engine_process.loop import Inbox
-from jaxllm.serving.engine_process.messages import Configure, Failed, Loading, Ready, Release
-from jaxllm.serving.engine_process.outbox import Outbox
-from jaxllm.serving.engine_process.sockets import Sockets
-from jaxllm.serving.engine_process.wire import Encoder
+from jaxllm.serving.engine_process.clients import Client, Clients, Inbox
+from jaxllm.serving.engine_process.messages import Configure, Failed, Loading, Ready
 
 if TYPE_CHECKING:
     from jaxllm.engine import Engine
@@ -54,50 +49,57 @@ Kind = TypeVar("Kind", bound=Served)
 
 
 def main(
-    folder: str, load: Callable[[EngineConfig, Progress], Kind], run: Callable[[Kind, Inbox, Outbox], None]
+    folder: str, load: Callable[[EngineConfig, Progress], Kind], run: Callable[[Kind, Inbox, Clients], None]
 ) -> int:
-    """Serve the client behind the sockets until it is gone: `load` an engine, and let it `run`."""
+    """Serve the client behind the sockets, and those it tells of, until it is gone: `load` an engine and `run` it."""
     # Ctrl-C and SIGTERM, which reach a whole group of processes, are the client's to obey: it may still drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     inbox: Inbox = Inbox()
-    outbox = Outbox()
     _start(_watch_client, inbox, folder)
-    sockets = Sockets(folder)
-    _start(_send, sockets.output, outbox)
-    configure = sockets.greet()
+    client = Client(folder)
+    configure = client.connect()
     _configure_logging(configure)
     try:
-        _serve(configure, sockets, inbox, outbox, load, run)
+        engine = _load(configure.config, client, load)
     except (ConfigError, CapacityError) as error:
-        outbox.put(Failed(type(error).__name__, str(error)))
+        client.outbox.put(Failed(type(error).__name__, str(error)))
     except Exception as error:
         logger.exception("the engine failed")
-        outbox.put(Failed("EngineError", f"{type(error).__name__}: {error}"))
+        client.outbox.put(_failed(error))
     else:
-        return 0
+        if _serve(engine, client, inbox, run):
+            return 0
     _wait_for_end(inbox)
     return 1
 
 
-def _serve(
-    configure: Configure,
-    sockets: Sockets,
-    inbox: Inbox,
-    outbox: Outbox,
-    load: Callable[[EngineConfig, Progress], Kind],
-    run: Callable[[Kind, Inbox, Outbox], None],
-) -> None:
+def _load(config: EngineConfig, client: Client, load: Callable[[EngineConfig, Progress], Kind]) -> Kind:
     def report(stage: str, done: int, total: int) -> None:
-        outbox.put(Loading(stage, done, total))
+        client.outbox.put(Loading(stage, done, total))
 
-    engine = load(configure.config, report)
+    engine = load(config, report)
+    client.outbox.put(Ready(engine.info))
+    return engine
+
+
+def _serve(engine: Kind, client: Client, inbox: Inbox, run: Callable[[Kind, Inbox, Clients], None]) -> bool:
+    """Run the engine until the client is gone; False, and all are told why, when it fails."""
+    clients = Clients(client, inbox, engine.info)
+    _start(client.listen, inbox)
     try:
-        outbox.put(Ready(engine.info))
-        _start(_receive, sockets, inbox, outbox)
-        run(engine, inbox, outbox)
+        run(engine, inbox, clients)
+    except Exception as error:
+        logger.exception("the engine failed")
+        clients.fail(_failed(error))
+        return False
     finally:
         engine.close()
+    return True
+
+
+def _failed(error: Exception) -> Failed:
+    return Failed("EngineError", f"{type(error).__name__}: {error}")
 
 
 def _load_engine(config: EngineConfig, report: Progress) -> "Engine | PoolingEngine":
@@ -115,22 +117,6 @@ def _wait_for_end(inbox: Inbox) -> None:
 
 def _start(function: Any, *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, name=function.__name__.strip("_"), daemon=True).start()
-
-
-def _receive(sockets: Sockets, inbox: Inbox, outbox: Outbox) -> None:
-    """The input thread: decodes while the device computes."""
-    while True:
-        inbox.put(sockets.receive())
-        if sockets.decoder.opened:
-            outbox.put(Release(sockets.decoder.opened))
-            sockets.decoder.opened = []
-
-
-def _send(socket: "zmq.Socket[bytes]", outbox: Outbox) -> None:
-    """The output thread: encodes while the device computes."""
-    encoder = Encoder()
-    for message in iter(outbox.take, None):
-        socket.send_multipart(encoder.encode(message), copy=False)
 
 
 def _watch_client(inbox: Inbox, folder: str) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 from jaxllm.engine import Engine
 from jaxllm.errors import RequestError
@@ -10,9 +10,11 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.request import Request
+from jaxllm.serving.engine_process.clients import Client, Clients, Inbox
 from jaxllm.serving.engine_process.messages import (
     Abort,
     Add,
+    Attach,
     Configure,
     Finish,
     Ping,
@@ -22,34 +24,32 @@ from jaxllm.serving.engine_process.messages import (
     ResetPrefixCache,
     ToEngine,
 )
-from jaxllm.serving.engine_process.outbox import Outbox
 from jaxllm.serving.garbage import settle
 
 logger = logging.getLogger(__name__)
 
 AnyEngine = Engine | PoolingEngine
 
-Inbox = SimpleQueue[ToEngine | None]
-"""Messages to the engine; None: the client is gone."""
 
-
-def run(engine: AnyEngine, inbox: Inbox, outbox: Outbox) -> None:
+def run(engine: AnyEngine, inbox: Inbox, clients: Clients) -> None:
     """Step while there is work, sleep while there is none, and return when the client is gone.
 
     Messages are taken between steps, so that an abort counts before the step after the running one is scheduled.
     """
     settle()
     while True:
-        for message in _arrived(inbox, wait=not engine.has_unfinished_requests()):
-            if message is None:
+        for arrived in _arrived(inbox, wait=not engine.has_unfinished_requests()):
+            if arrived is None:
                 return
-            _obey(message, engine, outbox)
+            client, message = arrived
+            clients.notice(client, message)
+            _obey(message, engine, client, clients)
         if engine.has_unfinished_requests():
             outputs = engine.step()
-            outbox.put_outputs(outputs, engine.stats())
+            clients.put_outputs(outputs, engine.stats())
 
 
-def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[ToEngine | None]:
+def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[tuple[Client, ToEngine] | None]:
     """The messages that are here; with `wait`, at least one."""
     if wait:
         yield inbox.get()
@@ -60,27 +60,29 @@ def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[ToEngine | None]:
             return
 
 
-def _obey(message: ToEngine, engine: AnyEngine, outbox: Outbox) -> None:
+def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients) -> None:
     match message:
         case Add():
             for request in message.requests():
-                _add(request, engine, outbox)
+                _add(request, engine, clients)
         case Pool():
-            _add(message.request(), engine, outbox)
+            _add(message.request(), engine, clients)
         case Abort(request_ids):
             engine.abort_request(request_ids)
         case Finish(stopped):
             for request_id, stop in stopped:
                 engine.finish_request(request_id, stop)
         case Ping():
-            outbox.put(Pong())
+            client.outbox.put(Pong())
         case ResetPrefixCache(number):
-            outbox.put(Reply(number, engine.reset_prefix_cache()))
+            client.outbox.put(Reply(number, engine.reset_prefix_cache()))
+        case Attach():
+            pass  # It is about clients alone.
         case Configure():
             raise AssertionError("the engine is configured once, before the loop")
 
 
-def _add(request: Request | PoolingRequest, engine: AnyEngine, outbox: Outbox) -> None:
+def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients) -> None:
     try:
         # The client knows from the engine's info which kind of request it takes.
         engine.add_request(request)  # type: ignore[arg-type]
@@ -90,4 +92,4 @@ def _add(request: Request | PoolingRequest, engine: AnyEngine, outbox: Outbox) -
         refused = EngineOutput(
             request.request_id, [], finish_reason="abort", refusal=str(error), refused_parameter=error.parameter
         )
-        outbox.put_outputs([refused], None)
+        clients.put_outputs([refused], None)

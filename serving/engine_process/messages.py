@@ -27,6 +27,12 @@ class Configure(msgspec.Struct, tag=True):
     json_logs: bool = False
 
 
+class Attach(msgspec.Struct, tag=True):
+    """Serve one more client, whose sockets lie in this folder."""
+
+    folder: str
+
+
 class Loading(msgspec.Struct, tag=True):
     """How far loading has come; see `jaxllm.progress`."""
 
@@ -150,7 +156,7 @@ class Outputs(msgspec.Struct, tag=True):
     stats: StepStats | None
 
 
-ToEngine = Configure | Add | Pool | Abort | Finish | Ping | ResetPrefixCache
+ToEngine = Configure | Attach | Add | Pool | Abort | Finish | Ping | ResetPrefixCache
 """What a client sends."""
 
 FromEngine = Hello | Loading | Ready | Failed | Outputs | Pong | Reply | Release
