@@ -52,7 +52,6 @@ def tpu_paged_attention(
         batch.query_start,
         prepared.order,
     )
-    heads = _per_head(dims, alibi_slopes, sinks)
     rows = pack_q(q, dims)
     if interpret is False:
         # XLA would put it into VMEM, from where a copy is no DMA: the core would do it itself.
@@ -64,22 +63,39 @@ def tpu_paged_attention(
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
     options = Options(dims, blocks, *common)
+    per_head = _per_head(dims, alibi_slopes, sinks)
+    heads = _along_sublanes(per_head, dims)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, options, interpret)
     if q.shape[0] > 1:
         blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
         options = Options(dims, blocks, *common)
+        heads = _along_lanes(per_head, dims)
         rows, cache = prefill(scalars, prepared.table, new, heads, rows, cache, options, interpret)
     return unpack_q(rows, dims), cache.reshape(kv_cache.shape)
 
 
-def _per_head(dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array:
-    """Slopes and sinks as float32 [2, K, rows, 128]: a whole number of groups that fills whole tiles."""
+def _per_head(dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array | None:
+    """Slopes and sinks as float32 [2, K, group rows]; nothing where there are none."""
     if slopes is None and sinks is None:
-        return jnp.zeros((2, 1, 8, LANES), jnp.float32)
-    rows = math.lcm(dims.group_rows, 8)
+        return None
     zero = np.zeros(dims.num_kv_heads * dims.group, np.float32)
     both = jnp.stack([jnp.asarray(zero if x is None else x, jnp.float32) for x in (slopes, sinks)])
     both = both.reshape(2, dims.num_kv_heads, dims.group)
-    both = jnp.pad(both, ((0, 0), (0, 0), (0, dims.group_rows - dims.group)))
-    both = jnp.tile(both, (1, 1, rows // dims.group_rows))
+    return jnp.pad(both, ((0, 0), (0, 0), (0, dims.group_rows - dims.group)))
+
+
+def _along_sublanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
+    """[2, K, rows, 128]: a whole number of groups that fills whole tiles."""
+    if per_head is None:
+        return jnp.zeros((2, 1, 8, LANES), jnp.float32)
+    rows = math.lcm(dims.group_rows, 8)
+    both = jnp.tile(per_head, (1, 1, rows // dims.group_rows))
     return jnp.broadcast_to(both[..., None], (*both.shape, LANES))
+
+
+def _along_lanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
+    """[2, K, 1, lanes]: a whole number of groups that fills whole tiles."""
+    if per_head is None:
+        return jnp.zeros((2, 1, 1, LANES), jnp.float32)
+    lanes = math.lcm(dims.group_rows, LANES)
+    return jnp.tile(per_head, (1, 1, lanes // dims.group_rows))[:, :, None]

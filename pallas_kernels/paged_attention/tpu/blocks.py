@@ -67,7 +67,7 @@ def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
     # Queries twice and results, a maximum, a sum and the weighted values, in all heads.
     per_query = dims.num_kv_heads * dims.group_rows * LANES * (2 * dims.folds * 4 + 8 + 4 * dims.folds)
     queries = _power_of_two(chip.vmem_bytes // 4 // per_query, 8, 512)
-    return Blocks(keys, chunk=512, slots=2, queries=queries, heads=1)
+    return Blocks(keys, chunk=512, slots=2, queries=queries, heads=2)
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
@@ -81,11 +81,17 @@ def _fit(blocks: Blocks, dims: Dims, tokens: int, chip: Target) -> Blocks:
     if math.lcm(dims.page_size, chunk) > blocks.keys:
         chunk = LANES
     unit = math.lcm(dims.page_size, chunk)
-    queries = min(blocks.queries, -(-tokens // 8) * 8)
+    queries = whole_queries(min(blocks.queries, tokens), dims)
     keys, slots = -(-blocks.keys // unit) * unit, blocks.slots
     while slots > 2 and slots * keys * dims.token_bytes > chip.vmem_bytes // 2:
         slots //= 2
     return Blocks(keys, chunk, slots, queries, blocks.heads)
+
+
+def whole_queries(queries: int, dims: Dims) -> int:
+    """Tokens of a block of queries, rounded up so that the rows of a KV head are whole registers of lanes."""
+    unit = max(8, LANES // math.gcd(dims.group_rows, LANES))
+    return -(-queries // unit) * unit
 
 
 def vmem_bytes(blocks: Blocks, dims: Dims) -> int:

@@ -20,10 +20,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     MASKED,
     Options,
     Ref,
-    Running,
     Scalars,
-    absorb,
-    attended,
     cdiv,
     compiler_params,
     div,
@@ -39,6 +36,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     store_queries,
     window_begin,
 )
+from jaxllm.pallas_kernels.paged_attention.tpu.decode_softmax import Running, absorb, attended
 
 ROW, BLOCK, STEP = 0, 1, 2
 """Where the producer is: entries of its state in SMEM."""

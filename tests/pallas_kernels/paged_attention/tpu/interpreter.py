@@ -13,6 +13,7 @@ from jaxllm.pallas_kernels.paged_attention import api
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import whole_queries
 from jaxllm.pallas_kernels.paged_attention.tpu.cache import from_canonical, to_canonical
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
@@ -31,6 +32,8 @@ def interpret(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, decode: Blocks = DECODE, prefill: Blocks = PREFILL
 ) -> tuple[jax.Array, jax.Array]:
     """Result and canonical cache of a case; fails where a race was found."""
+    dims = dims_of(inputs.case)
+    prefill = replace(prefill, queries=whole_queries(prefill.queries, dims))
     function = partial(
         tpu_paged_attention,
         decode_blocks=replace(decode, keys=max(decode.keys, inputs.case.page_size)),
@@ -38,7 +41,6 @@ def interpret(
         interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
     )
     monkeypatch.setitem(api.IMPLEMENTATIONS, "tpu", function)
-    dims = dims_of(inputs.case)
 
     def run(inputs: Inputs, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
         packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, dims))
