@@ -6,6 +6,7 @@ step's own keys and values come from its arrays and go from VMEM to their pages,
 computed.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -116,30 +117,49 @@ class _Prefill:
         def seen(index: Any) -> Any:
             return (index < end - first) & (index >= begin - first)
 
-        def scored(index: Any, *, masked: bool) -> Scored:
+        def scored(index: Any, masked: bool) -> Scored:
             keys, values = load_head(self.memory.kv, slot, index, start, seen if masked else None, options)
             queries = load_queries(self.memory.q, place, index, options).astype(options.dims.compute_dtype)
             scores = self.biased(scores_of(keys, queries, options), first - span.begin, index)
             return self.visible(scores, first - span.begin, window) if masked else scores, values
 
-        def heads(masked: bool) -> None:
+        def halves(index: Any) -> list[Scored]:
+            """As `scored` on the diagonal, where half of the queries see none of half the keys."""
+            keys, values = load_head(self.memory.kv, slot, index, start, seen, options)
+            queries = load_queries(self.memory.q, place, index, options).astype(options.dims.compute_dtype)
+            middle, parts = size // 2, []
+            for key in (0, middle):
+                scores = scores_of(keys[key : key + middle], queries[key * options.dims.group_rows :], options)
+                scores = self.biased(scores, jnp.int32(0), index)
+                scores = self.visible(scores, jnp.int32(0), window, near=middle * options.dims.group_rows)
+                parts.append((scores, values[key : key + middle]))
+            return parts
+
+        def heads(scored: Callable[[Any], list[Scored]]) -> None:
             together = options.heads_together
 
             def some(number: Any, _: None) -> None:
                 index = number * together
-                absorb(run, index, fresh, real, [scored(index + i, masked=masked) for i in range(together)], options)
+                absorb(run, index, fresh, real, [scored(index + i) for i in range(together)], options)
 
             lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
 
-        pl.when(masked)(lambda: heads(True))
-        pl.when(jnp.logical_not(masked))(lambda: heads(False))
+        pl.when(jnp.logical_not(masked))(lambda: heads(lambda index: [scored(index, masked=False)]))
+        if size == options.blocks.queries and size % 256 == 0 and not options.has_window:
+            diagonal = first == span.begin
+            pl.when(diagonal)(lambda: heads(halves))
+            masked &= jnp.logical_not(diagonal)
+        pl.when(masked)(lambda: heads(lambda index: [scored(index, masked=True)]))
         settle(run, real, lambda index: scored(index, masked=True), options)
 
-    def visible(self, scores: jax.Array, offset: Any, window: Any) -> jax.Array:
-        """Scores [chunk, rows] with those of invisible keys masked; `offset`: the first key less the first query.
+    def visible(self, scores: jax.Array, offset: Any, window: Any, near: int | None = None) -> jax.Array:
+        """Scores [keys, rows] with those of invisible keys masked; `offset`: the first key less the first query.
 
-        Row m is of query m // group: instead of dividing, positions of keys are multiplied with the group.
+        Row m is of query m // group: instead of dividing, positions of keys are multiplied with the group. Rows from
+        `near` on are taken to see all.
         """
+        if near is not None and near < scores.shape[1]:
+            return jnp.concatenate([self.visible(scores[:, :near], offset, window), scores[:, near:]], axis=1)
         group = self.options.dims.group_rows
         key = lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0) + offset
         row = lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1)
@@ -155,21 +175,20 @@ class _Prefill:
         row = lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1).astype(jnp.float32)
         query = jnp.floor((row + 0.5) * (1.0 / self.options.dims.group_rows))
         key = (lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0) + offset).astype(jnp.float32)
-        return scores + self.per_row(0, head) * LOG2_E * (key - query)
+        return scores + self.per_row(0, head, scores.shape[1]) * LOG2_E * (key - query)
 
-    def per_row(self, which: int, head: Any) -> jax.Array:
-        """Slopes (0) or sinks (1) of a KV head for all rows: [1, queries * group rows]."""
+    def per_row(self, which: int, head: Any, rows: int) -> jax.Array:
+        """Slopes (0) or sinks (1) of a KV head for `rows` rows: [1, rows]."""
         pattern = self.memory.heads[which, head]
-        rows = self.options.blocks.queries * self.options.dims.group_rows
         return jnp.concatenate([pattern] * (rows // pattern.shape[1]), axis=1)
 
     def finish(self, place: Any) -> None:
         """Put the results of a block of queries into the place of the queries."""
-        options = self.options
+        options, run = self.options, self.memory.run
 
         def head(index: Any, _: None) -> None:
-            sink = self.per_row(1, index) if options.has_sinks else None
-            result = attended(self.memory.run, index, self.scalars.factors[1], sink)
+            sink = self.per_row(1, index, run.total.shape[2]) if options.has_sinks else None
+            result = attended(run, index, self.scalars.factors[1], sink)
             store_queries(self.memory.q, place, index, result.astype(options.dims.q_dtype).T, options)
 
         lax.fori_loop(0, options.dims.num_kv_heads, head, None)

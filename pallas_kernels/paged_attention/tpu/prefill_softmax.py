@@ -47,22 +47,24 @@ class Running(NamedTuple):
 
 
 Scored = tuple[jax.Array, jax.Array]
-"""Scores times log2(e) [chunk, rows], float32, and values [chunk, F * 128] of one KV head."""
+"""Scores times log2(e) [keys, rows], float32, and values [keys, F * 128] of one KV head."""
 
 
-def absorb(run: Running, first: Any, fresh: Any, real: Any, chunk: list[Scored], options: Options) -> None:
+def absorb(run: Running, first: Any, fresh: Any, real: Any, chunk: list[list[Scored]], options: Options) -> None:
     """Take one chunk of keys into the softmax of the heads from `first` on; rows from `real` on are padding.
 
-    Where `fresh` they begin anew. All is read before anything is written, so that the compiler may compute the heads at
-    the same time.
+    The chunk of a head is cut into parts, of which each is scored for the last rows or for all. Where `fresh` heads
+    begin anew. All is read before anything is written, so that the compiler may compute the heads at the same time.
     """
     after = []
-    for index, (scores, values) in enumerate(chunk):
+    for index, parts in enumerate(chunk):
         maximum, total, weighted = (
             jnp.where(fresh, 0.0, state[first + index]) for state in (run.maximum, run.total, run.weighted)
         )
-        sums, products = _weigh(scores, maximum, values, options)
-        after.append((maximum, total + sums, weighted + products))
+        for scores, values in parts:
+            sums, products = _weigh(scores, maximum[:, -scores.shape[1] :], values, options)
+            total, weighted = _add(total, sums), _add(weighted, products)
+        after.append((maximum, total, weighted))
     for index, (maximum, total, weighted) in enumerate(after):
         run.maximum[first + index] = maximum
         run.total[first + index] = total
@@ -114,6 +116,12 @@ def _weigh(scores: jax.Array, maximum: jax.Array, values: jax.Array, options: Op
         preferred_element_type=jnp.float32,
     )
     return jnp.sum(weights, axis=0), products
+
+
+def _add(state: jax.Array, change: jax.Array) -> jax.Array:
+    """The state with `change` added to its last rows, or to all."""
+    rest = state.shape[1] - change.shape[1]
+    return jnp.concatenate([state[:, :rest], state[:, rest:] + change], axis=1) if rest else state + change
 
 
 def _exponent(total: jax.Array) -> jax.Array:
