@@ -64,8 +64,8 @@ def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
         block_bytes = min(2 * _MIB, chip.vmem_bytes // 12)
         return Blocks(keys=_power_of_two(block_bytes // dims.token_bytes, 128, 4096), chunk=512, slots=4)
     keys = _power_of_two(min(4 * _MIB, chip.vmem_bytes // 10) // dims.token_bytes, 128, 1024)
-    # Queries twice and results, a maximum, a sum and the weighted values, in all heads.
-    per_query = dims.num_kv_heads * dims.group_rows * LANES * (2 * dims.folds * 4 + 8 + 4 * dims.folds)
+    # Queries twice and the weighted values, and 8 each of a maximum and a sum, in all heads.
+    per_query = dims.num_kv_heads * dims.group_rows * 4 * (3 * dims.folds * LANES + 16)
     queries = _power_of_two(chip.vmem_bytes // 4 // per_query, 8, 512)
     return Blocks(keys, chunk=512, slots=2, queries=queries, heads=2)
 

@@ -1,6 +1,7 @@
 """What the cases do not reach of the prefill kernel: scores far from 0, and whole blocks on the diagonal."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
 
-_ONE_HEAD = {"num_heads": 2, "num_kv_heads": 1}
+_ONE_HEAD: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1}
 _HALVES = Blocks(keys=256, chunk=256, slots=2, queries=256)
 
 
