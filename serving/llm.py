@@ -1,7 +1,5 @@
 """`LLM`: offline generation in a script or a notebook."""
 
-import itertools
-import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -14,11 +12,11 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.interrupts import DeferredInterrupt
 from jaxllm.serving.llm_engine import LLMEngine, open_engine
-from jaxllm.serving.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from jaxllm.serving.offline import OfflineRuns
+from jaxllm.serving.offline_generation import OfflineGeneration, Params
+from jaxllm.serving.outputs import BeamSearchOutput, RequestOutput
 from jaxllm.serving.pooling.engine import PoolingLLMEngine
-from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.offline import OfflinePooling
 from jaxllm.serving.pooling.offline import Params as PoolingParamsOf
 from jaxllm.serving.pooling.outputs import (
@@ -27,14 +25,10 @@ from jaxllm.serving.pooling.outputs import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
-from jaxllm.serving.progress import GenerationProgress, LoadProgress, UseTqdm
-from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
-from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.progress import LoadProgress, UseTqdm
+from jaxllm.serving.text.chat import Conversation, load_chat_template
 from jaxllm.serving.text.kept_tokenizer import LateTokenizer
 from jaxllm.serving.text.prompts import Prompt
-from jaxllm.serving.text.tokenizer import Tokenizer
-
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -75,8 +69,7 @@ class LLM:
                 config, skip_tokenizer_init=skip_tokenizer_init, background=background_engine, progress=progress
             )
         self._engine: LLMEngine | PoolingLLMEngine | None = engine
-        self._lock = threading.Lock()
-        self._ids = itertools.count()
+        self._runs = OfflineRuns()
         self._finalizer = weakref.finalize(self, engine.close)
         # At exit the process gives everything back by itself, and JAX may be gone already.
         self._finalizer.atexit = False
@@ -117,7 +110,7 @@ class LLM:
 
         Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
         """
-        return self._generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority, add_special_tokens=True)
+        return self._generation.generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
@@ -126,9 +119,7 @@ class LLM:
 
         Prompts, errors and the order of results are as in `generate`.
         """
-        wanted = params.to_sampling_params()
-        outputs = self._generate(_as_list(prompts), wanted, use_tqdm, priority=None, add_special_tokens=True)
-        return [_hypotheses(output, params, self.llm_engine.tokenizer) for output in outputs]
+        return self._generation.beam_search(_as_list(prompts), params, use_tqdm)
 
     def chat(
         self,
@@ -149,52 +140,25 @@ class LLM:
         function descriptions; `chat_template_kwargs` go to the template. `continue_final_message` lets the model go
         on with the last message (with `add_generation_prompt=False`). The rest is as in `generate`.
         """
-        prompts: list[Prompt] = []
-        conversations = _as_conversations(messages)
-        for index, conversation in enumerate(conversations):
-            try:
-                prompts.append(
-                    self.render_chat(
-                        conversation,
-                        chat_template=chat_template,
-                        add_generation_prompt=add_generation_prompt,
-                        continue_final_message=continue_final_message,
-                        tools=tools,
-                        chat_template_kwargs=chat_template_kwargs,
-                    )
-                )
-            except RequestError as error:
-                if len(conversations) == 1:
-                    raise
-                raise RequestError(f"conversation {index}: {error}", error.parameter) from error
-        return self._generate(prompts, sampling_params, use_tqdm, priority=priority, add_special_tokens=False)
+        return self._generation.chat(
+            messages,
+            sampling_params,
+            use_tqdm,
+            priority=priority,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
         """The prompt that `chat` makes of one conversation, from the same arguments."""
-        tokenizer = self.llm_engine.tokenizer
-        if tokenizer is None:
-            raise RequestError("chat needs a tokenizer, and skip_tokenizer_init was given", "messages")
-        return render_chat(tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
+        return self._generation.render_chat(messages, chat_template=chat_template, **settings)
 
-    def _generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: Params,
-        use_tqdm: UseTqdm,
-        *,
-        priority: Sequence[int] | None,
-        add_special_tokens: bool,
-    ) -> list[RequestOutput]:
-        engine = self.llm_engine
-        requests = engine.inputs.prepare(
-            prompts,
-            engine.default_params if params is None else params,
-            [str(next(self._ids)) for _ in prompts],
-            priority=0 if priority is None else priority,
-            add_special_tokens=add_special_tokens,
-        )
-        with self._lock:
-            return self._run(engine, requests, use_tqdm)
+    @property
+    def _generation(self) -> OfflineGeneration:
+        return OfflineGeneration(self.llm_engine, self._runs, self._chat_template)
 
     def encode(
         self,
@@ -254,33 +218,7 @@ class LLM:
             raise RequestError(
                 "this model generates, it does not pool: load it with LLM(..., runner='pooling') for embeddings"
             )
-
-        def run(requests: Sequence[PooledText]) -> list[PoolingRequestOutput]:
-            with self._lock:
-                return self._run(engine, requests, use_tqdm)
-
-        return OfflinePooling(engine, run, lambda: str(next(self._ids)))
-
-    def _run(
-        self,
-        engine: LLMEngine | PoolingLLMEngine,
-        requests: Sequence[TextRequest] | Sequence[PooledText],
-        use_tqdm: UseTqdm,
-    ) -> list[Any]:
-        """Run requests to their end. Whatever interrupts it, none of them stays behind in the engine."""
-        finished: dict[str, Any] = {}
-        with GenerationProgress(len(requests), use_tqdm) as progress, DeferredInterrupt() as interrupt:
-            try:
-                engine.add(requests)  # type: ignore[arg-type]
-                while engine.has_unfinished_requests():
-                    outputs = engine.step()
-                    finished.update((output.request_id, output) for output in outputs)
-                    progress.update(outputs)
-                    interrupt.check()
-            except BaseException:
-                engine.abort_all()
-                raise
-        return [finished[request.request_id] for request in requests]
+        return OfflinePooling(engine, self._runs, use_tqdm)
 
     def get_tokenizer(self) -> Any:
         """The `transformers` tokenizer. Raises `EngineError` when there is none (`skip_tokenizer_init`)."""
@@ -295,7 +233,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False when that is not possible now."""
-        with self._lock:
+        with self._runs.lock:
             return self._open().engine.reset_prefix_cache()
 
     def close(self) -> None:
@@ -312,27 +250,6 @@ class LLM:
         self.close()
 
 
-def _hypotheses(output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None) -> BeamSearchOutput:
-    sequences = []
-    for found in output.outputs:
-        ended = found.finish_reason == "stop"
-        hidden = ended and not params.include_stop_str_in_output
-        tokens = output.prompt_token_ids + found.token_ids[: len(found.token_ids) - hidden]
-        total = found.cumulative_logprob or 0.0
-        sequences.append(
-            BeamSearchSequence(
-                tokens=tokens,
-                logprobs=found.logprobs or [],
-                cum_logprob=total,
-                score=total / len(found.token_ids) ** params.length_penalty,
-                text=None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False),
-                finish_reason=found.finish_reason,
-                stop_reason=found.token_ids[-1] if ended else None,
-            )
-        )
-    return BeamSearchOutput(sequences)
-
-
 def _as_list(prompts: Any) -> list[Prompt]:
     """Prompts as a list, also where a single one was given."""
     if isinstance(prompts, (str, Mapping)):
@@ -346,9 +263,3 @@ def _as_list(prompts: Any) -> list[Prompt]:
         raise RequestError(f"prompts: expected text, token ids, or a list of prompts, got {kind}", "prompt") from None
     # A flat list of integers is one prompt given as token ids.
     return [items] if items and all(isinstance(item, (int, np.integer)) for item in items) else items
-
-
-def _as_conversations(messages: Any) -> list[Conversation]:
-    """Conversations as a list, also where a single one was given."""
-    several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], (Mapping, str))
-    return list(messages) if several else [cast(Conversation, messages)]

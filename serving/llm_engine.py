@@ -1,6 +1,5 @@
 """The engine with text at both ends, one step at a time: what `LLM` runs, and what embedders may drive themselves."""
 
-from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -17,13 +16,14 @@ from jaxllm.serving.pooling.engine import PoolingLLMEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.kept_tokenizer import load_quickly
 from jaxllm.serving.text.output_processor import OutputProcessor
-from jaxllm.serving.text.prompts import Prompt, naming_prompt
+from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.serving.text_engine import TextEngine
 from jaxllm.serving.token_engine import TokenEngine
 from jaxllm.validation import RequestLimits
 
 
-class LLMEngine:
+class LLMEngine(TextEngine[TextRequest]):
     """Requests as text in, results as text out.
 
     `add_request`, then `step` while `has_unfinished_requests`. Not thread-safe.
@@ -36,11 +36,9 @@ class LLMEngine:
         inputs: InputProcessor,
         default_params: SamplingParams | None = None,
     ) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
+        super().__init__(engine, tokenizer, OutputProcessor(tokenizer))
         self.inputs = inputs
         self.default_params = default_params or SamplingParams()
-        self._outputs = OutputProcessor(tokenizer)
 
     @classmethod
     def from_config(
@@ -76,22 +74,6 @@ class LLMEngine:
         chosen = self.default_params if params is None else params
         self.add(self.inputs.prepare([prompt], chosen, [request_id], priority=priority, stream=stream))
 
-    def add(self, requests: Sequence[TextRequest]) -> None:
-        """Queue prepared requests, all or none: raises `RequestError` for the first the engine refuses."""
-        added: list[str] = []
-        try:
-            for index, request in enumerate(requests):
-                if request.request_id in self._outputs:
-                    raise RequestError(f"request_id={request.request_id!r} is in use", "request_id")
-                self._outputs.add(request)
-                added.append(request.request_id)
-                with naming_prompt(index, len(requests)):
-                    for child in request.children:
-                        self.engine.add_request(child)
-        except BaseException:
-            self.abort_request(added)
-            raise
-
     def step(self) -> list[RequestOutput]:
         """Run one step; the news of it, see `add_request`.
 
@@ -106,26 +88,6 @@ class LLMEngine:
         for request_id, error in processed.refused:
             raise RequestError(f"request {request_id}: {error}", error.parameter)
         return processed.outputs
-
-    def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything to do."""
-        return len(self._outputs) > 0
-
-    def abort_request(self, request_ids: Iterable[str]) -> None:
-        """End requests without further outputs. Unknown ids are ignored."""
-        self._abort(self._outputs.abort(request_ids))
-
-    def abort_all(self) -> None:
-        """End all requests without further outputs."""
-        self._abort(self._outputs.abort_all())
-
-    def _abort(self, children: list[str]) -> None:
-        if children:
-            self.engine.abort_request(children)
-
-    def close(self) -> None:
-        """Free the engine and its device memory. Nothing can be generated afterwards."""
-        self.engine.close()
 
 
 def open_engine(

@@ -1,27 +1,28 @@
 """Embeddings and scores in a script: what the methods of `LLM` do with a pooling engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxllm.errors import RequestError
 from jaxllm.info import PoolingInfo
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.serving.offline import OfflineRuns
 from jaxllm.serving.pooling.engine import PoolingLLMEngine
-from jaxllm.serving.pooling.inputs import PooledText, TextPair
+from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringRequestOutput
 from jaxllm.serving.pooling.scoring import Scoring
+from jaxllm.serving.progress import UseTqdm
 from jaxllm.serving.text.prompts import Prompt
 
 Params = PoolingParams | Sequence[PoolingParams] | None
-Run = Callable[[Sequence[PooledText]], list[PoolingRequestOutput]]
-"""Runs requests to their end, and gives the results in their order."""
 
 
 class OfflinePooling:
-    """One engine; `run` runs requests on it, and `new_id` names them."""
+    """One engine, whose requests `runs` runs."""
 
-    def __init__(self, engine: PoolingLLMEngine, run: Run, new_id: Callable[[], str]) -> None:
-        self._engine, self._run, self._new_id = engine, run, new_id
+    def __init__(self, engine: PoolingLLMEngine, runs: OfflineRuns, use_tqdm: UseTqdm) -> None:
+        """`use_tqdm` shows a progress bar, or is a function that makes one."""
+        self._engine, self._runs, self._use_tqdm = engine, runs, use_tqdm
 
     @property
     def _pooling(self) -> PoolingInfo:
@@ -38,8 +39,8 @@ class OfflinePooling:
             each: PoolingParams | list[PoolingParams] = _with_task(given, task)
         else:
             each = [_with_task(one, task) for one in given]
-        requests = self._engine.inputs.prepare(prompts, each, [self._new_id() for _ in prompts])
-        return self._run(requests)
+        requests = self._engine.inputs.prepare(prompts, each, self._runs.names(len(prompts)))
+        return self._runs.run(self._engine, requests, self._use_tqdm)
 
     def score(self, first: Any, second: Any, params: PoolingParams | None) -> list[ScoringRequestOutput]:
         """Scores of pairs of texts, see `LLM.score`."""

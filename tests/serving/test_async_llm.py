@@ -220,7 +220,7 @@ async def test_an_idle_engine_sleeps(llm: AsyncLLM) -> None:
 
 
 async def test_a_hanging_engine_is_noticed_and_forgiven(llm: AsyncLLM) -> None:
-    heartbeat = llm._heartbeat
+    heartbeat = llm._engine._heartbeat
     task = asyncio.ensure_future(collect(llm, "Once upon a time", SamplingParams(max_tokens=300, ignore_eos=True)))
     await until(lambda: llm.num_unfinished == 1)
     limit, heartbeat.limit = heartbeat.limit, 0.5

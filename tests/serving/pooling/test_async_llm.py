@@ -63,6 +63,6 @@ async def test_when_the_engine_dies(llm: AsyncLLM) -> None:
     requests = await llm.prepare_texts(["cat " * 50] * 20, PoolingParams(), [f"lost-{index}" for index in range(20)])
     waiting = asyncio.create_task(llm.pool(requests))
     await asyncio.sleep(0)
-    llm._connection.kill()
+    llm._engine._connection.kill()
     with pytest.raises(EngineError, match="engine process died"):
         await waiting
