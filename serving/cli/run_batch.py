@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, FlagParser, add_engine_flags, add_flags, engine_flags, given_options, integer
+from jaxllm.serving.cli.config_file import read_config
 from jaxllm.serving.options import ServerOptions, server_flags
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ USAGE = "-i FILE -o FILE [flags]"
 EXAMPLES = """examples:
   jaxllm run-batch -i requests.jsonl -o answers.jsonl --model Qwen/Qwen3-0.6B
   jaxllm run-batch -i requests.jsonl -o answers.jsonl            the same command again goes on where it ended
+  jaxllm run-batch --config server.yaml -i requests.jsonl -o answers.jsonl     flags from a file, as for `jaxllm serve`
   jaxllm run-batch -i requests.jsonl --validate                  only look at the file; no model is loaded
   make-requests | jaxllm run-batch -i - -o - > answers.jsonl
 
@@ -86,6 +88,7 @@ def add_arguments(parser: FlagParser) -> None:
         help="Requests in flight at a time; more only take memory (default: twice --max-num-seqs).",
     )
     group.add_argument("--validate", action="store_true", help="Only check the input file, then end.")
+    parser.add_argument("--config", metavar="FILE", help="Read flags from a YAML file, which may be a server's.")
     add_flags(parser, "server", "How requests are answered, as in `jaxllm serve`.", _flags())
     add_engine_flags(parser)
 
@@ -100,9 +103,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("give --output-file, or --validate to check the input only")
     if args.concurrency is not None and args.concurrency < 1:
         raise ConfigError(f"--concurrency {args.concurrency}: must be at least 1")
-    config = EngineConfig.from_options(given_options(args, engine_flags()))
-    # Nobody will ask for a response again: it is in the file.
-    options = ServerOptions(**given_options(args, _flags()), max_stored_responses=0)
+    config, options = configuration(args)
     # From here on things take their time: a wrong flag should not have to wait for these.
     from jaxllm.serving.batch.input import BatchInput
     from jaxllm.serving.batch.record import BatchRecord
@@ -115,6 +116,20 @@ def run(args: argparse.Namespace) -> int:
             return 0
         with BatchRecord(args.output_file, batch.ids) as record:
             return _answer(args, config, options, batch, record)
+
+
+def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions]:
+    """The options from the file and the command line, which comes first. Raises `ConfigError`.
+
+    What a file says of connections and clients is left out: it may be that of a server.
+    """
+    of_server, of_engine = _flags(), list(engine_flags())
+    from_file = {} if args.config is None else read_config(args.config, (*of_engine, *server_flags()))
+    given = {**from_file, **given_options(args, (*of_engine, *of_server))}
+    config = EngineConfig.from_options({flag.name: given[flag.name] for flag in of_engine if flag.name in given})
+    # Nobody will ask for a response again: it is in the file.
+    server = {flag.name: given[flag.name] for flag in of_server if flag.name in given}
+    return config, ServerOptions(**server, max_stored_responses=0)
 
 
 def _answer(
