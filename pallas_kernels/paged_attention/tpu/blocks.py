@@ -36,11 +36,11 @@ def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
     Both kernels cut a context into the same chunks, those of prefill. Weights are rounded beside the largest score so
     far, so a token's result would depend a little on which of the two computes it.
     """
-    blocks = _fit(_known_or_guessed("prefill", dims, chip), dims, tokens, chip)
+    blocks = _fit(_known_or_guessed("prefill", dims, chip), dims, chip)
     if kernel == "prefill":
-        return blocks
+        return replace(blocks, queries=whole_queries(min(blocks.queries, tokens), dims))
     decode = _known_or_guessed("decode", dims, chip)
-    return _fit(replace(decode, chunk=blocks.chunk, keys=max(decode.keys, blocks.chunk)), dims, tokens, chip)
+    return _fit(replace(decode, chunk=blocks.chunk, keys=max(decode.keys, blocks.chunk)), dims, chip)
 
 
 def _known_or_guessed(kernel: str, dims: Dims, chip: Target) -> Blocks:
@@ -75,17 +75,16 @@ def _power_of_two(value: int, least: int, most: int) -> int:
     return max(least, min(most, 1 << max(value, 1).bit_length() - 1))
 
 
-def _fit(blocks: Blocks, dims: Dims, tokens: int, chip: Target) -> Blocks:
-    """Block sizes that agree with the page size and VMEM, and no more queries than the step has tokens."""
+def _fit(blocks: Blocks, dims: Dims, chip: Target) -> Blocks:
+    """Block sizes that agree with the page size and VMEM."""
     chunk = -(-min(blocks.chunk, blocks.keys) // LANES) * LANES
     if math.lcm(dims.page_size, chunk) > blocks.keys:
         chunk = LANES
     unit = math.lcm(dims.page_size, chunk)
-    queries = whole_queries(min(blocks.queries, tokens), dims)
     keys, slots = -(-blocks.keys // unit) * unit, blocks.slots
     while slots > 2 and slots * keys * dims.token_bytes > chip.vmem_bytes // 2:
         slots //= 2
-    return Blocks(keys, chunk, slots, queries, blocks.heads)
+    return replace(blocks, keys=keys, chunk=chunk, slots=slots)
 
 
 def whole_queries(queries: int, dims: Dims) -> int:

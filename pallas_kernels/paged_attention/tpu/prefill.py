@@ -17,24 +17,21 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
-    LOG2_E,
-    MASKED,
     Options,
     Ref,
     Scalars,
     cdiv,
     compiler_params,
     div,
-    load_head,
     load_queries,
     rem,
     row_slots,
     scaled,
-    scores_of,
     store_queries,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Copies, Memory, Span
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill_scores import Chunk, Scores, per_row
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import (
     SUBLANES,
     Running,
@@ -73,22 +70,36 @@ class _Prefill:
         copies, (key_step, query_step) = self.copies, steps
         span, place = copies.span(row, index), rem(query_step, 2)
         copies.wait_queries(place, span.end - span.begin, self.memory.q_sems)
-        self.scale_queries(place)
+        self.replace_queries(place, lambda head: self.scaled(place, head))
         first, end = copies.first_block(span), cdiv(span.end, self.options.blocks.keys)
         key_step = lax.fori_loop(first, end, lambda block, step: self.keys(span, block, place, step), key_step)
-        self.finish(place)
+        self.replace_queries(place, self.result)
         copies.send_results(span, place)
         return key_step, query_step + 1
 
-    def scale_queries(self, place: Any) -> None:
-        """Multiply the queries with the factor of their scores: once for all keys."""
-        options, factor = self.options, self.scalars.factors[0]
+    def replace_queries(self, place: Any, values: Callable[[Any], jax.Array]) -> None:
+        """Put `values` of each KV head, [tokens * group rows, F * 128], in the place of its queries.
 
-        def head(index: Any, _: None) -> None:
-            queries = load_queries(self.memory.q, place, index, options)
-            store_queries(self.memory.q, place, index, scaled(queries, factor, options), options)
+        Those of several heads are computed before any is stored, so that the compiler may do so at the same time.
+        """
+        options, together = self.options, self.options.heads_together
 
-        lax.fori_loop(0, options.dims.num_kv_heads, head, None)
+        def some(number: Any, _: None) -> None:
+            heads = [number * together + i for i in range(together)]
+            for head, computed in zip(heads, [values(head) for head in heads], strict=True):
+                store_queries(self.memory.q, place, head, computed, options)
+
+        lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
+
+    def scaled(self, place: Any, head: Any) -> jax.Array:
+        """The queries of a head times the factor of their scores: once for all keys."""
+        return scaled(load_queries(self.memory.q, place, head, self.options), self.scalars.factors[0], self.options)
+
+    def result(self, head: Any) -> jax.Array:
+        """The result of a head, with queries along sublanes again."""
+        options, run = self.options, self.memory.run
+        sink = per_row(self.memory.heads, 1, head, run.total.shape[2]) if options.has_sinks else None
+        return attended(run, head, self.scalars.factors[1], sink).astype(options.dims.q_dtype).T
 
     def keys(self, span: Span, block: Any, place: Any, step: Any) -> Any:
         """One block of keys."""
@@ -99,99 +110,34 @@ class _Prefill:
         copies.wait_keys(slot, end - begin, self.memory.kv_sems)
         copies.write_tokens(span, jnp.maximum(begin, span.begin), end, slot, base)
         first, last = div(begin - base, blocks.chunk), cdiv(end - base, blocks.chunk)
-        lax.fori_loop(first, last, lambda chunk, _: self.chunk(span, begin, end, base, chunk, slot, place), None)
+        lax.fori_loop(first, last, lambda index, _: self.chunk(span, (begin, end), base, index, slot, place), None)
         return step + 1
 
-    def chunk(self, span: Span, begin: Any, end: Any, base: Any, chunk: Any, slot: Any, place: Any) -> None:
+    def chunk(self, span: Span, fetched: tuple[Any, Any], base: Any, index: Any, slot: Any, place: Any) -> None:
         """All heads against one chunk of keys; masks only where some query does not see some key."""
-        options, size, run = self.options, self.options.blocks.chunk, self.memory.run
-        start = pl.multiple_of(chunk * size, size)
-        first = base + start
-        fresh = first <= span.first_key
+        options, run, window = self.options, self.memory.run, self.scalars.window[0]
+        start = pl.multiple_of(index * options.blocks.chunk, options.blocks.chunk)
+        window = jnp.where(window > 0, window, UNBOUNDED)
+        chunk = Chunk(slot, start, place, base + start, fetched, (span.begin, span.end), window)
+        scores, fresh = Scores(self.memory, chunk, options), chunk.first <= span.first_key
         real = (span.end - span.begin) * options.dims.group_rows
-        window = jnp.where(self.scalars.window[0] > 0, self.scalars.window[0], UNBOUNDED)
-        masked = first + size > span.begin + 1
-        if options.has_window:
-            masked |= first < span.end - window
-
-        def seen(index: Any) -> Any:
-            return (index < end - first) & (index >= begin - first)
-
-        def scored(index: Any, masked: bool) -> Scored:
-            keys, values = load_head(self.memory.kv, slot, index, start, seen if masked else None, options)
-            queries = load_queries(self.memory.q, place, index, options).astype(options.dims.compute_dtype)
-            scores = self.biased(scores_of(keys, queries, options), first - span.begin, index)
-            return self.visible(scores, first - span.begin, window) if masked else scores, values
-
-        def halves(index: Any) -> list[Scored]:
-            """As `scored` on the diagonal, where half of the queries see none of half the keys."""
-            keys, values = load_head(self.memory.kv, slot, index, start, seen, options)
-            queries = load_queries(self.memory.q, place, index, options).astype(options.dims.compute_dtype)
-            middle, parts = size // 2, []
-            for key in (0, middle):
-                scores = scores_of(keys[key : key + middle], queries[key * options.dims.group_rows :], options)
-                scores = self.biased(scores, jnp.int32(0), index)
-                scores = self.visible(scores, jnp.int32(0), window, near=middle * options.dims.group_rows)
-                parts.append((scores, values[key : key + middle]))
-            return parts
 
         def heads(scored: Callable[[Any], list[Scored]]) -> None:
             together = options.heads_together
 
             def some(number: Any, _: None) -> None:
-                index = number * together
-                absorb(run, index, fresh, real, [scored(index + i) for i in range(together)], options)
+                first = number * together
+                absorb(run, first, fresh, real, [scored(first + i) for i in range(together)], options)
 
             lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
 
-        pl.when(jnp.logical_not(masked))(lambda: heads(lambda index: [scored(index, masked=False)]))
-        if size == options.blocks.queries and size % 256 == 0 and not options.has_window:
-            diagonal = first == span.begin
-            pl.when(diagonal)(lambda: heads(halves))
-            masked &= jnp.logical_not(diagonal)
-        pl.when(masked)(lambda: heads(lambda index: [scored(index, masked=True)]))
-        settle(run, real, lambda index: scored(index, masked=True), options)
-
-    def visible(self, scores: jax.Array, offset: Any, window: Any, near: int | None = None) -> jax.Array:
-        """Scores [keys, rows] with those of invisible keys masked; `offset`: the first key less the first query.
-
-        Row m is of query m // group: instead of dividing, positions of keys are multiplied with the group. Rows from
-        `near` on are taken to see all.
-        """
-        if near is not None and near < scores.shape[1]:
-            return jnp.concatenate([self.visible(scores[:, :near], offset, window), scores[:, near:]], axis=1)
-        group = self.options.dims.group_rows
-        key = lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0) + offset
-        row = lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1)
-        seen = key * group <= row
-        if self.options.has_window:
-            seen &= (key + window) * group > row
-        return jnp.where(seen, scores, MASKED)
-
-    def biased(self, scores: jax.Array, offset: Any, head: Any) -> jax.Array:
-        """Scores with ALiBi, where there is any."""
-        if not self.options.has_slopes:
-            return scores
-        row = lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1).astype(jnp.float32)
-        query = jnp.floor((row + 0.5) * (1.0 / self.options.dims.group_rows))
-        key = (lax.broadcasted_iota(jnp.int32, (scores.shape[0], 1), 0) + offset).astype(jnp.float32)
-        return scores + self.per_row(0, head, scores.shape[1]) * LOG2_E * (key - query)
-
-    def per_row(self, which: int, head: Any, rows: int) -> jax.Array:
-        """Slopes (0) or sinks (1) of a KV head for `rows` rows: [1, rows]."""
-        pattern = self.memory.heads[which, head]
-        return jnp.concatenate([pattern] * (rows // pattern.shape[1]), axis=1)
-
-    def finish(self, place: Any) -> None:
-        """Put the results of a block of queries into the place of the queries."""
-        options, run = self.options, self.memory.run
-
-        def head(index: Any, _: None) -> None:
-            sink = self.per_row(1, index, run.total.shape[2]) if options.has_sinks else None
-            result = attended(run, index, self.scalars.factors[1], sink)
-            store_queries(self.memory.q, place, index, result.astype(options.dims.q_dtype).T, options)
-
-        lax.fori_loop(0, options.dims.num_kv_heads, head, None)
+        masked = scores.masked
+        pl.when(jnp.logical_not(masked))(lambda: heads(lambda head: [scores.whole(head, masked=False)]))
+        if scores.has_halves:
+            pl.when(scores.diagonal)(lambda: heads(scores.halves))
+            masked &= jnp.logical_not(scores.diagonal)
+        pl.when(masked)(lambda: heads(lambda head: [scores.whole(head, masked=True)]))
+        settle(run, lambda head: scores.whole(head, masked=True), options)
 
 
 def prefill_kernel(*refs: Ref, options: Options) -> None:

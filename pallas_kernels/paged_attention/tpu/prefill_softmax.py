@@ -72,7 +72,7 @@ def absorb(run: Running, first: Any, fresh: Any, real: Any, chunk: list[list[Sco
         run.strain[first + index] = _strain(total, real)
 
 
-def settle(run: Running, real: Any, scored: Callable[[Any], Scored], options: Options) -> None:
+def settle(run: Running, scored: Callable[[Any], Scored], options: Options) -> None:
     """Mend, after a chunk, sums that are too large or too small; `scored` gives the chunk of a head again."""
     limit = _RANGE << _MANTISSA
 
