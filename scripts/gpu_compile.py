@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -66,7 +67,7 @@ CASES = (
 )
 """Shapes of models (one of those that share them), and every feature at least once. Each compiles both kernels."""
 
-KNOWN_SPILLS = {"head_256_int8": 128}
+KNOWN_SPILLS = {"head_256_int8": 40}
 """Bytes, by case. Converting a tile beside an accumulator of 64 x 256 is more than 240 registers hold."""
 
 
@@ -99,17 +100,30 @@ def main() -> int:
     parser.add_argument("--device", choices=DEVICES, action="append", help="may be repeated; default: all")
     parser.add_argument("--only", help="only cases whose name contains this")
     arguments = parser.parse_args()
+    devices = arguments.device or DEVICES
+    if len(devices) > 1:
+        return max(_in_a_process(device, arguments.only) for device in devices)
     cases = [case for case in CASES if arguments.only is None or arguments.only in case.name]
     dump = Path(os.environ["MOSAIC_GPU_DUMP_TO"])
     print(f"PTX and reports of ptxas: {dump}")
     print(f"{'gpu':5} {'case':18} {'kernel':24} {'registers':>9} {'spilled B':>9} {'PTX lines':>9} {'compile s':>9}")
-    problems = [
-        problem for name in arguments.device or DEVICES for case in cases for problem in _compile_case(name, case, dump)
-    ]
+    problems = [problem for case in cases for problem in _compile_case(devices[0], case, dump)]
     for problem in problems:
         print(f"FAILED {problem}")
     print("failed" if problems else f"all {len(cases)} cases compiled; no unknown spills, no copy of the cache")
     return bool(problems)
+
+
+def _in_a_process(device: str, only: str | None) -> int:
+    """Do it for one device, with a folder of its own; returns the exit code.
+
+    One process reports a kernel once, though two devices have it.
+    """
+    folder = Path(os.environ["MOSAIC_GPU_DUMP_TO"]) / device
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "scripts.gpu_compile", "--device", device]
+    command += [] if only is None else ["--only", only]
+    return subprocess.run(command, env=os.environ | {"MOSAIC_GPU_DUMP_TO": str(folder)}, check=False).returncode
 
 
 def _compile_case(device: str, case: Case, dump: Path) -> list[str]:

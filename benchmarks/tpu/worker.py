@@ -16,7 +16,7 @@ from benchmarks.tpu.compile import ENVIRONMENT, MODULE, absent_devices, compile_
 from jaxllm.pallas_kernels.chips import CHIPS, Chip
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 
-SMALL = {"decode": Blocks(128, 128, 2), "prefill": Blocks(128, 128, 2, 16, 1)}
+SMALL = {"decode": Blocks(128, 128, 2), "prefill": Blocks(128, 128, 2, 128, 1)}
 """For the kernel that is not looked at: it has nothing to do in these cases, and should compile quickly."""
 
 

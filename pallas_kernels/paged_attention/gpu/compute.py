@@ -172,10 +172,11 @@ class Warpgroup:
             return tile
         converted = self.scratch["converted"].at[self.number]
         size = self.options.head_size
-        part = 64 if size % 64 == 0 else size  # The registers do not hold much more.
+        columns = self.options.columns
+        part = columns if size % columns == 0 else size
         for column in range(0, size, part):
-            columns = (slice(None), pl.ds(column, part))
-            converted[columns] = self.ops.convert(tile.at[columns], self.options.dtype)
+            place = (slice(None), pl.ds(column, part))
+            converted[place] = self.ops.convert(tile.at[place], self.options.dtype)
         plgpu.commit_smem()
         return converted
 

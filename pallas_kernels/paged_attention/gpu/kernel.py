@@ -50,12 +50,13 @@ def launch(
         denominators, by unit, KV head and warpgroup. What belongs to empty units is unspecified.
     """
     outputs = units.shape[0] * options.num_kv_heads * WARPGROUPS
-    ring = _shared((options.stages, options.tile, options.head_size), options.kv_dtype)
+    shared = functools.partial(_shared, columns=options.columns)
+    ring = shared((options.stages, options.tile, options.head_size), options.kv_dtype)
     full = plgpu.Barrier(num_arrivals=options.tile // options.piece, num_barriers=options.stages)
     free = plgpu.Barrier(num_arrivals=1 if options.decode else WARPGROUPS, num_barriers=options.stages)
     converted = {}
     if options.converts:
-        converted["converted"] = _shared((WARPGROUPS, options.tile, options.head_size), options.dtype)
+        converted["converted"] = shared((WARPGROUPS, options.tile, options.head_size), options.dtype)
     run = plgpu.kernel(
         functools.partial(_block, options),
         out_type=(
@@ -63,7 +64,7 @@ def launch(
             jax.ShapeDtypeStruct((outputs * ROWS,), jnp.float32),
         ),
         scratch_types={
-            "io": _shared((WARPGROUPS, ROWS, options.head_size), options.dtype),
+            "io": shared((WARPGROUPS, ROWS, options.head_size), options.dtype),
             "sums": plgpu.SMEM((WARPGROUPS, ROWS), jnp.float32),
             "keys": ring,
             "values": ring,
@@ -86,11 +87,10 @@ def launch(
     return out, sums
 
 
-def _shared(shape: tuple[int, ...], dtype: str) -> Any:
-    """Shared memory laid out as copies write it and wgmma reads it."""
+def _shared(shape: tuple[int, ...], dtype: str, columns: int) -> Any:
+    """Shared memory laid out as copies write it and wgmma reads it, in tiles of at most so many columns."""
     size = jnp.dtype(dtype).itemsize
-    # Tiles of at most 64 columns, also where 8-bit numbers would allow 128: it is by these that they are converted.
-    swizzle = min(plgpu.find_swizzle(shape[-1] * size * 8), 64 * size)
+    swizzle = min(plgpu.find_swizzle(shape[-1] * size * 8), columns * size)
     transforms = (plgpu.TilingTransform((8, swizzle // size)), plgpu.SwizzleTransform(swizzle))
     return plgpu.SMEM(shape, jnp.dtype(dtype), transforms=transforms)
 

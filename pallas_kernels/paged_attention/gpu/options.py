@@ -43,6 +43,14 @@ class KernelOptions:
         return self.dtype != self.kv_dtype
 
     @property
+    def columns(self) -> int:
+        """Most columns of the tiles in shared memory. 8-bit numbers, which would allow 128, are converted by these.
+
+        Beside a wide accumulator, registers do not hold 64 columns that are being converted.
+        """
+        return 32 if self.converts and self.head_size > 128 else 64
+
+    @property
     def alternates(self) -> bool:
         """Whether warpgroups take turns: one multiplies while the other computes its softmax."""
         return not self.decode
