@@ -8,10 +8,9 @@ from starlette.responses import Response
 from jaxllm.serving.anthropic.convert import FIELDS, chat_request, read_chat
 from jaxllm.serving.anthropic.errors import REQUEST_ID
 from jaxllm.serving.anthropic.writer import MessageWriter
-from jaxllm.serving.openai.chat_call import prepare_chat, template_settings
+from jaxllm.serving.openai.chat_call import count_tokens, prepare_chat
 from jaxllm.serving.openai.decode import read_body
 from jaxllm.serving.openai.generate import identify, json_response, respond
-from jaxllm.serving.openai.messages import conversation
 from jaxllm.serving.openai.protocol.anthropic import CountTokensRequest, MessagesRequest
 from jaxllm.serving.openai.protocol.anthropic_answers import TokenCount
 from jaxllm.serving.openai.renaming import renaming
@@ -42,10 +41,7 @@ async def count_message_tokens(request: Request) -> Response:
     server.model_name(body.model)
     chat = read_chat(body)
     with renaming(FIELDS, chat.origins):
-        asked = chat_request(body, chat)
-        messages = conversation(asked.messages, server.chat_template(asked.chat_template))
-        text = await server.llm.render_chat(messages, **template_settings(asked, server))
-    (token_ids,) = await server.llm.run_text(lambda: server.tokenizer.encode([text], add_special_tokens=False))
-    response = json_response(TokenCount(input_tokens=len(token_ids)))
+        count = await count_tokens(server, chat_request(body, chat))
+    response = json_response(TokenCount(input_tokens=count))
     response.headers[REQUEST_ID] = request.scope["request_id"]
     return response

@@ -77,6 +77,14 @@ def _blaming(use: ToolUse) -> Iterator[None]:
         raise RequestError(f"tools: their parameters cannot be enforced: {reason}", "tools") from None
 
 
+async def count_tokens(server: ServerState, body: ChatCompletionRequest) -> int:
+    """Tokens of a conversation as the model would read it, however many it can read. Raises `RequestError`."""
+    messages = conversation(body.messages, server.chat_template(body.chat_template))
+    text = await server.llm.render_chat(messages, **template_settings(body, server))
+    (token_ids,) = await server.llm.run_text(lambda: server.tokenizer.encode([text], add_special_tokens=False))
+    return len(token_ids)
+
+
 def template_settings(body: ChatCompletionRequest | TokenizeRequest, server: ServerState) -> dict[str, Any]:
     """Arguments for rendering the conversation of a request. Raises `RequestError`."""
     server.check_template(body.chat_template)

@@ -64,6 +64,15 @@ OPERATIONS = (
         runner="generate",
     ),
     Operation(
+        path="/v1/responses/input_tokens",
+        methods=("POST",),
+        handler=response_routes.count_input_tokens,
+        tag="OpenAI",
+        request=responses.ResponsesRequest,
+        response=response_answers.InputTokens,
+        runner="generate",
+    ),
+    Operation(
         path="/v1/responses/{response_id}",
         handler=response_routes.retrieve_response,
         tag="OpenAI",

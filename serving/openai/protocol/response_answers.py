@@ -144,6 +144,13 @@ class DeletedResponse(Answer, kw_only=True):
     deleted: Literal[True] = True
 
 
+class InputTokens(Answer, kw_only=True):
+    """How many tokens a conversation has."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ItemPage(Answer, kw_only=True):
     """Input items of a response."""
 

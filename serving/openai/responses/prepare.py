@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.serving.openai import errors
-from jaxllm.serving.openai.chat_call import ChatCall, prepare_chat
+from jaxllm.serving.openai.chat_call import ChatCall, count_tokens, prepare_chat
 from jaxllm.serving.openai.protocol.base import UnsupportedError
 from jaxllm.serving.openai.protocol.messages import Message
 from jaxllm.serving.openai.protocol.response_items import Item, ItemReference, MessageItem
@@ -69,6 +69,20 @@ def _resolved(item: Item | ItemReference, path: str, store: ResponseStore) -> It
     if known is None:
         raise RequestError(f"{path}.id={item.id!r}: no stored response has this item", f"{path}.id")
     return known
+
+
+async def count(server: ServerState, body: ResponsesRequest, turn: Turn) -> int:
+    """Tokens that the model would read, or would have to. Raises `RequestError` for whatever else is wrong."""
+    try:
+        call = await prepare(server, body, turn, ["counted"])
+    except RequestError as error:
+        if not _too_long(error):
+            raise
+    else:
+        return len(call.request.prompt_token_ids)
+    chat = _conversation(body, turn)
+    with renaming(FIELDS, chat.origins):
+        return await count_tokens(server, chat_request(body, chat))
 
 
 async def prepare(server: ServerState, body: ResponsesRequest, turn: Turn, engine_ids: Sequence[str]) -> ChatCall:

@@ -15,12 +15,12 @@ from jaxllm.serving.openai.chat_call import ChatCall
 from jaxllm.serving.openai.decode import read_body, read_query
 from jaxllm.serving.openai.generate import identify, json_response, respond, submit
 from jaxllm.serving.openai.logprobs import LogprobFormat
-from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, ItemPage, ModelResponse
+from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, InputTokens, ItemPage, ModelResponse
 from jaxllm.serving.openai.protocol.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
 from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
 from jaxllm.serving.openai.responses.convert import LOGPROBS, response_tools
 from jaxllm.serving.openai.responses.items import from_output, listed
-from jaxllm.serving.openai.responses.prepare import check, prepare, read_turn
+from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_turn
 from jaxllm.serving.openai.responses.store import EventLog, Stored
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.openai.state import ServerState, server_of
@@ -49,6 +49,15 @@ async def create_response(request: Request) -> Response:
     if body.background:
         return _run_on(request, server, stored, call, writer, stream=bool(body.stream))
     return await respond(request, server, [call.request], writer, first=writer.begin(), last=b"", failure=writer.fail)
+
+
+async def count_input_tokens(request: Request) -> Response:
+    """Count the tokens of a conversation, as the model would read it."""
+    server = server_of(request)
+    body = await read_body(request, ResponsesRequest)
+    server.model_name(body.model)
+    check(body, server.responses)
+    return json_response(InputTokens(input_tokens=await count(server, body, read_turn(body, server.responses))))
 
 
 def _begun(body: ResponsesRequest, model: str, call: ChatCall, *, stored: bool) -> ModelResponse:

@@ -70,6 +70,19 @@ def test_streams(http: httpx.Client, client: OpenAI) -> None:
     Response.model_validate(events[-1]["response"])
 
 
+def test_tokens_of_the_input_are_counted(client: OpenAI) -> None:
+    made = client.responses.create(input=QUESTION, instructions="Be brief.", **GREEDY)
+    assert made.usage is not None
+    counted = client.responses.input_tokens.count(model="demo", input=QUESTION, instructions="Be brief.")
+    assert counted.input_tokens == made.usage.input_tokens
+    more = client.responses.input_tokens.count(model="demo", input="And 3 + 4?", previous_response_id=made.id)
+    assert more.input_tokens > counted.input_tokens
+    long = client.responses.input_tokens.count(model="demo", input="cat " * 2 * MAX_MODEL_LEN)
+    assert long.input_tokens > MAX_MODEL_LEN
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_tokens.count(model="demo", input="hello", previous_response_id="resp_unknown")
+
+
 async def test_the_asynchronous_client(async_client: AsyncOpenAI) -> None:
     async with async_client.responses.stream(input=QUESTION, **GREEDY) as stream:
         text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
