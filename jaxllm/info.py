@@ -7,7 +7,8 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How a model pools: see `jaxllm.pooling.settings.PoolingSettings`.
 
     `tasks` are what requests may ask for, the default first. `size` is the length of an embedding or the number of
-    classes, which `labels` names.
+    classes, which `labels` names. `answers` are the two tokens that a language model is to choose from, where its score
+    is the probability of the second.
     """
 
     tasks: tuple[str, ...]
@@ -15,6 +16,7 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     labels: tuple[str, ...] = ()
     matryoshka: tuple[int, ...] | None = None
+    answers: tuple[str, ...] = ()
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.serving.pooling.encode import Encoded, encode
+from jaxllm.serving.pooling.judging import ANSWERS, encode_judged
 from jaxllm.serving.text.prompts import Prompt, as_token_ids, naming_prompt, one_per_prompt, parse_prompt
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 
@@ -39,9 +41,10 @@ class PooledText:
 class PoolingInputs:
     """Checks texts and parameters against the model and makes requests of them. Stateless and thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer | None, limits: PoolingLimits) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo) -> None:
         self._tokenizer = tokenizer
-        self.limits = limits
+        self._judges = info.pooling is not None and info.pooling.answers == ANSWERS
+        self.limits = PoolingLimits.of(info)
 
     def prepare(
         self,
@@ -113,13 +116,17 @@ class PoolingInputs:
         if texts:
             if self._tokenizer is None:
                 raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
+            pairs = {index: text for index, text in texts.items() if isinstance(text, tuple) and self._judges}
+            plain = {index: text for index, text in texts.items() if index not in pairs}
+            judged = encode_judged(self._tokenizer, list(pairs.values()), [limits[index] for index in pairs])
+            found.update(zip(pairs, judged, strict=True))
             results = encode(
                 self._tokenizer,
-                list(texts.values()),
-                [limits[index] for index in texts],
+                list(plain.values()),
+                [limits[index] for index in plain],
                 add_special_tokens=add_special_tokens,
             )
-            found.update(zip(texts, results, strict=True))
+            found.update(zip(plain, results, strict=True))
         return [found[index] for index in range(len(prompts))]
 
     def _limit(self, params: PoolingParams) -> int | None:

@@ -1,0 +1,40 @@
+"""Pairs of texts for language models that judge them with yes or no: how Qwen3-Reranker was trained to be asked.
+
+The words are those of its model card, https://huggingface.co/Qwen/Qwen3-Reranker-0.6B.
+"""
+
+from collections.abc import Sequence
+
+from jaxllm.errors import RequestError
+from jaxllm.serving.pooling.encode import Encoded
+from jaxllm.serving.text.tokenizer import Tokenizer
+
+ANSWERS = ("no", "yes")
+"""Tokens whose models are asked like this."""
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+PAIR = (
+    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: {}\n<Document>: {}"
+)
+BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def encode_judged(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], limits: Sequence[int | None]
+) -> list[Encoded]:
+    """Token ids of the question for each pair of query and document, each of at most the tokens that `limits` says.
+
+    A document that is too long loses its end. Raises `RequestError` when a limit does not hold the question itself.
+    """
+    questions = [PAIR.format(*pair) for pair in pairs]
+    before, behind, *inner = tokenizer.encode([BEFORE, BEHIND, *questions], add_special_tokens=False)
+    found = []
+    for token_ids, limit in zip(inner, limits, strict=True):
+        room = len(token_ids) if limit is None else limit - len(before) - len(behind)
+        if room < 1:
+            raise RequestError(f"truncate_prompt_tokens={limit}: the words around the texts leave no room", "prompt")
+        found.append(Encoded([*before, *token_ids[:room], *behind]))
+    return found
