@@ -110,9 +110,10 @@ class Scores:
 
     def _visible(self, scores: jax.Array, offset: Any) -> jax.Array:
         """Scores [keys, rows] with those of invisible keys masked."""
-        seen = self._causal(*scores.shape, offset)
+        keys, rows = scores.shape
+        seen = self._causal(keys, rows, offset)
         if self.options.has_window:
-            seen &= jnp.logical_not(self._causal(*scores.shape, offset + self.chunk.window))
+            seen &= jnp.logical_not(self._causal(keys, rows, offset + self.chunk.window))
         return jnp.where(seen, scores, MASKED)
 
     def _biased(self, scores: jax.Array, offset: Any, head: Any) -> jax.Array:

@@ -36,9 +36,9 @@ def test_slopes_over_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("alibi", [False, True])
-def test_blocks_on_the_diagonal(alibi: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("extra", [{}, {"alibi": True, "sinks": True}, {"window": 270}, {"window": 100}], ids=str)
+def test_blocks_on_the_diagonal(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the start of a chunk, in the midst of one, and shorter than a block."""
     rows = ((300, 0), (280, 256), (270, 100), (20, 256))
-    case = Case("diagonal", rows, head_size=128, dtype="bfloat16", alibi=alibi, sinks=alibi, **_ONE_HEAD)
+    case = Case("diagonal", rows, head_size=128, dtype="bfloat16", **extra, **_ONE_HEAD)
     check(case, *interpret(cached_inputs(case), monkeypatch, prefill=_HALVES))
