@@ -209,9 +209,10 @@ class CompileOptions(Section):
     layer_stack: Literal["auto", "scan", "loop"] = option(
         "auto", "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, loop on CPU and GPU."
     )
-    attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu"] = option(
+    attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu", "cpu"] = option(
         "auto",
-        "Implementation of paged attention. 'auto': tpu on TPU, else xla. 'gpu' is for Hopper.",
+        "Implementation of paged attention. 'auto': tpu on TPU, cpu on CPU where heads and pages are multiples of 16, "
+        "else xla. 'gpu' is for Hopper. With 'cpu' matrix products in float32 are jaxllm's own as well.",
     )
 
 

@@ -61,7 +61,7 @@ class CausalLM(nnx.Module):
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Scores float32 [R, V] of hidden states [R, D], split over the devices along V, which may end in -inf."""
         weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = matmul(hidden, weight[...], self.options.platform)
+        logits = matmul(hidden, weight[...], self.options)
         if logits.shape[1] > self.config.vocab_size:
             is_token = jnp.arange(logits.shape[1], dtype=jnp.int32) < self.config.vocab_size
             logits = jnp.where(is_token, logits, -jnp.inf)

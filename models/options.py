@@ -13,7 +13,8 @@ class ForwardOptions:
     `platform` is JAX's name of the backend, `attention` an implementation of paged attention, `stack` how the layers
     run, and `max_model_len` the longest request in tokens (dynamic rope scaling depends on it). `mesh` holds the
     devices (see `jaxllm.models.sharding`); None is JAX's default device. With `one_layer_cache` the KV cache has one
-    layer, which all layers of the model write and read in turn: enough where nothing outlives the step.
+    layer, which all layers of the model write and read in turn: enough where nothing outlives the step. With
+    `native_matmul` products are those of `pallas_kernels.cpu` where they fit, in place of XLA's.
     """
 
     platform: str = "cpu"
@@ -22,3 +23,4 @@ class ForwardOptions:
     max_model_len: int = 2048
     mesh: Mesh | None = None
     one_layer_cache: bool = False
+    native_matmul: bool = False

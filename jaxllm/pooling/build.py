@@ -14,6 +14,7 @@ from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
+from jaxllm.runner.native import provide_kernels
 
 
 def build_pooling_runner(plan: PoolingPlan, progress: Progress = silent) -> PoolingRunner:
@@ -46,6 +47,7 @@ def _executables(plan: PoolingPlan, spec: PoolingSpec) -> Executables:
     """Those that earlier starts kept; the others are compiled."""
     options = plan.plan.config.compile
     cache = use_compilation_cache(options.compilation_cache_dir)
+    provide_kernels(plan.plan, cache)
     executables = Executables(spec, options)
     if cache is None:
         return executables

@@ -19,6 +19,7 @@ from jaxllm.runner.capacity import bytes_on_device, count_pages, devices_of
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
 from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes, steady
+from jaxllm.runner.native import provide_kernels
 from jaxllm.runner.plan import Plan
 from jaxllm.runner.recipes import StepSpec
 from jaxllm.runner.runner import Runner
@@ -41,6 +42,7 @@ def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
         CapacityError: weights and a KV cache for one longest request do not fit.
     """
     cache = use_compilation_cache(plan.config.compile.compilation_cache_dir)
+    provide_kernels(plan, cache)
     try:
         if plan.config.compile.executables is not None:
             bundle = Bundle.open(plan.config.compile.executables)

@@ -17,6 +17,8 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.registry import lookup
 from jaxllm.models.sharding import model_parallel, padded_vocab
+from jaxllm.pallas_kernels.cpu.targets import ATTENTION_BYTES
+from jaxllm.pallas_kernels.paged_attention.cpu.attention import MULTIPLE
 from jaxllm.runner.devices import local_devices, split_over, tensor_parallel_size
 from jaxllm.runner.memory import CacheShape
 
@@ -59,6 +61,8 @@ class Plan:
             stack=("scan" if self.platform == "tpu" else "loop") if stack == "auto" else stack,
             max_model_len=self.max_model_len,
             mesh=self.mesh,
+            # What XLA splits over devices must be XLA's.
+            native_matmul=self.attention == "cpu" and self.mesh is None,
         )
 
     @property
@@ -110,19 +114,21 @@ def make_plan(
         raise ConfigError(str(error)) from error
     devices = local_devices(count) if absent_devices is None else absent_devices
     platform = devices[0].platform
+    page_size = config.cache.block_size or PAGE_SIZES.get(platform, OTHER_PAGE_SIZE)
+    dtype = _choose_dtype(config.model.dtype, model.dtype, platform)
     return Plan(
         config=config,
         folder=folder,
         model=model,
         platform=platform,
-        attention=_choose_attention(config.compile.attention_backend, platform),
+        attention=_choose_attention(config.compile.attention_backend, platform, (model.head_size, page_size, dtype)),
         device_kind=devices[0].device_kind,
         mesh=split_over(model, devices, count, absent=absent_devices is not None),
-        dtype=_choose_dtype(config.model.dtype, model.dtype, platform),
+        dtype=dtype,
         max_model_len=_choose_length(config.model.max_model_len, model),
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens
         or MAX_NUM_BATCHED_TOKENS.get(platform, OTHER_MAX_NUM_BATCHED_TOKENS),
-        page_size=config.cache.block_size or PAGE_SIZES.get(platform, OTHER_PAGE_SIZE),
+        page_size=page_size,
     )
 
 
@@ -138,11 +144,21 @@ def _check_generates(asked: str, architecture: str) -> None:
         )
 
 
-def _choose_attention(asked: str, platform: str) -> str:
-    if asked in ("tpu", "gpu") and asked != platform:
+def _choose_attention(asked: str, platform: str, shape: tuple[int, int, str]) -> str:
+    """For a `shape` of head size, page size and type of cache."""
+    if asked in ("tpu", "gpu", "cpu") and asked != platform:
         raise ConfigError(f"attention_backend={asked!r} needs a {asked.upper()}; this is a {platform.upper()}")
+    head_size, page_size, dtype = shape
+    fits = head_size % MULTIPLE == 0 and page_size % MULTIPLE == 0 and dtype in ATTENTION_BYTES
+    if asked == "cpu" and not fits:
+        raise ConfigError(
+            f"attention_backend='cpu' needs heads and pages that are multiples of {MULTIPLE} and a cache in "
+            f"{', '.join(ATTENTION_BYTES)}; these are {head_size} and {page_size}, and {dtype}"
+        )
+    if asked != "auto":
+        return asked
     # The kernel for GPUs has to be asked for until it has been measured on one.
-    return asked if asked != "auto" else {"tpu": "tpu"}.get(platform, "xla")
+    return {"tpu": "tpu", "cpu": "cpu" if fits else "xla"}.get(platform, "xla")
 
 
 def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:

@@ -53,8 +53,9 @@ class Attention(nnx.Module):
         window: int | jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Attend from `x` [T, D] to the cache (see `cache_shape`); returns [T, D] and the cache with the new tokens."""
+        num_rows = ragged.num_tokens
         query, key, value = (
-            part.reshape(x.shape[0], -1, self.head_size) for part in self.parts.split(self.query_key_value(x))
+            part.reshape(x.shape[0], -1, self.head_size) for part in self.parts.split(self.query_key_value(x, num_rows))
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
@@ -67,7 +68,7 @@ class Attention(nnx.Module):
             window,
             ragged,
         )
-        return self.output(out.reshape(x.shape[0], -1)), kv_cache
+        return self.output(out.reshape(x.shape[0], -1), num_rows), kv_cache
 
     def _attend(
         self,

@@ -34,4 +34,4 @@ class DecoderLayer(nnx.Module):
         """Map `x` [T, D] to [T, D] and update the cache [L, P, C, 2K, H] at `layer`."""
         attended, kv_cache = self.attention(self.input_norm(x), rotation, ragged, kv_cache, layer, window)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), kv_cache
+        return x + self.mlp(self.mlp_norm(x), ragged.num_tokens), kv_cache

@@ -8,15 +8,27 @@ from jax import lax
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, sharding
+from jaxllm.pallas_kernels.cpu import products
 
 WEIGHT_LEFT_UP_TO = 64
 """Rows of activations up to which XLA's CPU matmul is faster with the weight as its left operand."""
 
 
-def matmul(x: jax.Array, weight: jax.Array, platform: str, out_dtype: jnp.dtype | None = None) -> jax.Array:
-    """`x [T, in]` times `weight [out, in]` transposed: [T, out] in `out_dtype`, float32 by default."""
+def matmul(
+    x: jax.Array,
+    weight: jax.Array,
+    options: ForwardOptions,
+    out_dtype: jnp.dtype | None = None,
+    num_rows: jax.Array | None = None,
+) -> jax.Array:
+    """`x [T, in]` times `weight [out, in]` transposed: [T, out] in `out_dtype`, float32 by default.
+
+    Rows from `num_rows` (int32 []) on are padding, whose products nobody needs.
+    """
     kind = jnp.float32 if out_dtype is None else out_dtype
-    if platform == "cpu" and x.shape[0] <= WEIGHT_LEFT_UP_TO:
+    if options.native_matmul and kind == jnp.float32 and products.fits(x, weight):
+        return products.matmul(x, weight, num_rows)
+    if options.platform == "cpu" and x.shape[0] <= WEIGHT_LEFT_UP_TO:
         return _weight_left(x, weight, kind)
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=kind)
 
@@ -55,13 +67,13 @@ class Linear(nnx.Module):
         out_axis, _ = axes
         self.weight = parameter((out_size, in_size), dtype, sharding(options.mesh, *axes), rows)
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
-        self.axes, self.platform, self.mesh = axes, options.platform, options.mesh
+        self.axes, self.options, self.mesh = axes, options, options.mesh
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map `x` [T, in] to [T, out]."""
+    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """Map `x` [T, in], of which the first `num_rows` count, to [T, out]."""
         out_axis, in_axis = self.axes
         partial = model_parallel(self.mesh) > 1 and sharding(self.mesh, in_axis) != sharding(self.mesh, None)
-        out = matmul(x, self.weight[...], self.platform, x.dtype if partial else None)
+        out = matmul(x, self.weight[...], self.options, x.dtype if partial else None, num_rows)
         out = constrain(out, self.mesh, None, out_axis)
         if self.bias is not None:
             out = out + self.bias[...].astype(out.dtype)

@@ -39,7 +39,7 @@ class GatedMLP(nnx.Module):
         self.gate_up = linear(narrow, self.parts.size, axes=("mlp", "hidden"), rows=self.parts)
         self.down = linear(wide, narrow, axes=("hidden", "mlp"))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map `x` [T, D] to [T, D]."""
-        gate, up = self.parts.split(self.gate_up(x))
-        return self.down(ACTIVATIONS[self.activation](gate) * up)
+    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """Map `x` [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
+        gate, up = self.parts.split(self.gate_up(x, num_rows))
+        return self.down(ACTIVATIONS[self.activation](gate) * up, num_rows)

@@ -46,14 +46,21 @@ def _gpu_paged_attention(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Arra
     return gpu_paged_attention(*args, **kwargs)
 
 
+def _cpu_paged_attention(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    from jaxllm.pallas_kernels.paged_attention.cpu.attention import cpu_paged_attention
+
+    return cpu_paged_attention(*args, **kwargs)
+
+
 IMPLEMENTATIONS: dict[str, PagedAttention] = {
     "reference": reference_paged_attention,
     "xla": xla_paged_attention,
     "tpu": _tpu_paged_attention,
     "gpu": _gpu_paged_attention,
+    "cpu": _cpu_paged_attention,
 }
-"""`reference` is slow and obvious, `xla` runs everywhere and fast on CPU, `tpu` is a Mosaic kernel, `gpu` a Mosaic
-kernel for Hopper. `layout.SHAPES` names those with a cache layout of their own."""
+"""`reference` is slow and obvious, `xla` runs everywhere, `tpu` is a Mosaic kernel, `gpu` a Mosaic kernel for Hopper,
+`cpu` a kernel compiled by Numba. `layout.SHAPES` names those with a cache layout of their own."""
 
 
 def paged_attention(

@@ -33,8 +33,10 @@ def test_the_weight_stays_on_the_left_on_cpu() -> None:
     """XLA would fold the transposes between two products into them, and exchange the operands again."""
     up, down = (jnp.ones(shape, jnp.float32) for shape in ((48, 16), (16, 48)))
 
+    options = ForwardOptions()
+
     def both(x: jax.Array) -> jax.Array:
-        return matmul(jax.nn.silu(matmul(x, up, "cpu")), down, "cpu")
+        return matmul(jax.nn.silu(matmul(x, up, options)), down, options)
 
     compiled = jax.jit(both).lower(jnp.ones((4, 16), jnp.float32)).compile().as_text()
     assert sorted(re.findall(r"f32\[(\d+,\d+)\]\S* dot\(", compiled or "")) == ["16,4", "48,4"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from jaxllm.pallas_kernels.paged_attention.layout import canonical, head_major
+from jaxllm.pallas_kernels.paged_attention.layout import from_layout, to_layout
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Compiler options: compiling takes nearly all the time of these tests, and their arrays are too small to care."""
@@ -23,10 +23,10 @@ def run_function(implementation: str) -> Callable[[Inputs], Result]:
     """`Inputs.call` of `implementation`, jitted, from and to the canonical cache."""
 
     def run(inputs: Inputs) -> Result:
-        if implementation != "xla":
-            return inputs.call(implementation, jnp.int32(LAYER))
-        out, cache = replace(inputs, kv_cache=head_major(inputs.kv_cache)).call("xla", jnp.int32(LAYER))
-        return out, canonical(cache)
+        page_size = inputs.kv_cache.shape[2]
+        own = replace(inputs, kv_cache=to_layout(implementation, inputs.kv_cache))
+        out, cache = own.call(implementation, jnp.int32(LAYER))
+        return out, from_layout(implementation, cache, page_size)
 
     return jax.jit(run, compiler_options=QUICK)
 

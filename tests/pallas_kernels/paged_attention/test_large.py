@@ -9,7 +9,7 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention.cases import LONG_CASES, Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Inputs
-from jaxllm.pallas_kernels.paged_attention.layout import canonical, head_major
+from jaxllm.pallas_kernels.paged_attention.layout import from_layout, to_layout
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
 
 PAGES = 270_000
@@ -17,13 +17,14 @@ PAGES = 270_000
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
 @pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.name)
-def test_long_contexts(case: Case) -> None:
-    check(case, *run_function("xla")(cached_inputs(case)))
+def test_long_contexts(case: Case, implementation: str) -> None:
+    check(case, *run_function(implementation)(cached_inputs(case)))
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("implementation", ["reference", "xla", "cpu"])
 def test_pages_beyond_two_gigabytes(implementation: str) -> None:
     """The same pages at the far end of a cache of more than 2 ** 31 numbers give the same results."""
     inputs = make_inputs(Case("int8", ((1, 30), (1, 47), (17, 9)), kv_dtype="int8", k_scale=2**-5, v_scale=2**-4))
@@ -36,12 +37,12 @@ def test_pages_beyond_two_gigabytes(implementation: str) -> None:
         return replace(inputs, kv_cache=large, batch=moved).call(implementation, jnp.int32(LAYER))
 
     def far_end(pages: jax.Array) -> jax.Array:
-        own = head_major(pages) if implementation == "xla" else pages
+        own = to_layout(implementation, pages)
         return jnp.pad(own, ((0, 0), (PAGES - held, 0), *((0, 0),) * (own.ndim - 2)))
 
     large = jax.jit(far_end)(inputs.kv_cache)
     assert large.size > 2**31
     large_out, large = jax.jit(run, donate_argnums=0)(large, inputs)
     np.testing.assert_array_equal(large_out, out)
-    after = large[:, PAGES - held + 1 :]
-    np.testing.assert_array_equal(canonical(after) if implementation == "xla" else after, cache[:, 1:])
+    after = from_layout(implementation, large[:, PAGES - held + 1 :], inputs.kv_cache.shape[2])
+    np.testing.assert_array_equal(after, cache[:, 1:])

@@ -13,7 +13,7 @@ from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
 from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function
 
-PORTABLE = ("reference", "xla")
+PORTABLE = ("reference", "xla", "cpu")
 """Implementations that run on every machine; those for one kind of device have tests of their own."""
 
 ONE_KV_HEAD = Case("one-kv-head", ((1, 5), (3, 4)), num_kv_heads=1)
