@@ -111,7 +111,9 @@ class ModelOptions(Section):
         "auto", "What a pooling model makes, if not what it is made for. 'auto': embeddings, of a model that generates."
     )
     pooler_config: Mapping[str, Any] | None = option(
-        None, "How a model pools, as JSON: pooling_type (last, mean, cls), normalize, use_activation, matryoshka."
+        None,
+        "How a model pools, as JSON: pooling_type (last, mean, cls), normalize, use_activation, matryoshka, "
+        "classifier_from_token (two tokens, of which a language model chooses one).",
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
 

@@ -11,9 +11,17 @@ from jaxllm.models.safetensors_file import read_header
 DEMO = "demo"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.model"]
 WEIGHT_FILES = ["*.safetensors"]
-OTHER_FORMATS = ["consolidated*", "*/*.safetensors", "*/tokenizer*", "*/*.model", "*/*.txt", "onnx/*", "openvino/*"]
+OTHER_FORMATS = [
+    "consolidated*",
+    "[!2-9]*/*.safetensors",
+    "*/tokenizer*",
+    "*/*.model",
+    "*/*.txt",
+    "onnx/*",
+    "openvino/*",
+]
 """Copies of the weights in other layouts, which many repositories hold beside the usual one. Folders may hold small
-configurations, such as 1_Pooling of sentence-transformers."""
+configurations, such as 1_Pooling of sentence-transformers, and layers of their own, such as 2_Dense."""
 
 _DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import jax
 from flax import nnx
 
 from jaxllm.models import weights
 from jaxllm.models.errors import ModelError
 from jaxllm.models.random_weights import random_arrays
-from jaxllm.models.safetensors_file import read_header
+from jaxllm.models.safetensors_file import Tensor, read_header
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -26,24 +27,27 @@ def load_into(
     load_format: str = "auto",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    given: Mapping[tuple[str | int, ...], jax.Array] | None = None,
 ) -> Model:
     """Read the checkpoint in `folder` to the devices, one tensor at a time, for the modules called `names` there.
 
     Tensors whose names end with one of `ignored`, or begin with one of `ignored_beginnings`, may be there without being
     used. A checkpoint may leave `optional_prefix` out of all its names. `load_format` 'dummy' makes random weights from
-    `seed` instead and ignores the folder. `progress` is called with the bytes done and the bytes in total.
+    `seed` instead and ignores the folder. `progress` is called with the bytes done and the bytes in total. `given` are
+    parameters, by their path in the model, that are not looked for.
 
     Raises `ModelError` naming the tensor or file that is missing, unexpected, wrongly shaped or corrupt.
     """
     graph, state = nnx.split(model)
     flat = nnx.to_flat_state(state)
-    shapes = {path: variable.get_raw_value() for path, variable in flat}
+    given = given or {}
+    shapes = {path: variable.get_raw_value() for path, variable in flat if path not in given}
     rows = {path: variable.get_metadata()["rows"] for path, variable in flat}
     if load_format == "dummy":
         slots = weights.checkpoint_slots(shapes, names, num_layers, rows)
         arrays = random_arrays(shapes, slots, seed, progress)
     elif load_format in ("auto", "safetensors"):
-        found = _names_in(folder) if optional_prefix or ignored_beginnings else []
+        found = [tensor.name for tensor in tensors_in(folder)] if optional_prefix or ignored_beginnings else []
         if optional_prefix and not any(name.startswith(optional_prefix) for name in found):
             names = {ours: theirs.removeprefix(optional_prefix) for ours, theirs in names.items()}
         slots = weights.checkpoint_slots(shapes, names, num_layers, rows)
@@ -51,10 +55,11 @@ def load_into(
         arrays = weights.load_arrays(folder, shapes, slots, (*ignored, *unused), progress)
     else:
         raise ModelError(f"unknown load format {load_format!r} (known: auto, safetensors, dummy)")
+    arrays = {**arrays, **given}
     leaves = [(path, variable.replace(arrays[path])) for path, variable in flat]
     return nnx.merge(graph, nnx.from_flat_state(leaves))
 
 
-def _names_in(folder: Path) -> list[str]:
-    """Names of all tensors of a checkpoint."""
-    return [tensor.name for file in weights.checkpoint_files(folder) for tensor in read_header(file)]
+def tensors_in(folder: Path) -> list[Tensor]:
+    """All tensors of a checkpoint. Raises `ModelError`."""
+    return [tensor for file in weights.checkpoint_files(folder) for tensor in read_header(file)]

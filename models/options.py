@@ -13,8 +13,9 @@ class ForwardOptions:
     `platform` is JAX's name of the backend, `attention` an implementation of paged attention, `stack` how the layers
     run, and `max_model_len` the longest request in tokens (dynamic rope scaling depends on it). `mesh` holds the
     devices (see `jaxllm.models.sharding`); None is JAX's default device. With `one_layer_cache` the KV cache has one
-    layer, which all layers of the model write and read in turn: enough where nothing outlives the step. With
-    `native_matmul` products are those of `pallas_kernels.cpu` where they fit, in place of XLA's.
+    layer, which all layers of the model write and read in turn: enough where nothing outlives the step; its pages then
+    have `page_size` tokens. With `native_matmul` products are those of `pallas_kernels.cpu` where they fit, in place of
+    XLA's.
     """
 
     platform: str = "cpu"
@@ -23,4 +24,5 @@ class ForwardOptions:
     max_model_len: int = 2048
     mesh: Mesh | None = None
     one_layer_cache: bool = False
+    page_size: int = 16
     native_matmul: bool = False

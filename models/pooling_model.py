@@ -1,6 +1,6 @@
 """Models that make vectors or scores of whole texts: a decoder or an encoder, and perhaps a classifier behind it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
@@ -15,18 +16,17 @@ from jaxllm.models import registry
 from jaxllm.models.batch import Batch, WholeTexts
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.errors import ModelError
 from jaxllm.models.family import Family, HeadPlan
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.mlp import ACTIVATIONS
 from jaxllm.models.layers.norm import LayerNorm
-from jaxllm.models.loading import load_into
+from jaxllm.models.loading import load_into, tensors_in
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.projection import DenseLayer, Projection, projection_weights
 from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
-
-PAGE_SIZE = 16
-"""Tokens in a page of the cache that a decoder needs during a step."""
 
 
 class Backbone(Protocol):
@@ -51,20 +51,23 @@ class Decoder(nnx.Module):
     def __call__(self, texts: WholeTexts) -> jax.Array:
         """Hidden states [T, D] after the final norm. Texts of one token come first."""
         tokens, rows = texts.token_ids.shape[0], texts.segments.starts.shape[0] - 1
-        pages = 1 + tokens // PAGE_SIZE + rows
-        config = self.config
+        config, page_size = self.config, self.options.page_size
+        pages = 1 + tokens // page_size + rows
         kv_heads, dtype = config.num_kv_heads, self.dtype.name
-        geometry = CacheGeometry(1, pages, PAGE_SIZE, kv_heads, config.head_size, dtype)
+        geometry = CacheGeometry(1, pages, page_size, kv_heads, config.head_size, dtype)
         cache = jnp.zeros(cache_shape(self.options.attention, geometry), self.dtype)
-        width = -(-min(self.options.max_model_len, tokens) // PAGE_SIZE)
-        hidden, _ = self.model(Batch(texts.token_ids, consecutive_pages(texts.segments, width)), cache)
+        width = -(-min(self.options.max_model_len, tokens) // page_size)
+        hidden, _ = self.model(Batch(texts.token_ids, consecutive_pages(texts.segments, page_size, width)), cache)
         return hidden
 
 
-def consecutive_pages(segments: Segments, width: int) -> RaggedBatch:
-    """The batch of whole texts for paged attention: each gets the next pages, of a table `width` pages wide."""
+def consecutive_pages(segments: Segments, page_size: int, width: int) -> RaggedBatch:
+    """The batch of whole texts for paged attention: each gets the next pages, of a table `width` pages wide.
+
+    A page holds `page_size` tokens.
+    """
     lengths = segments.lengths
-    needed = (lengths + (PAGE_SIZE - 1)) // PAGE_SIZE
+    needed = (lengths + (page_size - 1)) // page_size
     first = 1 + jnp.cumsum(needed, dtype=jnp.int32) - needed
     column = jnp.arange(width, dtype=jnp.int32)
     return RaggedBatch(
@@ -104,18 +107,30 @@ class Head(nnx.Module):
 
 
 class PoolingModel(nnx.Module):
-    """Hidden states of whole texts; with `labels`, also a classifier of pooled ones."""
+    """Hidden states of whole texts; with `labels`, also a classifier of pooled ones; with `dense`, layers for them."""
 
-    def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype, labels: int | None) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: ForwardOptions,
+        dtype: jnp.dtype,
+        labels: int | None,
+        dense: Sequence[DenseLayer] = (),
+    ) -> None:
         family = registry.lookup(config.architecture)
         self.config, self.dtype = config, dtype
         make: Callable[..., nnx.Module] = family.make_encoder or Decoder
         self.backbone = make(config, options, dtype)
         self.head = None if labels is None else Head(config, family.head, labels, options, dtype)
+        self.projection = Projection(dense, options) if dense else None
 
     def __call__(self, texts: WholeTexts) -> jax.Array:
         """Hidden states [T, D]."""
         return cast(Backbone, self.backbone)(texts)
+
+    def project(self, pooled: jax.Array) -> jax.Array:
+        """What becomes of pooled hidden states float32 [R, D] before they are embeddings."""
+        return pooled if self.projection is None else self.projection(pooled)
 
     def scores(self, pooled: jax.Array) -> jax.Array:
         """Scores float32 [R, labels] of pooled hidden states [R, D]. Only of a classifier."""
@@ -124,10 +139,14 @@ class PoolingModel(nnx.Module):
 
 
 def abstract_pooling_model(
-    config: ModelConfig, options: ForwardOptions, dtype: DTypeLike, labels: int | None
+    config: ModelConfig,
+    options: ForwardOptions,
+    dtype: DTypeLike,
+    labels: int | None,
+    dense: Sequence[DenseLayer] = (),
 ) -> PoolingModel:
     """A model whose parameters are shapes. Raises `ModelError` for an unknown architecture."""
-    return PoolingModel(config, options, jnp.dtype(dtype), labels)
+    return PoolingModel(config, options, jnp.dtype(dtype), labels, dense)
 
 
 def load_pooling_model(
@@ -136,13 +155,23 @@ def load_pooling_model(
     options: ForwardOptions,
     dtype: DTypeLike,
     labels: int | None,
+    dense: Sequence[DenseLayer] = (),
+    answer_ids: Sequence[int] = (),
     load_format: str = "auto",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> PoolingModel:
-    """As `jaxllm.models.causal_lm.load_model`. Raises `ModelError`."""
+    """As `jaxllm.models.causal_lm.load_model`. Raises `ModelError`.
+
+    With two `answer_ids`, the classifier of one label is made of the output layer: its score is by how much the second
+    token's logit is larger than the first's.
+    """
     family = registry.lookup(config.architecture)
-    model = abstract_pooling_model(config, options, dtype, labels)
+    model = abstract_pooling_model(config, options, dtype, labels, dense)
+    given = {}
+    if load_format != "dummy":
+        given = {("projection", *path): array for path, array in projection_weights(folder, dense).items()}
+        given.update(_judging_head(model, folder, answer_ids) if answer_ids else {})
     heads = () if labels is not None else tuple(f"{name}." for name in family.head_names.values())
     return load_into(
         model,
@@ -155,11 +184,32 @@ def load_pooling_model(
         load_format=load_format,
         seed=seed,
         progress=progress,
+        given=given,
     )
+
+
+def _judging_head(
+    model: PoolingModel, folder: Path, answer_ids: Sequence[int]
+) -> dict[tuple[str | int, ...], jax.Array]:
+    """The classifier's one row: the difference of two rows of the output layer, or of the embedding that serves for it.
+
+    See https://huggingface.co/Qwen/Qwen3-Reranker-0.6B/discussions/3.
+    """
+    names = registry.lookup(model.config.architecture).weight_names
+    ends = [f"{names[name]}.weight" for name in ("head", "embedding")]
+    by_name = {tensor.name: tensor for tensor in tensors_in(folder)}
+    found = [tensor for end in ends for name, tensor in by_name.items() if end.endswith(name)]
+    if not found:
+        raise ModelError(f"{folder}: neither {ends[0]} nor {ends[1]} is in the checkpoint")
+    no, yes = (found[0].row(index).astype(np.float32) for index in answer_ids)
+    shape = jax.tree.leaves(nnx.split(model.head)[1])[0].shape
+    return {("head", "out", "weight"): jnp.asarray((yes - no).reshape(shape), model.dtype)}
 
 
 def weight_names(family: Family) -> Mapping[str, str]:
     """Names in the checkpoint of all modules of a `PoolingModel`."""
     inside = "backbone." if family.make_encoder else "backbone.model."
     names = {f"{inside}{ours}": theirs for ours, theirs in family.weight_names.items()}
-    return {**names, **{f"head.{ours}": theirs for ours, theirs in family.head_names.items()}}
+    heads = {f"head.{ours}": theirs for ours, theirs in family.head_names.items()}
+    # Made up, for dummy weights: the real ones have files of their own.
+    return {**names, **heads, "projection.layers.*": "projection.*"}

@@ -8,7 +8,7 @@ Format: https://github.com/huggingface/safetensors (8 bytes little-endian length
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,16 @@ class Tensor:
     start: int
     end: int
     path: Path
+
+    def row(self, index: int) -> np.ndarray:
+        """Row `index` of a matrix, in its own type. Raises `ModelError` when there is none."""
+        rows, *rest = self.shape
+        if index >= rows:
+            raise ModelError(f"{self.path}: {self.name} has {rows} rows, and none number {index}")
+        dtype = DTYPES[self.dtype]
+        size = math.prod(rest) * dtype.itemsize
+        start = self.start + index * size
+        return replace(self, shape=tuple(rest), start=start, end=start + size).read(dtype)
 
     def read(self, dtype: np.dtype[Any]) -> np.ndarray:
         """The values in `dtype`, in a new array which devices that share the host's memory can take as it is.

@@ -37,6 +37,7 @@ def build_pooling_runner(plan: PoolingPlan, progress: Progress = silent) -> Pool
         buckets=buckets,
         shape=spec.shape,
         hidden_size=spec.hidden_size,
+        size=plan.size,
         watch=CompilationWatch(strict=compile_options.strict_compilation),
     )
     runner.warm_up()
@@ -69,6 +70,8 @@ def _load(plan: PoolingPlan, progress: Progress) -> tuple[jax.Array, ...]:
         plan.forward,
         jnp.dtype(common.dtype),
         plan.settings.num_labels,
+        plan.settings.dense,
+        plan.settings.answer_ids,
         options.load_format,
         options.seed,
         report,

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
 from jaxllm.info import EngineInfo, PoolingInfo
-from jaxllm.models.pooling_model import PAGE_SIZE
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.build import build_pooling_runner
 from jaxllm.pooling.limits import PoolingLimits
@@ -145,7 +144,7 @@ def _describe(plan: PoolingPlan, num_shapes: int) -> EngineInfo:
         max_num_batched_tokens=common.max_num_batched_tokens,
         max_logprobs=0,
         num_pages=1,
-        block_size=PAGE_SIZE,
+        block_size=common.page_size,
         enable_prefix_caching=False,
         dtype=common.dtype,
         device_kind=common.device_kind,
@@ -154,8 +153,9 @@ def _describe(plan: PoolingPlan, num_shapes: int) -> EngineInfo:
         pooling=PoolingInfo(
             tasks=settings.tasks,
             pooling_type=settings.pooling_type,
-            size=settings.num_labels or common.model.hidden_size,
+            size=plan.size,
             labels=settings.labels,
             matryoshka=settings.matryoshka,
+            answers=settings.answers,
         ),
     )

@@ -18,9 +18,15 @@ class PoolingPlan:
     settings: PoolingSettings
 
     @property
+    def size(self) -> int:
+        """Numbers in a result: of an embedding, or the classes."""
+        settings = self.settings
+        return settings.num_labels or (settings.dense[-1].out_size if settings.dense else self.plan.model.hidden_size)
+
+    @property
     def forward(self) -> ForwardOptions:
         """Options of the forward pass."""
-        return replace(self.plan.forward, one_layer_cache=True)
+        return replace(self.plan.forward, one_layer_cache=True, page_size=self.plan.page_size)
 
 
 def make_pooling_plan(config: EngineConfig) -> PoolingPlan:
@@ -40,6 +46,9 @@ def make_pooling_plan(config: EngineConfig) -> PoolingPlan:
         settings = read_settings(config.model, plan.folder, plan.model.architecture)
     except ModelError as error:
         raise ConfigError(str(error)) from error
+    if settings.dense and settings.dense[0].in_size != plan.model.hidden_size:
+        given, needed = plan.model.hidden_size, settings.dense[0].in_size
+        raise ConfigError(f"{settings.dense[0].path} takes {needed} numbers, and the model gives {given}")
     longest = plan.max_model_len
     if settings.max_length is not None and config.model.max_model_len is None:
         longest = min(longest, settings.max_length)

@@ -71,7 +71,7 @@ def make_spec(plan: PoolingPlan) -> tuple[PoolingSpec, Buckets]:
     """What the executables are compiled from, and their shapes."""
     common = plan.plan
     labels = plan.settings.num_labels
-    model = abstract_pooling_model(common.model, plan.forward, jnp.dtype(common.dtype), labels)
+    model = abstract_pooling_model(common.model, plan.forward, jnp.dtype(common.dtype), labels, plan.settings.dense)
     graph, parameters = nnx.split(model)
     buckets = Buckets(common.max_num_batched_tokens, common.config.scheduler.max_num_seqs)
     return PoolingSpec(graph, parameters, PoolingShape(plan.settings), common.model.hidden_size), buckets

@@ -42,6 +42,7 @@ class PoolingRunner:
         buckets: Buckets,
         shape: PoolingShape,
         hidden_size: int,
+        size: int,
         watch: CompilationWatch,
     ) -> None:
         self.watch = watch
@@ -49,7 +50,7 @@ class PoolingRunner:
         self._executables = executables
         self._buckets = buckets
         self._shape = shape
-        self._hidden_size = hidden_size
+        self._hidden_size, self._size = hidden_size, size
         self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
 
     @property
@@ -123,7 +124,7 @@ class PoolingRunner:
             wanted = params.activates
             return settings.num_labels, settings.use_activation if wanted is None else wanted
         normalize = settings.normalize if params.normalize is None else params.normalize
-        return params.dimensions or self._hidden_size, normalize
+        return params.dimensions or self._size, normalize
 
     def _tokens(self, hidden: np.ndarray, params: PoolingParams) -> np.ndarray:
         """Results of every token, from hidden states [length, D]."""

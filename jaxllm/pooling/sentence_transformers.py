@@ -2,24 +2,32 @@
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
+from jaxllm.models.projection import DenseLayer, read_dense
 
 MODULES = "modules.json"
+KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")
+"""Modules, in the order in which they may stand."""
 _MODES: dict[str, Literal["last", "mean", "cls"]] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _FLAGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 @dataclass(frozen=True)
 class SentenceTransformers:
-    """How sentence-transformers would pool; `max_length` is the most tokens it would read, if it says."""
+    """How sentence-transformers would pool; `max_length` is the most tokens it would read, if it says.
+
+    `dense` are layers between pooling and normalisation.
+    """
 
     pooling_type: Literal["last", "mean", "cls"]
     normalize: bool
     max_length: int | None
+    dense: tuple[DenseLayer, ...] = ()
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
@@ -32,15 +40,27 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         kinds = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{path}: expected a list of modules with 'type' and 'path'") from None
-    unknown = [kind for kind, _ in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    unknown = [kind for kind, _ in kinds if kind not in KNOWN]
     if unknown:
-        raise ModelError(f"{path}: module {unknown[0]!r} is not supported (known: Transformer, Pooling, Normalize)")
+        raise ModelError(f"{path}: module {unknown[0]!r} is not supported (known: {', '.join(KNOWN)})")
+    order = [KNOWN.index(kind) for kind, _ in kinds]
+    if order != sorted(order):
+        raise ModelError(f"{path}: modules in another order than {', '.join(KNOWN)} are not supported")
     pooling = next((where for kind, where in kinds if kind == "Pooling"), None)
     return SentenceTransformers(
         "cls" if pooling is None else _pooling_type(folder / pooling),
         normalize=any(kind == "Normalize" for kind, _ in kinds),
         max_length=_max_length(folder),
+        dense=_dense(folder, [where for kind, where in kinds if kind == "Dense"]),
     )
+
+
+def _dense(folder: Path, paths: list[str]) -> tuple[DenseLayer, ...]:
+    layers = tuple(read_dense(folder, path) for path in paths)
+    for first, then in pairwise(layers):
+        if first.out_size != then.in_size:
+            raise ModelError(f"{folder / then.path}: takes {then.in_size} numbers, and gets {first.out_size}")
+    return layers
 
 
 def _pooling_type(folder: Path) -> Literal["last", "mean", "cls"]:

@@ -10,6 +10,8 @@ from jaxllm.errors import ConfigError, nearest
 from jaxllm.models import registry
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
+from jaxllm.models.projection import DenseLayer
+from jaxllm.pooling.answers import ANSWERS, read_answers
 from jaxllm.pooling.sentence_transformers import MODULES, read_sentence_transformers
 
 PoolingType = Literal["last", "mean", "cls"]
@@ -24,7 +26,9 @@ class PoolingSettings:
     `use` is what requests get without asking; `pooling_type` which hidden states count; `normalize` and
     `use_activation` what happens where a request does not say. `labels` are the classes of a classifier, whose scores
     the `activation` makes probabilities of. `matryoshka` lists the dimensions that embeddings may be cut to; empty:
-    all, None: none. `max_length` is the longest text the model's makers recommend.
+    all, None: none. `max_length` is the longest text the model's makers recommend. `answers` are two tokens, with their
+    ids: the score of a language model without a classifier is the probability of the second where one of them comes.
+    `dense` are layers behind the pooling of an embedder.
     """
 
     use: Literal["embed", "classify"]
@@ -35,6 +39,9 @@ class PoolingSettings:
     activation: Literal["none", "sigmoid", "softmax"] = "softmax"
     matryoshka: tuple[int, ...] | None = None
     max_length: int | None = None
+    answers: tuple[str, ...] = ()
+    answer_ids: tuple[int, ...] = ()
+    dense: tuple[DenseLayer, ...] = ()
 
     @property
     def num_labels(self) -> int | None:
@@ -45,7 +52,8 @@ class PoolingSettings:
     def tasks(self) -> tuple[str, ...]:
         """What requests may ask for, the default first."""
         if self.use == "embed":
-            return ("embed", "token_embed")
+            # Layers behind the pooling are not for single tokens.
+            return ("embed",) if self.dense else ("embed", "token_embed")
         return ("classify", "token_classify", *(("score",) if len(self.labels) == 1 else ()))
 
 
@@ -58,12 +66,25 @@ def chosen_runner(options: ModelOptions, folder: Path, architecture: str) -> Lit
         return options.runner
     made_for = registry.lookup(architecture).use
     pools = made_for != "generate" or options.convert in ("embed", "classify") or (folder / MODULES).is_file()
+    pools = pools or bool(_given_answers(options, ConfigFile.read(folder / "config.json")))
     return "pooling" if pools else "generate"
 
 
 def read_settings(options: ModelOptions, folder: Path, architecture: str) -> PoolingSettings:
     """How the model in `folder` pools. Raises `ConfigError` and `ModelError`."""
     family, file = registry.lookup(architecture), ConfigFile.read(folder / "config.json")
+    given = _given_answers(options, file)
+    if given and family.use == "generate":
+        answers, answer_ids = read_answers(folder, given)
+        settings = PoolingSettings(
+            use="classify",
+            pooling_type="last",
+            labels=answers[1:],
+            activation="sigmoid",
+            answers=answers,
+            answer_ids=answer_ids,
+        )
+        return _override(settings, options.pooler_config or {})
     use = family.use if options.convert in ("auto", "none") else options.convert
     if use == "generate":
         if options.convert == "none":
@@ -82,10 +103,15 @@ def read_settings(options: ModelOptions, folder: Path, architecture: str) -> Poo
     )
     found = read_sentence_transformers(folder)
     if use == "embed" and found is not None:
-        settings = replace(settings, pooling_type=found.pooling_type, normalize=found.normalize)
+        settings = replace(settings, pooling_type=found.pooling_type, normalize=found.normalize, dense=found.dense)
     if found is not None:
         settings = replace(settings, max_length=found.max_length)
     return _override(settings, options.pooler_config or {})
+
+
+def _given_answers(options: ModelOptions, file: ConfigFile) -> Any:
+    """`classifier_from_token`, from the options or the configuration; None without it."""
+    return (options.pooler_config or {}).get(ANSWERS, file.values.get(ANSWERS))
 
 
 def _pooling_type(file: ConfigFile, use: str) -> PoolingType:
@@ -97,7 +123,7 @@ def _pooling_type(file: ConfigFile, use: str) -> PoolingType:
 
 
 def _override(settings: PoolingSettings, given: Mapping[str, Any]) -> PoolingSettings:
-    known = ("pooling_type", "normalize", "use_activation", "matryoshka")
+    known = ("pooling_type", "normalize", "use_activation", "matryoshka", ANSWERS)
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"pooler_config: unknown key {name!r}{nearest(name, known)} (known: {', '.join(known)})")
@@ -105,6 +131,9 @@ def _override(settings: PoolingSettings, given: Mapping[str, Any]) -> PoolingSet
             if str(value).lower() not in POOLING_TYPES:
                 raise ConfigError(f"pooler_config: pooling_type={value!r}: choose one of {', '.join(POOLING_TYPES)}")
             settings = replace(settings, pooling_type=str(value).lower())  # type: ignore[arg-type]
+        elif name == ANSWERS:
+            if not settings.answers:
+                raise ConfigError(f"pooler_config: {ANSWERS}: only models that generate choose between tokens")
         elif not isinstance(value, bool):
             raise ConfigError(f"pooler_config: {name}={value!r}: must be true or false")
         elif name == "matryoshka":

@@ -55,7 +55,7 @@ def make_step(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, bucket: Bu
         inputs = layout.unpack(packed)
         segments = Segments(*(inputs[name] for name in ("starts", "rows", "num_tokens", "num_rows")))
         hidden = model(WholeTexts(inputs["token_ids"], inputs["token_types"], segments))
-        pooled = pool(hidden, segments, shape.settings.pooling_type)
+        pooled = model.project(pool(hidden, segments, shape.settings.pooling_type))
         return finish(model, shape.settings, pooled, inputs["sizes"], inputs["flags"]), hidden
 
     return step

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 
 VOCAB = 96
 SMALL: dict[str, Any] = {
@@ -87,6 +88,27 @@ def save_modules(folder: Path, mode: str, *, normalize: bool, max_length: int | 
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
     if max_length is not None:
         (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_length}))
+
+
+def save_dense(folder: Path, layers: Sequence[torch.nn.Linear], activations: Sequence[str], **change: Any) -> None:
+    """Dense layers behind the pooling that `save_modules` wrote, with their configuration changed by `change`."""
+    path = folder / "modules.json"
+    first, second, *rest = json.loads(path.read_text())
+    added = []
+    for index, (layer, activation) in enumerate(zip(layers, activations, strict=True), start=2):
+        name = f"{index}_Dense"
+        added.append({"idx": index, "name": name, "path": name, "type": "sentence_transformers.models.Dense"})
+        (folder / name).mkdir()
+        config = {
+            "in_features": layer.in_features,
+            "out_features": layer.out_features,
+            "bias": layer.bias is not None,
+            "activation_function": activation,
+        }
+        (folder / name / "config.json").write_text(json.dumps({**config, **change}))
+        tensors = {f"linear.{key}": value.detach().contiguous() for key, value in layer.named_parameters()}
+        save_file(tensors, folder / name / "model.safetensors")
+    path.write_text(json.dumps([first, second, *added, *rest]))
 
 
 def hidden_states(model: torch.nn.Module, token_ids: Sequence[int], **inputs: Any) -> np.ndarray:

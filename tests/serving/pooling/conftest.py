@@ -8,7 +8,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from tests.jaxllm.pooling.checkpoints import VOCAB, save
 
-TEXT = "the cat sat on mat dog ran away once upon a time apples are red green sky is blue what color"
+TEXT = "the cat sat on mat dog ran away once upon a time apples are red green sky is blue what color no yes"
 WORDS = TEXT.split()
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
@@ -36,6 +36,15 @@ def save_tokenizer(folder: Path) -> None:
         sep_token="[SEP]",
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     ).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random Qwen3 that generates, to be asked for yes or no."""
+    folder = tmp_path_factory.mktemp("judge")
+    save(folder, "Qwen3ForCausalLM", tie_word_embeddings=False, max_position_embeddings=512)
+    save_tokenizer(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

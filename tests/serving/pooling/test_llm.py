@@ -101,7 +101,7 @@ def test_sentence_transformers_decide(tmp_path: Path) -> None:
         (found,) = llm.embed("the cat", use_tqdm=False)
         assert abs(np.linalg.norm(found.outputs.embedding) - 1) > 1e-3
     modules = json.loads((tmp_path / "modules.json").read_text())
-    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append({"idx": 2, "name": "2", "path": "2_CNN", "type": "sentence_transformers.models.CNN"})
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ConfigError, match="module 'Dense' is not supported"):
+    with pytest.raises(ConfigError, match="module 'CNN' is not supported"):
         LLM(str(tmp_path), **OPTIONS)
