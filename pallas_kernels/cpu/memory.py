@@ -47,11 +47,6 @@ def _emit_call(builder: ir.IRBuilder, function: ir.Value, argument: ir.Value) ->
     return builder.call(builder.inttoptr(function, kind.as_pointer()), [argument])
 
 
-def _emit_copy(builder: ir.IRBuilder, to: ir.Value, source: ir.Value, size: ir.Value) -> None:
-    to, source = (builder.inttoptr(address, BYTE.as_pointer()) for address in (to, source))
-    cgutils.raw_memcpy(builder, to, source, size, 1)
-
-
 def _emit_zero(builder: ir.IRBuilder, to: ir.Value, size: ir.Value) -> None:
     cgutils.memset(builder, builder.inttoptr(to, BYTE.as_pointer()), size, 0)
 
@@ -67,8 +62,6 @@ set_int32 = operation(types.void, (_word, _word, _word), _emit_write(INT))
 real = operation(_real, (_word, _word), _emit_read(FLOAT))
 """The float32 there."""
 set_real = operation(types.void, (_word, _word, _real), _emit_write(FLOAT))
-copy_bytes = operation(types.void, (_word, _word, _word), _emit_copy)
-"""`copy_bytes(to, source, size)`; the two do not overlap."""
 zero_bytes = operation(types.void, (_word, _word), _emit_zero)
 """`zero_bytes(to, size)`."""
 fetch = operation(_word, (_word, _word), _emit_fetch)
@@ -89,14 +82,17 @@ def external(name: str) -> Any:
     return operation(_word, (), emit)
 
 
-def mover(size: int) -> Any:
-    """`move(to, to_offset, source, source_offset)`: copy one element of `size` bytes."""
-    kind = ir.IntType(8 * size)
+def mover(kind: ir.Type) -> Any:
+    """`move(to, to_offset, source, source_offset)`: copy one element; of floats 0 in place of what is not finite."""
 
     def emit(
         builder: ir.IRBuilder, to: ir.Value, to_offset: ir.Value, source: ir.Value, source_offset: ir.Value
     ) -> None:
         value = builder.load(pointer(builder, source, source_offset, kind))
+        if kind == FLOAT:
+            # A number less itself is 0, unless it is infinite or none.
+            is_finite = builder.fcmp_ordered("==", builder.fsub(value, value), ir.Constant(FLOAT, 0.0))
+            value = builder.select(is_finite, value, ir.Constant(FLOAT, 0.0))
         builder.store(value, pointer(builder, to, to_offset, kind))
 
     return operation(types.void, (_word,) * 4, emit)

@@ -42,6 +42,9 @@ def cpu_paged_attention(
     none = jnp.zeros(num_heads, jnp.float32)
     ints = [layer, 0 if window is None else window, batch.num_requests, batch.num_tokens]
     ints += [int(sinks is not None), int(alibi_slopes is not None)]
+    stored = k, v
+    if k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
+        stored = quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)
     k_factor, v_factor = (1.0 if factor is None else factor for factor in (k_scale, v_scale))
     floats = jnp.stack([jnp.float32(each) for each in (scale * k_factor, soft_cap or 0.0, v_factor)])
     out, kv_cache = jax.ffi.ffi_call(
@@ -50,8 +53,7 @@ def cpu_paged_attention(
         input_output_aliases={3: 1},
     )(
         q.astype(jnp.float32),
-        quantise(k, k_scale, kv_cache.dtype),
-        quantise(v, v_scale, kv_cache.dtype),
+        *stored,
         kv_cache,
         batch.positions,
         batch.query_start,

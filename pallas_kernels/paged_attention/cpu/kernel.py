@@ -11,10 +11,11 @@ so both products are sums of outer products, which need nothing across lanes.
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 
 from jaxllm.pallas_kernels.cpu.calls import Kernel, free, result, size
-from jaxllm.pallas_kernels.cpu.memory import compiled, copy_bytes, int32, mover, real, set_real, word, zero_bytes
-from jaxllm.pallas_kernels.cpu.vectors import LANES, load, multiply, splat, store
+from jaxllm.pallas_kernels.cpu.memory import compiled, int32, mover, real, set_real, word, zero_bytes
+from jaxllm.pallas_kernels.cpu.vectors import FLOAT, LANES, load, multiply, splat, store
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,
     EACH_HEAD,
@@ -90,12 +91,15 @@ def _finish_rows(job: int, first: int, tokens: int, head: int, totals: int, sums
             store(word(job, J_OUT), out + place, multiply(load(sums, row * head_size + place), splat(factor)))
 
 
-def _make_write(bytes_each: int) -> Any:
-    move = mover(bytes_each)
+def _make_write(kind: str, bytes_each: int) -> Any:
+    move = mover(FLOAT if kind == "float32" else ir.IntType(8 * bytes_each))
 
     @compiled
     def write(job: int, row: int, first: int, last: int, head: int) -> None:
-        """Put keys and values of a row's tokens from `first` up to `last` into their pages."""
+        """Put keys and values of a row's tokens from `first` up to `last` into their pages.
+
+        Of float32 what is finite (see `ragged.quantise`, which does it for the other types).
+        """
         heads, head_size, page_size = word(job, J_K), word(job, J_H), word(job, J_C)
         for token in range(first, last):
             position = int32(word(job, J_POSITIONS), token)
@@ -104,7 +108,8 @@ def _make_write(bytes_each: int) -> Any:
             for place in range(head_size):
                 move(key, place * page_size, word(job, J_NEW_K) + source, place)
             value = values_at(job, row, position, head)
-            copy_bytes(value, word(job, J_NEW_V) + source, head_size * word(job, J_BYTES))
+            for place in range(head_size):
+                move(value, place, word(job, J_NEW_V) + source, place)
 
     return write
 
@@ -149,7 +154,7 @@ def _make_item(kind: str, write: Any) -> Any:
 
 def make_kernel(kind: str, bytes_each: int) -> Kernel:
     """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes."""
-    write = _make_write(bytes_each)
+    write = _make_write(kind, bytes_each)
 
     @compiled
     def plan(frame: int, job: int) -> int:
