@@ -8,7 +8,7 @@ the same order, so it does not depend on how many rows there are.
 from typing import Any
 
 from jaxllm.pallas_kernels.cpu.calls import FIRST, Kernel, argument, free, malloc, result, size
-from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_word, word, zero_bytes
+from jaxllm.pallas_kernels.cpu.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.cpu.tiles import make_dot_tile
 from jaxllm.pallas_kernels.cpu.vectors import HAS_AVX512, LANES, load, store
 
@@ -18,13 +18,16 @@ BLOCK = 48
 """Columns of an item, a multiple of `COLUMNS`."""
 DEPTH = 1024
 """Numbers of a row that are multiplied before the next block of weights; sums of longer rows are added up."""
+PACK = 32
+"""Rows that are put in order at a time, a multiple of `ROWS`."""
 FEW = 8
 """Rows up to which weights are used for all of them at once, in place of all weights of a block for a tile of rows."""
 
 # Arguments of the call: x [T, in], weight [out, in], rows in use int32 []. Result: [T, out].
 _X, _WEIGHT, _USED = 0, 1, 2
 # Words of a job.
-_PACKED, _W, _Y, _T, _K, _N = range(FIRST, FIRST + 6)
+_X_ROWS, _PACKED, _W, _Y, _T, _K, _N, _PACKS, _PACKS_DONE = range(FIRST, FIRST + 9)
+WORDS = 9
 
 
 @compiled
@@ -55,15 +58,17 @@ def _plan(frame: int, job: int) -> int:
     rows, depth, columns = int32(argument(frame, _USED), 0), size(frame, _X, 1), size(frame, _WEIGHT, 0)
     y = result(frame, 0)
     zero_bytes(y + 4 * rows * columns, 4 * (size(frame, _X, 0) - rows) * columns)
-    packed = malloc(4 * rows * depth + 64)
-    _pack(argument(frame, _X), packed, rows, depth)
-    set_word(job, _PACKED, packed)
+    packs = (rows + PACK - 1) // PACK
+    set_word(job, _X_ROWS, argument(frame, _X))
+    set_word(job, _PACKED, malloc(4 * rows * depth + 64))
     set_word(job, _W, argument(frame, _WEIGHT))
     set_word(job, _Y, y)
     set_word(job, _T, rows)
     set_word(job, _K, depth)
     set_word(job, _N, columns)
-    return (columns + BLOCK - 1) // BLOCK if rows else 0
+    set_word(job, _PACKS, packs)
+    set_word(job, _PACKS_DONE, 0)
+    return packs + (columns + BLOCK - 1) // BLOCK if rows else 0
 
 
 @compiled
@@ -117,8 +122,18 @@ def make_kernel() -> Kernel:
 
     @compiled
     def item(job: int, index: int, scratch: int) -> None:
-        rows, columns = word(job, _T), word(job, _N)
-        begin = index * BLOCK
+        rows, columns, packs = word(job, _T), word(job, _N), word(job, _PACKS)
+        if index < packs:
+            offset = 4 * index * PACK * word(job, _K)
+            _pack(
+                word(job, _X_ROWS) + offset, word(job, _PACKED) + offset, min(PACK, rows - index * PACK), word(job, _K)
+            )
+            fetch_add(job, _PACKS_DONE, 1)
+            return
+        # These items come first, so whoever has taken one is at work on it.
+        while fetch(job, _PACKS_DONE) < packs:
+            pass
+        begin = (index - packs) * BLOCK
         end = min(begin + BLOCK, columns)
         step = max(rows, 1) if rows <= FEW else ROWS
         for depth in range(0, word(job, _K), DEPTH):
@@ -129,4 +144,4 @@ def make_kernel() -> Kernel:
                     strip(job, row, min(row + step, rows), column, width, depth)
                     column += width
 
-    return Kernel(6, _plan, item, _finish)
+    return Kernel(WORDS, _plan, item, _finish)
