@@ -46,11 +46,6 @@ class Slot:
     part: Part | None = None
     blocks: int = 1
 
-    @property
-    def whole(self) -> bool:
-        """Whether the tensor is all of the parameter."""
-        return self.layer is None and self.part is None
-
 
 def checkpoint_slots(
     shapes: Shapes, names: Mapping[str, str], num_layers: int, rows: Mapping[ParameterPath, Rows | Merged]
@@ -99,30 +94,35 @@ def load_arrays(
 ) -> dict[ParameterPath, jax.Array]:
     """Read the checkpoint in `folder`, one tensor at a time, each to its parameter's type and straight to the devices.
 
-    Of a parameter that is split over devices each gets its part and never more. Host memory beyond the result is one
-    tensor. Everything is checked before the first byte of data is read. Tensors
-    whose name ends with one of `ignored` may be there. Raises `ModelError`.
+    Of a parameter that is split over devices each gets its part and never more. Host memory beyond the result is the
+    tensors of one parameter. Everything is checked before the first byte of data is read. Tensors whose name ends with
+    one of `ignored` may be there. Raises `ModelError`.
     """
     tensors = _matching_tensors(folder, slots, ignored)
     total = sum(tensor.end - tensor.start for tensor in tensors)
     arrays: dict[ParameterPath, jax.Array] = {}
+    incomplete: dict[ParameterPath, dict[int, np.ndarray]] = {}
     done = 0
     for tensor in tensors:
         slot, shape = slots[tensor.name], shapes[slots[tensor.name].path]
         values = slot.rows.expand(tensor.read(np.dtype(shape.dtype)))
-        if slot.whole:
-            arrays[slot.path] = jax.device_put(values, shape.sharding)
-        else:
+        if slot.layer is not None:
             if slot.path not in arrays:
                 arrays[slot.path] = jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
-            stacked = slot.layer is not None
-            part = jax.device_put(values, _without_layers(shape.sharding) if stacked else shape.sharding)
+            part = jax.device_put(values, _without_layers(shape.sharding))
             start = 0 if slot.part is None else slot.part.start
-            arrays[slot.path] = _write(
-                arrays.pop(slot.path), part, slot.layer or 0, start, stacked=stacked, blocks=slot.blocks
-            )
-        # Without waiting, host copies of the tensors would queue up behind a slow device.
-        arrays[slot.path].block_until_ready()
+            arrays[slot.path] = _write(arrays.pop(slot.path), part, slot.layer, start, blocks=slot.blocks)
+        elif slot.part is not None:
+            # Put together here: on the devices it would take a compilation for every shape, in every start.
+            parts = incomplete.setdefault(slot.path, {})
+            parts[slot.part.start] = values
+            if sum(map(len, parts.values())) == shape.shape[0]:
+                arrays[slot.path] = jax.device_put(_joined(incomplete.pop(slot.path), slot.blocks), shape.sharding)
+        else:
+            arrays[slot.path] = jax.device_put(values, shape.sharding)
+        if slot.path in arrays:
+            # Without waiting, host copies of the tensors would queue up behind a slow device.
+            arrays[slot.path].block_until_ready()
         done += tensor.end - tensor.start
         if progress:
             progress(done, total)
@@ -180,13 +180,16 @@ def _without_layers(sharding: Any) -> NamedSharding | None:
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:])) if sharding is not None else None
 
 
-@partial(jax.jit, donate_argnums=0, static_argnames=("stacked", "blocks"))
-def _write(
-    whole: jax.Array, tensor: jax.Array, layer: jax.Array, start: jax.Array, *, stacked: bool, blocks: int
-) -> jax.Array:
-    """Put a tensor into a parameter: of layer `layer` if it has all, from row `start` of each of its blocks on."""
-    lead = (whole.shape[0] if stacked else 1, blocks, -1)
-    every = whole.reshape(*lead, *whole.shape[1 + stacked :])
+def _joined(parts: Mapping[int, np.ndarray], blocks: int) -> np.ndarray:
+    """A parameter from what it holds, by the rows of a block where each begins."""
+    each = [parts[start].reshape(blocks, -1, *parts[start].shape[1:]) for start in sorted(parts)]
+    return np.concatenate(each, axis=1).reshape(-1, *each[0].shape[2:])
+
+
+@partial(jax.jit, donate_argnums=0, static_argnames="blocks")
+def _write(whole: jax.Array, tensor: jax.Array, layer: jax.Array, start: jax.Array, *, blocks: int) -> jax.Array:
+    """Put a tensor into a parameter of all layers: that of layer `layer`, from row `start` of each of its blocks on."""
+    every = whole.reshape(whole.shape[0], blocks, -1, *whole.shape[2:])
     part = tensor.reshape(1, blocks, -1, *tensor.shape[1:])
     zeros = (0,) * (part.ndim - 3)
     updated: jax.Array = lax.dynamic_update_slice(every, part, (layer, 0, start, *zeros))
