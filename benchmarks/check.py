@@ -15,7 +15,7 @@ from benchmarks.shared.counting import counting_calls, counting_transfers
 from jaxllm.config import EngineConfig
 from jaxllm.engine import Engine
 from jaxllm.request import Request
-from jaxllm.runner.buckets import Buckets
+from jaxllm.runner.buckets import GROWTH_WITHOUT_PADDING, Buckets
 from jaxllm.runner.recipes import all_keys
 from jaxllm.sampling_params import SamplingParams
 
@@ -68,7 +68,8 @@ def count(engine: Engine) -> Figures:
 
 def _count(engine: Engine) -> Figures:
     engine.reset_prefix_cache()
-    figures: Figures = {"executables of the default engine": len(all_keys(Buckets(512, 64).all))}
+    buckets = Buckets(512, 64, GROWTH_WITHOUT_PADDING)
+    figures: Figures = {"executables of the default engine": len(all_keys(buckets.all))}
     # Never the same prompt again: whether its pages are then found shared would depend on every last bit.
     for first, running in ((0, FEW), (100, MANY)):
         add(engine, running, first=first)

@@ -202,19 +202,21 @@ class CompileOptions(Section):
     strict_compilation: bool = option(False, "Treat a compilation after warm-up as an error.")
     optimization_level: int = option(
         1,
-        "How hard XLA tries on CPU: 1 compiles in three quarters of the time of 3 and runs no slower; 0 in half, and "
-        "runs slower. No effect elsewhere.",
+        "How hard XLA tries on CPU: 1 compiles in three quarters of the time of 3 or less, and runs no slower but for "
+        "sampling by top-k and top-p; 0 in less, and runs slower. No effect elsewhere.",
         minimum=0,
         maximum=3,
     )
     compile_workers: int | None = option(None, "Compilations at a time during start-up. Default: the cores.", minimum=1)
     layer_stack: Literal["auto", "scan", "loop"] = option(
-        "auto", "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, loop on CPU and GPU."
+        "auto",
+        "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, and on CPU where products are "
+        "jaxllm's own; else a loop.",
     )
     attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu", "cpu"] = option(
         "auto",
         "Implementation of paged attention. 'auto': tpu on TPU, cpu on CPU where heads and pages are multiples of 16, "
-        "else xla. 'gpu' is for Hopper. With 'cpu' matrix products in float32 are jaxllm's own as well.",
+        "else xla. 'gpu' is for Hopper. With 'cpu' matrix products in float32 and bfloat16 are jaxllm's own as well.",
     )
 
 

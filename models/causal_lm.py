@@ -13,7 +13,7 @@ from jaxllm.models import registry
 from jaxllm.models.batch import Batch
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers.embedding import Embedding, vocab_rows
-from jaxllm.models.layers.linear import Linear, matmul
+from jaxllm.models.layers.linear import Linear, matmul, weight_of
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import rotation
 from jaxllm.models.loading import load_into
@@ -31,7 +31,7 @@ class CausalLM(nnx.Module):
         make_layer = registry.lookup(config.architecture).make_layer
         # A window that no request can outgrow hides nothing, and full attention is the cheaper code.
         windows = tuple(window if window < options.max_model_len else 0 for window in config.windows)
-        self.embedding = Embedding(config, options, dtype=dtype)
+        self.embedding = Embedding(config, options, dtype=dtype, is_output=config.tie_word_embeddings)
         self.layers = make_stack(options.stack, lambda layer: make_layer(config, options, layer, dtype), windows)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
         rows = vocab_rows(config, options)
@@ -58,10 +58,13 @@ class CausalLM(nnx.Module):
             frozenset(self.layers.windows),
         )
 
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores float32 [R, V] of hidden states [R, D], split over the devices along V, which may end in -inf."""
+    def logits(self, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """Scores float32 [R, V] of hidden states [R, D], split over the devices along V, which may end in -inf.
+
+        Those from row `num_rows` (int32 []) on mean nothing.
+        """
         weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = matmul(hidden, weight[...], self.options)
+        logits = matmul(hidden, weight_of(weight), self.options, num_rows=num_rows)
         if logits.shape[1] > self.config.vocab_size:
             is_token = jnp.arange(logits.shape[1], dtype=jnp.int32) < self.config.vocab_size
             logits = jnp.where(is_token, logits, -jnp.inf)

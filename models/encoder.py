@@ -13,8 +13,8 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.layers.embedding import Embedding
+from jaxllm.models.layers.gate import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.mlp import ACTIVATIONS
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.layers.parameter import parameter
 from jaxllm.models.options import ForwardOptions

@@ -14,8 +14,8 @@ from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
 from jaxllm.models.family import Family, HeadPlan
 from jaxllm.models.layers.embedding import Embedding
+from jaxllm.models.layers.gate import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.mlp import ACTIVATIONS
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.layers.rope import Rotation, rotate, rotation
 from jaxllm.models.options import ForwardOptions

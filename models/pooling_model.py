@@ -18,8 +18,8 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.family import Family, HeadPlan
+from jaxllm.models.layers.gate import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.mlp import ACTIVATIONS
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.loading import load_into, tensors_in
 from jaxllm.models.options import ForwardOptions
@@ -190,7 +190,7 @@ def load_pooling_model(
 
 def _judging_head(
     model: PoolingModel, folder: Path, answer_ids: Sequence[int]
-) -> dict[tuple[str | int, ...], jax.Array]:
+) -> dict[tuple[str | int, ...], np.ndarray]:
     """The classifier's one row: the difference of two rows of the output layer, or of the embedding that serves for it.
 
     See https://huggingface.co/Qwen/Qwen3-Reranker-0.6B/discussions/3.
@@ -202,8 +202,7 @@ def _judging_head(
     if not found:
         raise ModelError(f"{folder}: neither {ends[0]} nor {ends[1]} is in the checkpoint")
     no, yes = (found[0].row(index).astype(np.float32) for index in answer_ids)
-    shape = jax.tree.leaves(nnx.split(model.head)[1])[0].shape
-    return {("head", "out", "weight"): jnp.asarray((yes - no).reshape(shape), model.dtype)}
+    return {("head", "out", "weight"): (yes - no).reshape(1, -1)}
 
 
 def weight_names(family: Family) -> Mapping[str, str]:

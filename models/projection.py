@@ -80,9 +80,9 @@ class Projection(nnx.Module):
         return x
 
 
-def projection_weights(folder: Path, layers: Sequence[DenseLayer]) -> dict[tuple[str | int, ...], jax.Array]:
+def projection_weights(folder: Path, layers: Sequence[DenseLayer]) -> dict[tuple[str | int, ...], np.ndarray]:
     """Parameters of a `Projection` by their path in it. Raises `ModelError` for what is missing or of another shape."""
-    found: dict[tuple[str | int, ...], jax.Array] = {}
+    found: dict[tuple[str | int, ...], np.ndarray] = {}
     for index, layer in enumerate(layers):
         tensors = {tensor.name: tensor for tensor in tensors_in(folder / layer.path)}
         shapes: dict[str, tuple[int, ...]] = {"weight": (layer.out_size, layer.in_size)}
@@ -93,5 +93,5 @@ def projection_weights(folder: Path, layers: Sequence[DenseLayer]) -> dict[tuple
             if tensor is None or tensor.shape != shape:
                 held = "is not there" if tensor is None else f"has shape {list(tensor.shape)}"
                 raise ModelError(f"{folder / layer.path}: linear.{name} {held}, expected {list(shape)}")
-            found["layers", index, name] = jnp.asarray(tensor.read(np.dtype(np.float32)))
+            found["layers", index, name] = tensor.read(np.dtype(np.float32))
     return found

@@ -12,11 +12,12 @@ import numpy as np
 from jax import lax
 
 from jaxllm.models.layers.parameter import Part, Rows
-from jaxllm.models.weights import SCAN, ParameterPath, Shapes, Slot
+from jaxllm.models.weights import SCAN, ParameterPath, Slot, Specs
+from jaxllm.pallas_kernels.cpu.panels import PANEL, panels_shape
 
 
 def random_arrays(
-    shapes: Shapes, slots: Mapping[str, Slot], seed: int, progress: Callable[[int, int], None] | None = None
+    specs: Specs, slots: Mapping[str, Slot], seed: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[ParameterPath, jax.Array]:
     """Random parameters, the same for a seed whether layers are stacked or not, and however they are split.
 
@@ -26,26 +27,30 @@ def random_arrays(
     tensors: dict[ParameterPath, dict[Part | None, list[tuple[str, Slot]]]] = {}
     for name, slot in slots.items():
         tensors.setdefault(slot.path, {}).setdefault(slot.part, []).append((name, slot))
-    total = sum(shape.size * shape.dtype.itemsize for shape in shapes.values())
+    total = sum(spec.array.size * spec.array.dtype.itemsize for spec in specs.values())
     arrays: dict[ParameterPath, jax.Array] = {}
     done = 0
-    for path, shape in shapes.items():
+    for path, spec in specs.items():
+        array = spec.array
+        shape = (*(array.shape[:1] if SCAN in path else ()), *spec.shape)
         parts = [each[0][1] for each in tensors[path].values()]
         # uint64 is off by default; the hash below works on 32 bits.
         keys = [
             jnp.asarray(np.array([zlib.crc32(f"{seed}/{name}".encode()) for name, _ in each], np.uint32))
             for each in tensors[path].values()
         ]
-        make = partial(_random_parameter, shape=shape.shape, dtype=shape.dtype, slots=parts)
+        make = partial(_random_parameter, shape=shape, dtype=array.dtype, slots=parts, in_panels=spec.in_panels)
         # Compiled for its place, so that no device makes more than its part.
-        arrays[path] = jax.jit(make, out_shardings=shape.sharding)(keys)
-        done += shape.size * shape.dtype.itemsize
+        arrays[path] = jax.jit(make, out_shardings=array.sharding)(keys)
+        done += array.size * array.dtype.itemsize
         if progress:
             progress(done, total)
     return arrays
 
 
-def _random_parameter(keys: list[jax.Array], *, shape: tuple[int, ...], dtype: Any, slots: Sequence[Slot]) -> jax.Array:
+def _random_parameter(
+    keys: list[jax.Array], *, shape: tuple[int, ...], dtype: Any, slots: Sequence[Slot], in_panels: bool
+) -> jax.Array:
     """A parameter of `shape` that is made of the tensors of `slots`, which have a key each for every layer."""
     stacked, is_bias = SCAN in slots[0].path, slots[0].path[-1] == "bias"
     layers, one = (shape[:1], shape[1:]) if stacked else ((1,), shape)
@@ -54,7 +59,12 @@ def _random_parameter(keys: list[jax.Array], *, shape: tuple[int, ...], dtype: A
         size = one[0] if slot.part is None else slot.blocks * slot.part.size
         values = _random_values(key, (size, *one[1:]), slot.rows, is_bias=is_bias).astype(dtype)
         parts.append(values.reshape(*layers, slot.blocks, -1, *one[1:]))
-    return jnp.concatenate(parts, axis=2).reshape(shape)
+    whole = jnp.concatenate(parts, axis=2).reshape(shape)
+    if not in_panels:
+        return whole
+    *others, count, columns, _ = panels_shape(shape)
+    padding = [(0, 0)] * len(others) + [(0, count * PANEL - shape[-2]), (0, 0)]
+    return jnp.pad(whole, padding).reshape(*others, count, PANEL, columns).swapaxes(-1, -2)
 
 
 def _random_values(keys: jax.Array, shape: tuple[int, ...], rows: Rows, *, is_bias: bool) -> jax.Array:

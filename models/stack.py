@@ -1,9 +1,9 @@
 """The layers of a model, run as a loop or as one scan, behind one interface.
 
 Which is faster depends on the platform. A scan over stacked weights makes compile time independent of depth, and on
-TPU costs nothing at run time; on CPU and GPU the compiler copies each layer's weights out of the stack, so a loop is
-the better choice there. In both the KV cache of all layers is one array that is carried along and indexed inside the
-attention kernel: passed as scan inputs and outputs it would be copied.
+TPU costs nothing at run time. On CPU and GPU the compiler copies each layer's weights out of the stack, so a loop is
+the better choice there, unless a kernel reads them (`LayerOf`). In both the KV cache of all layers is one array that is
+carried along and indexed inside the attention kernel: passed as scan inputs and outputs it would be copied.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.models.errors import ModelError
-from jaxllm.models.layers.parameter import placeholder
+from jaxllm.models.layers.parameter import LayerOf, placeholder
 from jaxllm.models.layers.rope import Rotation
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
@@ -76,7 +76,8 @@ class ScanStack(nnx.Module):
 
     def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
         """Run all layers on `x` [T, D]."""
-        graph, parameters = nnx.split(self.all)
+        graph, *states = nnx.split(self.all, _is_in_panels, ...)
+        in_panels, parameters = states
         # XLA would move what is cheap to compute back into the loop, and compute it in every layer.
         rotation, ragged = lax.optimization_barrier((rotation, ragged))
         # A window that all layers share stays a constant, which kernels can exploit.
@@ -85,13 +86,19 @@ class ScanStack(nnx.Module):
         def body(carry: Carry, inputs: tuple[nnx.State[Any, Any], jax.Array]) -> tuple[Carry, None]:
             index, x, kv_cache = carry
             values, window = inputs
-            layer = nnx.merge(graph, values)
+            # What a kernel reads for itself is not sliced.
+            whole = jax.tree.map(lambda array: LayerOf(array, index), in_panels)
+            layer = nnx.merge(graph, whole, values)
             x, kv_cache = layer(x, rotation, ragged, kv_cache, index, (self.windows[0] or None) if shared else window)
             return (index + 1, x, kv_cache), None
 
         windows = jnp.asarray(np.array(self.windows, np.int32))
         (_, *carry), _ = lax.scan(body, (jnp.int32(0), x, kv_cache), (parameters, windows))
         return carry[0], carry[1]
+
+
+def _is_in_panels(path: Any, variable: Any) -> bool:
+    return bool(variable.get_metadata()["in_panels"])
 
 
 def _stacked(leaf: jax.Array, layers: int) -> jax.Array:

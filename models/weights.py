@@ -1,7 +1,7 @@
 """Parameters of a model from a safetensors checkpoint.
 
-Nothing here knows the model's modules: parameters are a flat mapping from nnx paths to shapes, and come back as a
-mapping from the same paths to arrays.
+Nothing here knows the model's modules: parameters are a flat mapping from nnx paths to what they are, and come back
+as a mapping from the same paths to arrays.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,11 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
-from jaxllm.models.layers.parameter import Merged, Part, Rows
+from jaxllm.models.host_parameter import HostParameter
+from jaxllm.models.layers.parameter import Merged, ParameterSpec, Part, Rows
 from jaxllm.models.safetensors_file import DTYPES, Tensor, read_header
 
 ParameterPath = tuple[Any, ...]
-Shapes = Mapping[ParameterPath, jax.ShapeDtypeStruct]
+Specs = Mapping[ParameterPath, ParameterSpec]
 Progress = Callable[[int, int], None]
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -47,20 +48,18 @@ class Slot:
     blocks: int = 1
 
 
-def checkpoint_slots(
-    shapes: Shapes, names: Mapping[str, str], num_layers: int, rows: Mapping[ParameterPath, Rows | Merged]
-) -> dict[str, Slot]:
+def checkpoint_slots(specs: Specs, names: Mapping[str, str], num_layers: int) -> dict[str, Slot]:
     """Slots by checkpoint tensor name. `names` maps module names to the checkpoint's, `*` is the layer's number.
 
     Raises `ModelError` for a module that `names` lacks.
     """
     slots: dict[str, Slot] = {}
-    for path, shape in shapes.items():
+    for path, spec in specs.items():
         *modules, parameter = path
-        first, *others = shape.shape[1:] if SCAN in modules else shape.shape
+        first, *others = spec.shape
         number = next((part for part in modules if isinstance(part, int)), None)
         layers = list(range(num_layers)) if SCAN in modules else [number]
-        for module, size, slot in _tensors_of(path, first, rows[path]):
+        for module, size, slot in _tensors_of(path, first, spec.rows):
             plain = ".".join("*" if part == SCAN or isinstance(part, int) else part for part in module if part != LOOP)
             if plain not in names:
                 raise ModelError(f"the family's weight names lack module {plain!r}")
@@ -87,7 +86,7 @@ def _tensors_of(
 
 def load_arrays(
     folder: Path,
-    shapes: Shapes,
+    specs: Specs,
     slots: Mapping[str, Slot],
     ignored: Sequence[str] = (),
     progress: Progress | None = None,
@@ -101,25 +100,28 @@ def load_arrays(
     tensors = _matching_tensors(folder, slots, ignored)
     total = sum(tensor.end - tensor.start for tensor in tensors)
     arrays: dict[ParameterPath, jax.Array] = {}
-    incomplete: dict[ParameterPath, dict[int, np.ndarray]] = {}
+    incomplete: dict[ParameterPath, HostParameter] = {}
     done = 0
     for tensor in tensors:
-        slot, shape = slots[tensor.name], shapes[slots[tensor.name].path]
-        values = slot.rows.expand(tensor.read(np.dtype(shape.dtype)))
-        if slot.layer is not None:
+        slot = slots[tensor.name]
+        spec, array = specs[slot.path], specs[slot.path].array
+        values = slot.rows.expand(tensor.read(np.dtype(array.dtype)))
+        is_small = slot.layer is not None and len(spec.shape) == 1
+        if spec.in_panels or is_small or (slot.part is not None and slot.layer is None):
+            layers = 1 if slot.layer is None else array.shape[0]
+            parameter = incomplete.get(slot.path) or HostParameter(spec, layers)
+            incomplete[slot.path] = parameter
+            parameter.add(values, slot.layer, slot.part, slot.blocks)
+            if parameter.is_complete:
+                arrays[slot.path] = incomplete.pop(slot.path).to_device()
+        elif slot.layer is not None:
             if slot.path not in arrays:
-                arrays[slot.path] = jnp.zeros(shape.shape, shape.dtype, device=shape.sharding)
-            part = jax.device_put(values, _without_layers(shape.sharding))
+                arrays[slot.path] = jnp.zeros(array.shape, array.dtype, device=array.sharding)
+            part = jax.device_put(values, _without_layers(array.sharding))
             start = 0 if slot.part is None else slot.part.start
             arrays[slot.path] = _write(arrays.pop(slot.path), part, slot.layer, start, blocks=slot.blocks)
-        elif slot.part is not None:
-            # Put together here: on the devices it would take a compilation for every shape, in every start.
-            parts = incomplete.setdefault(slot.path, {})
-            parts[slot.part.start] = values
-            if sum(map(len, parts.values())) == shape.shape[0]:
-                arrays[slot.path] = jax.device_put(_joined(incomplete.pop(slot.path), slot.blocks), shape.sharding)
         else:
-            arrays[slot.path] = jax.device_put(values, shape.sharding)
+            arrays[slot.path] = jax.device_put(values, array.sharding)
         if slot.path in arrays:
             # Without waiting, host copies of the tensors would queue up behind a slow device.
             arrays[slot.path].block_until_ready()
@@ -178,12 +180,6 @@ def _matching_tensors(folder: Path, slots: Mapping[str, Slot], ignored: Sequence
 def _without_layers(sharding: Any) -> NamedSharding | None:
     """Where one layer's part of a stacked parameter goes."""
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:])) if sharding is not None else None
-
-
-def _joined(parts: Mapping[int, np.ndarray], blocks: int) -> np.ndarray:
-    """A parameter from what it holds, by the rows of a block where each begins."""
-    each = [parts[start].reshape(blocks, -1, *parts[start].shape[1:]) for start in sorted(parts)]
-    return np.concatenate(each, axis=1).reshape(-1, *each[0].shape[2:])
 
 
 @partial(jax.jit, donate_argnums=0, static_argnames="blocks")

@@ -63,7 +63,7 @@ def make_report(
 ) -> Report:
     """Compile the largest and the smallest step, or all, and work out the rest. `say` is told what takes its time."""
     memory = measure(plan, target)
-    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs)
+    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs, plan.bucket_growth)
     wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
     compiled: dict[Bucket, CompiledStep] = {}
     reason = None

@@ -1,5 +1,7 @@
 """From a plan to a runner that is ready: weights and executables."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -14,7 +16,7 @@ from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
-from jaxllm.runner.native import provide_kernels
+from jaxllm.runner.native import begin_kernels
 
 
 def build_pooling_runner(plan: PoolingPlan, progress: Progress = silent) -> PoolingRunner:
@@ -25,10 +27,13 @@ def build_pooling_runner(plan: PoolingPlan, progress: Progress = silent) -> Pool
     compile_options = plan.plan.config.compile
     try:
         spec, buckets = make_spec(plan)
-        executables = _executables(plan, spec)
+        cache = use_compilation_cache(compile_options.compilation_cache_dir)
+        wait_for_kernels = begin_kernels(plan.plan, cache)
+        executables = _executables(plan, spec, cache)
         at_start = () if compile_options.enforce_eager else buckets.all
         with executables.compiling(at_start, progress):
             parameters = _load(plan, progress)
+        wait_for_kernels()
     except ModelError as error:
         raise ConfigError(str(error)) from error
     runner = PoolingRunner(
@@ -44,11 +49,9 @@ def build_pooling_runner(plan: PoolingPlan, progress: Progress = silent) -> Pool
     return runner
 
 
-def _executables(plan: PoolingPlan, spec: PoolingSpec) -> Executables:
+def _executables(plan: PoolingPlan, spec: PoolingSpec, cache: Path | None) -> Executables:
     """Those that earlier starts kept; the others are compiled."""
     options = plan.plan.config.compile
-    cache = use_compilation_cache(options.compilation_cache_dir)
-    provide_kernels(plan.plan, cache)
     executables = Executables(spec, options)
     if cache is None:
         return executables

@@ -30,6 +30,8 @@ class PoolingSpec:
     shape: PoolingShape
     hidden_size: int
     mesh: Mesh | None = None
+    has_little_of_xla: bool = False
+    """Whether kernels of our own do nearly all of the work."""
 
     @property
     def arrays(self) -> Any:

@@ -25,15 +25,19 @@ SMALLEST = 8
 reading the weights takes most of it, while every bucket costs a compilation."""
 
 
-class Buckets:
-    """One token, then powers of two from 8 up to the token budget, and the budget itself."""
+GROWTH, GROWTH_WITHOUT_PADDING = 2, 4
+"""From one bucket to the next: ordinarily, and where padding costs next to nothing."""
 
-    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+
+class Buckets:
+    """One token, then 8, and so on by `growth` up to the token budget, and the budget itself."""
+
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int, growth: int = GROWTH) -> None:
         sizes = {1, max_num_batched_tokens}
         size = SMALLEST
         while size < max_num_batched_tokens:
             sizes.add(size)
-            size *= 2
+            size *= growth
         self._sizes = sorted(sizes)
         self.all = tuple(Bucket(size, min(size, max_num_seqs)) for size in self._sizes)
 

@@ -1,6 +1,7 @@
 """From a plan to a runner that is ready: weights, memory, executables."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from jaxllm.runner.capacity import bytes_on_device, count_pages, devices_of
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables, use_compilation_cache
 from jaxllm.runner.memory import cpu_free_bytes, device_free_bytes, steady
-from jaxllm.runner.native import provide_kernels
+from jaxllm.runner.native import begin_kernels
 from jaxllm.runner.plan import Plan
 from jaxllm.runner.recipes import StepSpec
 from jaxllm.runner.runner import Runner
@@ -42,21 +43,44 @@ def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
         CapacityError: weights and a KV cache for one longest request do not fit.
     """
     cache = use_compilation_cache(plan.config.compile.compilation_cache_dir)
-    provide_kernels(plan, cache)
+    wait_for_kernels = begin_kernels(plan, cache)
     try:
         if plan.config.compile.executables is not None:
             bundle = Bundle.open(plan.config.compile.executables)
             pages = bundle.manifest.num_pages
-            return _build(plan, pages, None, progress, bundle=bundle), pages
+            return _build(plan, pages, None, progress, wait_for_kernels, bundle=bundle), pages
         if plan.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
-            pages = count_pages(plan, steady(cpu_free_bytes(plan.config.cache.gpu_memory_utilization)))
-            return _build(plan, pages, None, progress, cache=cache), pages
+            pages = pages_on_cpu(plan, cpu_free_bytes(plan.config.cache.gpu_memory_utilization), cache)
+            return _build(plan, pages, None, progress, wait_for_kernels, cache=cache), pages
         model = _load(plan, progress)
         pages = count_pages(plan, _left_on_device(plan))
-        return _build(plan, pages, model, progress, cache=cache), pages
+        return _build(plan, pages, model, progress, wait_for_kernels, cache=cache), pages
     except ModelError as error:
         raise ConfigError(str(error)) from error
+
+
+def pages_on_cpu(plan: Plan, free_bytes: int, cache: Path | None) -> int:
+    """As many KV pages as `free_bytes` hold, or a few less where an earlier start has compiled for those only.
+
+    Free memory is never quite the same, and an engine with another number of pages has to be compiled. Raises
+    `CapacityError`.
+    """
+    size = steady(free_bytes)
+    pages = count_pages(plan, size)
+    try:
+        fewer = count_pages(plan, steady(size - 1))
+    except CapacityError:
+        return pages
+    if cache is None or fewer == pages:
+        return pages
+
+    def is_kept(number: int) -> bool:
+        spec, _ = make_spec(plan, number)
+        options = Executables(spec, plan.config.compile).compiler_options
+        return KeptExecutables.of(cache, plan, spec, number, options).folder.is_dir()
+
+    return fewer if not is_kept(pages) and is_kept(fewer) else pages
 
 
 def _load(plan: Plan, progress: Progress) -> tuple[jax.Array, ...]:
@@ -77,6 +101,7 @@ def _build(
     pages: int,
     parameters: tuple[jax.Array, ...] | None,
     progress: Progress,
+    wait_for_kernels: Callable[[], None],
     *,
     bundle: Bundle | None = None,
     cache: Path | None = None,
@@ -89,6 +114,7 @@ def _build(
     at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
     with executables.compiling(at_start, progress):
         loaded = _load(plan, progress) if parameters is None else parameters
+    wait_for_kernels()
     later = [bucket for bucket in wanted if bucket not in at_start]
     runner = Runner(
         parameters=loaded,

@@ -1,16 +1,20 @@
-"""The kernels for CPUs that a plan needs, ready before anything is compiled or read that calls them."""
+"""The kernels for CPUs that a plan needs, known to XLA before anything is compiled or read that calls them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.pallas_kernels.cpu.targets import MATMUL, attention, provide
+from jaxllm.pallas_kernels.cpu.targets import attention, begin, matmul_target
 from jaxllm.runner.plan import Plan
 
 KERNELS = "kernels"
 """Folder of object files, beside that of the executables."""
 
 
-def provide_kernels(plan: Plan, cache: Path | None) -> None:
-    """Have XLA know them, from the folder beside `cache` if an earlier start has left them there."""
+def begin_kernels(plan: Plan, cache: Path | None) -> Callable[[], None]:
+    """Have XLA know them, from the folder beside `cache` if an earlier start has left them there.
+
+    They are compiled at the same time as what calls them; calling the result waits for them.
+    """
     names = [attention(plan.cache.dtype)] if plan.forward.attention == "cpu" else []
-    names += [MATMUL] if plan.forward.native_matmul and plan.dtype == "float32" else []
-    provide(names, None if cache is None else cache.parent / KERNELS)
+    names += [matmul_target(plan.dtype)] if plan.forward.native_matmul else []
+    return begin(names, None if cache is None else cache.parent / KERNELS)

@@ -17,8 +17,10 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.registry import lookup
 from jaxllm.models.sharding import model_parallel, padded_vocab
+from jaxllm.pallas_kernels.cpu.products import fits
 from jaxllm.pallas_kernels.cpu.targets import ATTENTION_BYTES
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import MULTIPLE
+from jaxllm.runner.buckets import GROWTH, GROWTH_WITHOUT_PADDING
 from jaxllm.runner.devices import local_devices, split_over, tensor_parallel_size
 from jaxllm.runner.memory import CacheShape
 
@@ -55,15 +57,22 @@ class Plan:
     def forward(self) -> ForwardOptions:
         """Options of the forward pass."""
         stack = self.config.compile.layer_stack
+        # What XLA splits over devices must be XLA's.
+        is_native = self.attention == "cpu" and self.mesh is None
+        is_native &= all(fits(size, self.dtype) for size in (self.model.hidden_size, self.model.intermediate_size))
         return ForwardOptions(
             platform=self.platform,
             attention=self.attention,
-            stack=("scan" if self.platform == "tpu" else "loop") if stack == "auto" else stack,
+            stack=("scan" if self.platform == "tpu" or is_native else "loop") if stack == "auto" else stack,
             max_model_len=self.max_model_len,
             mesh=self.mesh,
-            # What XLA splits over devices must be XLA's.
-            native_matmul=self.attention == "cpu" and self.mesh is None,
+            native_matmul=is_native,
         )
+
+    @property
+    def bucket_growth(self) -> int:
+        """From one step shape to the next. What computes nothing for padding needs few."""
+        return GROWTH_WITHOUT_PADDING if self.forward.native_matmul else GROWTH
 
     @property
     def num_devices(self) -> int:

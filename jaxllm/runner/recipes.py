@@ -51,6 +51,10 @@ class Spec(Protocol):
         """What all steps have in common, a dataclass."""
 
     @property
+    def has_little_of_xla(self) -> bool:
+        """Whether kernels of our own do nearly all of the work."""
+
+    @property
     def arrays(self) -> Any:
         """Shapes of all that stays on the device."""
 
@@ -79,6 +83,8 @@ class StepSpec:
     shape: StepShape
     mesh: Mesh | None = None
     """The devices, see `jaxllm.models.sharding`; None is JAX's default device."""
+    has_little_of_xla: bool = False
+    """Whether kernels of our own do nearly all of the work."""
 
     def host(self, shape: tuple[int, ...] = (), dtype: Any = np.int32, *axes: str | None) -> jax.ShapeDtypeStruct:
         """An array that comes from the host, whole on every device unless `axes` say otherwise."""

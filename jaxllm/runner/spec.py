@@ -23,14 +23,15 @@ OTHER_SAMPLE_ROWS = 128
 def make_spec(plan: Plan, pages: int) -> tuple[StepSpec, Buckets]:
     """What the executables are compiled from, and their shapes."""
     graph, parameters = nnx.split(abstract_model(plan.model, plan.forward, jnp.dtype(plan.dtype)))
-    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs)
+    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs, plan.bucket_growth)
     shape = StepShape(
         table_width=-(-plan.max_model_len // plan.page_size),
         page_size=plan.page_size,
         max_logprobs=min(plan.config.output.max_logprobs, plan.model.vocab_size),
         sample_rows=SAMPLE_ROWS.get(plan.platform, OTHER_SAMPLE_ROWS),
     )
-    return StepSpec(graph, parameters, _state(plan, pages, buckets, shape), shape, plan.mesh), buckets
+    state = _state(plan, pages, buckets, shape)
+    return StepSpec(graph, parameters, state, shape, plan.mesh, plan.forward.native_matmul), buckets
 
 
 def _state(plan: Plan, pages: int, buckets: Buckets, shape: StepShape) -> DeviceState:

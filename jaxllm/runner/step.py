@@ -170,7 +170,7 @@ def sample_in_blocks(
     choose = over_vocabulary(part_of, model.options.mesh, given, (SAME, SPLIT))
     allowed = () if masks is None else (masks,)
     if total <= size:
-        chosen: tuple[SampledRows, SamplingState] = choose(model.logits(hidden), rows, state, *allowed)
+        chosen: tuple[SampledRows, SamplingState] = choose(model.logits(hidden, num_rows), rows, state, *allowed)
         return chosen
     padding = -total % size
     hidden, rows, allowed = jax.tree.map(
@@ -185,7 +185,7 @@ def sample_in_blocks(
         def part(leaf: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(leaf, first, size) if leaf.ndim else leaf
 
-        logits = model.logits(part(hidden))
+        logits = model.logits(part(hidden), jnp.minimum(num_rows - first, size))
         new, state = choose(logits, jax.tree.map(part, rows), state, *map(part, allowed))
         return jax.tree.map(lambda old, leaf: lax.dynamic_update_slice_in_dim(old, leaf, first, 0), sampled, new), state
 

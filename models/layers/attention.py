@@ -9,13 +9,14 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.linear import Before, Linear
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
 from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, partition, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention.api import paged_attention
+from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention, takes_merged
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 
@@ -38,6 +39,9 @@ class Attention(nnx.Module):
         self.output = linear(queries, config.hidden_size, bias=config.output_bias, axes=("hidden", "heads"))
         self.query_norm = self._norm(config, options, dtype) if config.qk_norm else None
         self.key_norm = self._norm(config, options, dtype) if config.qk_norm else None
+        # On CPU the kernel takes what the product makes, and rotates it on the way.
+        takes = takes_merged(config.head_size, dtype.name) and not config.qk_norm
+        self.is_merged = takes and options.attention == "cpu" and options.mesh is None
 
     @staticmethod
     def _norm(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> RMSNorm:
@@ -51,12 +55,23 @@ class Attention(nnx.Module):
         kv_cache: jax.Array,
         layer: int | jax.Array,
         window: int | jax.Array | None,
+        *,
+        before: Before | None = None,
+        plus: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Attend from `x` [T, D] to the cache (see `cache_shape`); returns [T, D] and the cache with the new tokens."""
+        """Attend from `before(x)`, of `x` [T, D], to the cache (see `cache_shape`).
+
+        Returns [T, D], to which `plus` [T, D] is added, and the cache with the new tokens.
+        """
         num_rows = ragged.num_tokens
-        query, key, value = (
-            part.reshape(x.shape[0], -1, self.head_size) for part in self.parts.split(self.query_key_value(x, num_rows))
-        )
+        layer = jnp.asarray(0 if self.one_layer_cache else layer, jnp.int32)
+        projected = self.query_key_value(x, num_rows, before=before)
+        if self.is_merged:
+            out, kv_cache = merged_attention(
+                projected, *rotation, kv_cache, layer, ragged, scale=self.head_size**-0.5, window=window
+            )
+            return self.output(out, num_rows, plus=plus), kv_cache
+        query, key, value = (part.reshape(x.shape[0], -1, self.head_size) for part in self.parts.split(projected))
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         out, kv_cache = self._attend(
@@ -64,11 +79,11 @@ class Attention(nnx.Module):
             rotate(key, rotation),
             value,
             kv_cache,
-            jnp.asarray(0 if self.one_layer_cache else layer, jnp.int32),
+            layer,
             window,
             ragged,
         )
-        return self.output(out.reshape(x.shape[0], -1), num_rows), kv_cache
+        return self.output(out.reshape(x.shape[0], -1), num_rows, plus=plus), kv_cache
 
     def _attend(
         self,

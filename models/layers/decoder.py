@@ -32,6 +32,5 @@ class DecoderLayer(nnx.Module):
         window: int | jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, D] and update the cache [L, P, C, 2K, H] at `layer`."""
-        attended, kv_cache = self.attention(self.input_norm(x), rotation, ragged, kv_cache, layer, window)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x), ragged.num_tokens), kv_cache
+        x, kv_cache = self.attention(x, rotation, ragged, kv_cache, layer, window, before=self.input_norm, plus=x)
+        return self.mlp(x, ragged.num_tokens, before=self.mlp_norm, plus=x), kv_cache

@@ -7,9 +7,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers.linear import in_panels
 from jaxllm.models.layers.parameter import Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import MODEL, model_parallel, padded_vocab, partition, sharding
+from jaxllm.pallas_kernels.cpu.panels import PANEL
 
 
 def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
@@ -18,16 +20,22 @@ def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
 
 
 class Embedding(nnx.Module):
-    """`weight` [V, D], one row per token."""
+    """`weight` [V, D], one row per token. With `is_output` the output layer uses it too."""
 
-    def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype, is_output: bool = False
+    ) -> None:
         rows = vocab_rows(config, options)
         shape = (config.vocab_size + rows.padding, config.hidden_size)
-        self.weight = parameter(shape, dtype, sharding(options.mesh, "vocab", "hidden"), rows)
+        self.in_panels = is_output and in_panels(options, config.hidden_size, dtype)
+        self.weight = parameter(shape, dtype, sharding(options.mesh, "vocab", "hidden"), rows, in_panels=self.in_panels)
         self.mesh = options.mesh
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         """Rows [T, D] of `token_ids` int32 [T]."""
+        if self.in_panels:
+            ids = jnp.clip(token_ids, 0, self.weight.shape[0] * PANEL - 1)
+            return self.weight[...][ids // PANEL, :, ids % PANEL]
         if model_parallel(self.mesh) == 1:
             return jnp.take(self.weight[...], token_ids, axis=0, mode="clip")
         assert self.mesh is not None

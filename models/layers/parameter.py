@@ -10,6 +10,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from jaxllm.pallas_kernels.cpu.panels import panels_shape
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -91,7 +93,43 @@ def placeholder(shape: Sequence[int], dtype: jnp.dtype, sharding: NamedSharding 
 
 
 def parameter(
-    shape: Sequence[int], dtype: jnp.dtype, sharding: NamedSharding | None = None, rows: Rows | Merged = AS_THEY_ARE
+    shape: Sequence[int],
+    dtype: jnp.dtype,
+    sharding: NamedSharding | None = None,
+    rows: Rows | Merged = AS_THEY_ARE,
+    *,
+    in_panels: bool = False,
 ) -> nnx.Param[jax.Array]:
-    """A parameter without memory: models are built from placeholders, and loading gives them arrays."""
-    return nnx.Param(placeholder(shape, dtype, sharding), rows=rows)
+    """A parameter without memory: models are built from placeholders, and loading gives them arrays.
+
+    `shape` is what checkpoints know. With `in_panels` a matrix lies as `jaxllm.pallas_kernels.cpu.panels` says.
+    """
+    lying = panels_shape(tuple(shape)) if in_panels else shape
+    return nnx.Param(placeholder(lying, dtype, sharding), rows=rows, tensor_shape=tuple(shape), in_panels=in_panels)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerOf:
+    """Stands in a variable for one layer of a stack, [L, ...], which is not sliced: that would be a copy."""
+
+    stack: jax.Array
+    layer: jax.Array
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What loading has to know of a parameter."""
+
+    array: jax.ShapeDtypeStruct
+    """As it lies in memory, that of all layers if they are stacked."""
+    shape: tuple[int, ...]
+    """As checkpoints know it, of one layer."""
+    rows: Rows | Merged
+    in_panels: bool
+
+    @staticmethod
+    def of(variable: Any) -> "ParameterSpec":
+        """Of a variable that `parameter` has made."""
+        about = variable.get_metadata()
+        return ParameterSpec(variable.get_raw_value(), about["tensor_shape"], about["rows"], about["in_panels"])

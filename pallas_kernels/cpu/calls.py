@@ -6,7 +6,9 @@ version to version. Numbers below are places in them, counted in words of 64 bit
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from llvmlite import ir
 from numba import types
 
 from jaxllm.pallas_kernels.cpu.memory import (
@@ -15,16 +17,13 @@ from jaxllm.pallas_kernels.cpu.memory import (
     external,
     fetch,
     fetch_add,
-    int32,
-    set_int32,
     set_word,
     word,
 )
+from jaxllm.pallas_kernels.cpu.vectors import WORD, operation, pointer
 
 # XLA_FFI_CallFrame
-_EXTENSION, _API, _CONTEXT, _STAGE, _ARGUMENTS, _RESULTS = 1, 2, 3, 4, 9, 14
-_EXECUTE = 3
-_METADATA = 1
+_API, _CONTEXT, _ARGUMENTS, _RESULTS = 2, 3, 9, 14
 # XLA_FFI_Buffer
 _DATA, _DIMS = 3, 5
 # XLA_FFI_Api
@@ -39,38 +38,34 @@ malloc = types.ExternalFunction("malloc", types.intp(types.intp))
 free = types.ExternalFunction("free", types.void(types.intp))
 
 
-@compiled
-def argument(frame: int, index: int) -> int:
-    """Address of an argument's data."""
-    return word(word(word(frame, _ARGUMENTS), index), _DATA)
+def _chase(*places: int | None) -> Any:
+    """A function for kernels that follows words of words, at these places; its parameters take those of None.
+
+    An intrinsic, since Numba would compile a function once more for each number that it is called with.
+    """
+
+    def emit(builder: ir.IRBuilder, address: ir.Value, *operands: ir.Value) -> ir.Value:
+        rest = iter(operands)
+        for place in places:
+            offset = next(rest) if place is None else ir.Constant(WORD, place)
+            address = builder.load(pointer(builder, address, offset, WORD))
+        return address
+
+    return operation(types.intp, (types.intp,) * (1 + places.count(None)), emit)
 
 
-@compiled
-def result(frame: int, index: int) -> int:
-    """Address of a result's data."""
-    return word(word(word(frame, _RESULTS), index), _DATA)
-
-
-@compiled
-def size(frame: int, index: int, axis: int) -> int:
-    """Length of an axis of an argument."""
-    return word(word(word(word(frame, _ARGUMENTS), index), _DIMS), axis)
+argument = _chase(_ARGUMENTS, None, _DATA)
+"""`argument(frame, index)`: address of an argument's data."""
+result = _chase(_RESULTS, None, _DATA)
+"""`result(frame, index)`: address of a result's data."""
+size = _chase(_ARGUMENTS, None, _DIMS, None)
+"""`size(frame, index, axis)`: length of an axis of an argument."""
 
 
 @compiled
 def set_scratch(job: int, size: int) -> None:
     """Have `size` bytes of memory of its own given to every thread that works on the job."""
     set_word(job, _SCRATCH, size)
-
-
-@compiled
-def _describe(frame: int) -> None:
-    """Answer what XLA asks of every handler: which version of the interface it speaks. It speaks XLA's own."""
-    metadata = word(word(frame, _EXTENSION), 3)
-    version = word(frame, _API) + 32
-    set_int32(metadata, 6, int32(version, 0))
-    set_int32(metadata, 7, int32(version, 1))
-    set_int32(metadata, 8, 0)
 
 
 @compiled
@@ -124,10 +119,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class EntryPoints:
-    """What XLA calls, as Numba functions of one address."""
+    """What `gateway` and XLA's threads call, as Numba functions of one address."""
 
     handler: Callable[[int], int]
-    """Takes a call frame, returns 0, no error."""
+    """Takes the call frame of an execution, returns 0, no error."""
     task: Callable[[int], int]
     """Takes a job."""
 
@@ -156,11 +151,6 @@ def entry_points(kernel: Kernel, task_symbol: str) -> EntryPoints:
     address_of_task = external(task_symbol)
 
     def handler(frame: int) -> int:
-        if word(frame, _EXTENSION) != 0 and int32(word(frame, _EXTENSION), 2) == _METADATA:
-            _describe(frame)
-            return 0
-        if int32(frame, 2 * _STAGE) != _EXECUTE:
-            return 0
         job = malloc(8 * (FIRST + words))
         set_word(job, _SCRATCH, 8)
         items = plan(frame, job)

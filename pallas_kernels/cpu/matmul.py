@@ -1,147 +1,144 @@
-"""Products of activations with weights as checkpoints have them, [out, in].
+"""Products of activations with weights in panels, see `panels`, and what comes right before and behind them.
 
-A few rows are bound by memory: every weight is read once, and the next ones are fetched ahead. Many rows are bound by
-arithmetic: a block of weights stays in the second cache while all rows go by. Either way a result is the same sum in
+A few rows are bound by memory: every weight is read once, and what follows is fetched ahead. Many rows are bound by
+arithmetic: three panels stay in the second cache while a chunk of rows goes by. Either way a result is the same sum in
 the same order, so it does not depend on how many rows there are.
 """
 
 from typing import Any
 
-from jaxllm.pallas_kernels.cpu.calls import FIRST, Kernel, argument, free, malloc, result, size
+from jaxllm.pallas_kernels.cpu.calls import FIRST, Kernel, argument, result, size
 from jaxllm.pallas_kernels.cpu.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
-from jaxllm.pallas_kernels.cpu.tiles import make_dot_tile
-from jaxllm.pallas_kernels.cpu.vectors import HAS_AVX512, LANES, load, store
+from jaxllm.pallas_kernels.cpu.panels import PANEL
+from jaxllm.pallas_kernels.cpu.rows import gate, normalise
+from jaxllm.pallas_kernels.cpu.tiles import make_panel_tile
+from jaxllm.pallas_kernels.cpu.vectors import HAS_AVX512, LANES, add, load, store
 
-ROWS, COLUMNS = (8, 3) if HAS_AVX512 else (4, 3)
+PANELS, ROWS = (3, 8) if HAS_AVX512 else (1, 6)
 """A tile: as many sums as fill the registers."""
-BLOCK = 48
-"""Columns of an item, a multiple of `COLUMNS`."""
 DEPTH = 1024
-"""Numbers of a row that are multiplied before the next block of weights; sums of longer rows are added up."""
-PACK = 32
-"""Rows that are put in order at a time, a multiple of `ROWS`."""
-FEW = 8
-"""Rows up to which weights are used for all of them at once, in place of all weights of a block for a tile of rows."""
+"""Inputs of a chain of products; longer sums are added up of several, which is more exact."""
+CHUNK = 16 * ROWS
+"""Rows of an item."""
+PREPARED = 16
+"""Rows that are prepared at a time."""
 
-# Arguments of the call: x [T, in], weight [out, in], rows in use int32 []. Result: [T, out].
-_X, _WEIGHT, _USED = 0, 1, 2
+# Arguments of the call: x [T, in], or [T, 2 in] if it is to be gated; weights [L, P, in, 16]; int32 [2]: rows in use,
+# layer; weight of the norm [in], or [0] for none; its epsilon float32 [1]; what is added, [T, out], or [0, 0].
+# Results: y [T, out], and the rows as prepared [T, in], or [0, 0] if x is taken as it is.
+_X, _WEIGHT, _INTS, _NORM, _EPSILON, _PLUS = range(6)
 # Words of a job.
-_X_ROWS, _PACKED, _W, _Y, _T, _K, _N, _PACKS, _PACKS_DONE = range(FIRST, FIRST + 9)
-WORDS = 9
+_X_ROWS, _IN, _NORM_WEIGHT, _EPS, _PLUS_ROWS, _W, _Y, _T, _K, _P, _PREPARES, _CHUNKS, _DONE = range(FIRST, FIRST + 13)
+WORDS = 13
 
 
-@compiled
-def _tile(rows: int) -> int:
-    """Rows of the next tile, where `rows` are left."""
-    if rows >= ROWS:
-        return ROWS
-    if rows >= 4:
-        return 4
-    return 2 if rows >= 2 else 1
-
-
-@compiled
-def _pack(x: int, to: int, rows: int, depth: int) -> None:
-    """Rows of x in the order in which tiles read them: for each tile [depth / LANES, rows of the tile, LANES]."""
-    first = 0
-    while first < rows:
-        tile = _tile(rows - first)
-        for place in range(0, depth, LANES):
-            for row in range(tile):
-                store(to, 0, load(x, (first + row) * depth + place))
-                to += 4 * LANES
-        first += tile
-
-
-@compiled
-def _plan(frame: int, job: int) -> int:
-    rows, depth, columns = int32(argument(frame, _USED), 0), size(frame, _X, 1), size(frame, _WEIGHT, 0)
-    y = result(frame, 0)
-    zero_bytes(y + 4 * rows * columns, 4 * (size(frame, _X, 0) - rows) * columns)
-    packs = (rows + PACK - 1) // PACK
-    set_word(job, _X_ROWS, argument(frame, _X))
-    set_word(job, _PACKED, malloc(4 * rows * depth + 64))
-    set_word(job, _W, argument(frame, _WEIGHT))
-    set_word(job, _Y, y)
-    set_word(job, _T, rows)
-    set_word(job, _K, depth)
-    set_word(job, _N, columns)
-    set_word(job, _PACKS, packs)
-    set_word(job, _PACKS_DONE, 0)
-    return packs + (columns + BLOCK - 1) // BLOCK if rows else 0
-
-
-@compiled
-def _finish(job: int) -> None:
-    free(word(job, _PACKED))
-
-
-def _by_rows(columns: int) -> Any:
-    """The tile of some columns for a number of rows that `_tile` gives."""
-    one, two, four, most = (make_dot_tile(rows, columns) for rows in (1, 2, 4, ROWS))
-
+def _make_plan(bytes_each: int) -> Any:
     @compiled
-    def tile(
-        rows: int, x: int, w: int, w_stride: int, length: int, y: int, y_stride: int, more: int, ahead: int
-    ) -> None:
-        if rows == ROWS:
-            most(x, w, w_stride, length, y, y_stride, more, ahead)
-        elif rows == 4:
-            four(x, w, w_stride, length, y, y_stride, more, ahead)
-        elif rows == 2:
-            two(x, w, w_stride, length, y, y_stride, more, ahead)
+    def plan(frame: int, job: int) -> int:
+        rows, layer = int32(argument(frame, _INTS), 0), int32(argument(frame, _INTS), 1)
+        panels, depth = size(frame, _WEIGHT, 1), size(frame, _WEIGHT, 2)
+        y, columns = result(frame, 0), panels * PANEL
+        zero_bytes(y + 4 * rows * columns, 4 * (size(frame, _X, 0) - rows) * columns)
+        is_normed = size(frame, _NORM, 0) > 0
+        is_prepared = is_normed or size(frame, _X, 1) != depth
+        prepares = (rows + PREPARED - 1) // PREPARED if is_prepared else 0
+        chunks = (rows + CHUNK - 1) // CHUNK
+        set_word(job, _X_ROWS, argument(frame, _X))
+        set_word(job, _IN, result(frame, 1) if is_prepared else argument(frame, _X))
+        set_word(job, _NORM_WEIGHT, argument(frame, _NORM) if is_normed else 0)
+        set_word(job, _EPS, argument(frame, _EPSILON))
+        set_word(job, _PLUS_ROWS, argument(frame, _PLUS) if size(frame, _PLUS, 0) > 0 else 0)
+        set_word(job, _W, argument(frame, _WEIGHT) + layer * panels * depth * PANEL * bytes_each)
+        set_word(job, _Y, y)
+        set_word(job, _T, rows)
+        set_word(job, _K, depth)
+        set_word(job, _P, panels)
+        set_word(job, _PREPARES, prepares)
+        set_word(job, _CHUNKS, chunks)
+        set_word(job, _DONE, 0)
+        return prepares + (panels + PANELS - 1) // PANELS * chunks
+
+    return plan
+
+
+@compiled
+def _prepare(job: int, first: int, last: int) -> None:
+    """Normalise, or gate, rows from `first` up to `last`."""
+    depth, source, to = word(job, _K), word(job, _X_ROWS), word(job, _IN)
+    norm = word(job, _NORM_WEIGHT)
+    for row in range(first, last):
+        if norm:
+            normalise(to + 4 * row * depth, source + 4 * row * depth, depth, norm, word(job, _EPS))
         else:
-            one(x, w, w_stride, length, y, y_stride, more, ahead)
-
-    return tile
+            gate(to + 4 * row * depth, source + 8 * row * depth, depth)
 
 
-def make_kernel() -> Kernel:
-    """The kernel for float32."""
-    wide, narrow = _by_rows(COLUMNS), _by_rows(1)
+@compiled
+def _add(y: int, plus: int, rows: int, stride: int, columns: int) -> None:
+    """Add `plus` to some columns of `rows` rows."""
+    for row in range(rows):
+        for column in range(row * stride, row * stride + columns, LANES):
+            store(y, column, add(load(y, column), load(plus, column)))
+
+
+def _make_strip(kind: str, bytes_each: int, panels: int) -> Any:
+    """Some rows times a few panels side by side."""
+    many, half, one = (make_panel_tile(rows, panels, kind) for rows in (ROWS, ROWS // 2, 1))
 
     @compiled
-    def strip(job: int, begin: int, end: int, column: int, columns: int, depth: int) -> None:
-        """Rows from `begin` up to `end` of a few columns, over a part of the depth."""
-        k, n = word(job, _K), word(job, _N)
-        weights = word(job, _W) + 4 * (column * k + depth)
-        length = min(DEPTH, k - depth)
-        # What is behind these weights is needed next. Later tiles find them in the cache.
-        ahead = 0 if begin else columns * k
-        first = begin
-        while first < end:
-            rows = _tile(end - first)
-            x = word(job, _PACKED) + 4 * (first * k + depth * rows)
-            y = word(job, _Y) + 4 * (first * n + column)
-            if columns == COLUMNS:
-                wide(rows, x, weights, k, length, y, n, 1 if depth else 0, ahead)
-            else:
-                narrow(rows, x, weights, k, length, y, n, 1 if depth else 0, ahead)
-            ahead = 0
-            first += rows
+    def strip(job: int, panel: int, first: int, last: int) -> None:
+        depth, columns, plus = word(job, _K), word(job, _P) * PANEL, word(job, _PLUS_ROWS)
+        stride = depth * PANEL * bytes_each
+        for begin in range(0, depth, DEPTH):
+            length, more = min(DEPTH, depth - begin), 1 if begin else 0
+            weights = word(job, _W) + panel * stride + begin * PANEL * bytes_each
+            row = first
+            while row < last:
+                x = word(job, _IN) + 4 * (row * depth + begin)
+                place = 4 * (row * columns + panel * PANEL)
+                y = word(job, _Y) + place
+                rows = 1
+                if row + ROWS <= last:
+                    rows = ROWS
+                    many(x, depth, weights, stride, length, y, columns, more)
+                elif row + ROWS // 2 <= last:
+                    rows = ROWS // 2
+                    half(x, depth, weights, stride, length, y, columns, more)
+                else:
+                    one(x, depth, weights, stride, length, y, columns, more)
+                if plus and begin + length == depth:
+                    _add(y, plus + place, rows, columns, panels * PANEL)
+                row += rows
+
+    return strip
+
+
+def make_kernel(kind: str, bytes_each: int) -> Kernel:
+    """The kernel for weights of a type (NumPy's name) of some bytes each."""
+    wide = _make_strip(kind, bytes_each, PANELS)
+    narrow = wide if PANELS == 1 else _make_strip(kind, bytes_each, 1)
 
     @compiled
     def item(job: int, index: int, scratch: int) -> None:
-        rows, columns, packs = word(job, _T), word(job, _N), word(job, _PACKS)
-        if index < packs:
-            offset = 4 * index * PACK * word(job, _K)
-            _pack(
-                word(job, _X_ROWS) + offset, word(job, _PACKED) + offset, min(PACK, rows - index * PACK), word(job, _K)
-            )
-            fetch_add(job, _PACKS_DONE, 1)
+        rows, prepares, chunks = word(job, _T), word(job, _PREPARES), word(job, _CHUNKS)
+        if index < prepares:
+            _prepare(job, index * PREPARED, min(index * PREPARED + PREPARED, rows))
+            fetch_add(job, _DONE, 1)
             return
         # These items come first, so whoever has taken one is at work on it.
-        while fetch(job, _PACKS_DONE) < packs:
+        while fetch(job, _DONE) < prepares:
             pass
-        begin = (index - packs) * BLOCK
-        end = min(begin + BLOCK, columns)
-        step = max(rows, 1) if rows <= FEW else ROWS
-        for depth in range(0, word(job, _K), DEPTH):
-            for row in range(0, rows, step):
-                column = begin
-                while column < end:
-                    width = COLUMNS if column + COLUMNS <= end else 1
-                    strip(job, row, min(row + step, rows), column, width, depth)
-                    column += width
+        panel = (index - prepares) // chunks * PANELS
+        first = (index - prepares) % chunks * CHUNK
+        last = min(first + CHUNK, rows)
+        if panel + PANELS <= word(job, _P):
+            wide(job, panel, first, last)
+        else:
+            for each in range(panel, word(job, _P)):
+                narrow(job, each, first, last)
 
-    return Kernel(WORDS, _plan, item, _finish)
+    @compiled
+    def finish(job: int) -> None:
+        pass
+
+    return Kernel(WORDS, _make_plan(bytes_each), item, finish)

@@ -80,19 +80,3 @@ def external(name: str) -> Any:
         return builder.ptrtoint(function, WORD)
 
     return operation(_word, (), emit)
-
-
-def mover(kind: ir.Type) -> Any:
-    """`move(to, to_offset, source, source_offset)`: copy one element; of floats 0 in place of what is not finite."""
-
-    def emit(
-        builder: ir.IRBuilder, to: ir.Value, to_offset: ir.Value, source: ir.Value, source_offset: ir.Value
-    ) -> None:
-        value = builder.load(pointer(builder, source, source_offset, kind))
-        if kind == FLOAT:
-            # A number less itself is 0, unless it is infinite or none.
-            is_finite = builder.fcmp_ordered("==", builder.fsub(value, value), ir.Constant(FLOAT, 0.0))
-            value = builder.select(is_finite, value, ir.Constant(FLOAT, 0.0))
-        builder.store(value, pointer(builder, to, to_offset, kind))
-
-    return operation(types.void, (_word,) * 4, emit)

@@ -6,18 +6,21 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxllm.pallas_kernels.cpu.calls import Kernel
-    from jaxllm.pallas_kernels.cpu.load import Loaded
+    from jaxllm.pallas_kernels.cpu.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 
-MATMUL = "jaxllm_matmul"
+_MATMUL = "jaxllm_matmul_"
+MATMUL_BYTES = {"float32": 4, "bfloat16": 2}
+"""Types of weights that the kernel for products reads, and their bytes."""
 _ATTENTION = "jaxllm_paged_attention_"
 ATTENTION_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 """Types of KV cache that the attention kernel reads, and their bytes."""
@@ -26,8 +29,13 @@ CHECKSUM_BYTES = 32
 """Of the SHA-256 before the code in a file."""
 
 _lock = threading.Lock()
-_loaded: "dict[str, Loaded]" = {}
+_begun: "dict[str, Future[Gateway]]" = {}
 """What XLA knows, and for good: its table of call targets belongs to the process, and so does this one."""
+
+
+def matmul_target(dtype: str) -> str:
+    """Name of the kernel for products with weights of a type (NumPy's name)."""
+    return _MATMUL + dtype
 
 
 def attention(dtype: str) -> str:
@@ -36,32 +44,49 @@ def attention(dtype: str) -> str:
 
 
 def default_folder() -> Path:
-    """Where object files lie if nobody says otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxllm" / "kernels"
+    """Where object files lie if nobody says otherwise: where engines keep them, too."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxllm" / "xla" / "kernels"
+
+
+def begin(names: Iterable[str], folder: Path | None) -> Callable[[], None]:
+    """Have XLA know these kernels, so that it can compile what calls them; calling the result waits until they can run.
+
+    What is not in `folder` is compiled, seconds each, and kept there unless it is None. Whoever can write to `folder`
+    decides what this process runs.
+    """
+    from jaxllm.pallas_kernels.cpu.gateway import Gateway
+
+    names = list(names)
+    with _lock:
+        new = {name: Gateway(name) for name in names if name not in _begun}
+        pool = ThreadPoolExecutor(1, thread_name_prefix="kernels")
+        for name, gateway in new.items():
+            _begun[name] = pool.submit(_open, gateway, name, folder)
+        pool.shutdown(wait=False)
+
+    def wait() -> None:
+        for name in names:
+            _begun[name].result()
+
+    return wait
 
 
 def provide(names: Iterable[str], folder: Path | None) -> None:
-    """Have XLA know these kernels. What is not in `folder` is compiled, seconds each, and kept there unless it is None.
-
-    Whoever can write to `folder` decides what this process runs.
-    """
-    with _lock:
-        for name in names:
-            if name not in _loaded:
-                _loaded[name] = _load(name, folder)
+    """Have these kernels ready, unless somebody has already begun with them, who waits before anything calls them."""
+    new = [name for name in names if name not in _begun]
+    begin(new, folder)()
 
 
-def _load(name: str, folder: Path | None) -> "Loaded":
-    from jaxllm.pallas_kernels.cpu.load import load
-
-    if folder is None:
-        return load(name, _build(name))
-    path = folder / f"{name}-{_digest()}.o"
-    code = _kept(path)
+def _open(gateway: "Gateway", name: str, folder: Path | None) -> "Gateway":
+    """Open the gateway of a kernel."""
+    path = None if folder is None else folder / f"{name}-{_digest()}.o"
+    code = None if path is None else _kept(path)
     if code is None:
         code = _build(name)
-        _keep(path, code)
-    return load(name, code)
+        if path is not None:
+            _keep(path, code)
+    gateway.open(code)
+    return gateway
 
 
 def _build(name: str) -> bytes:
@@ -72,10 +97,11 @@ def _build(name: str) -> bytes:
 
 
 def _kernel(name: str) -> "Kernel":
-    if name == MATMUL:
+    if name.startswith(_MATMUL):
         from jaxllm.pallas_kernels.cpu.matmul import make_kernel as make_matmul
 
-        return make_matmul()
+        dtype = name.removeprefix(_MATMUL)
+        return make_matmul(dtype, MATMUL_BYTES[dtype])
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel as make_attention
 
     dtype = name.removeprefix(_ATTENTION)

@@ -57,6 +57,11 @@ def pointer(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, kind: ir
     return builder.gep(builder.inttoptr(address, kind.as_pointer()), [offset])
 
 
+def multiples(builder: ir.IRBuilder, step: ir.Value, count: int) -> list[ir.Value]:
+    """0, `step`, 2 `step`, ..."""
+    return [builder.mul(step, ir.Constant(WORD, index)) for index in range(count)]
+
+
 def emit_splat(builder: ir.IRBuilder, scalar: ir.Value) -> ir.Value:
     """All lanes `scalar`."""
     one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(INT, 0))
@@ -157,6 +162,19 @@ def emit_fold(builder: ir.IRBuilder, value: ir.Value, combine: Any) -> ir.Value:
     return emit_folds(builder, [value], combine)[0]
 
 
+def emit_keep(builder: ir.IRBuilder, x: ir.Value, begin: ir.Value, end: ir.Value, other: ir.Value) -> ir.Value:
+    """The lanes of x from `begin` up to `end` (int64, of any size), and in all others the scalar `other`."""
+    wide = ir.VectorType(WORD, LANES)
+    lanes = ir.Constant(wide, list(range(LANES)))
+
+    def splat(value: ir.Value) -> ir.Value:
+        one = builder.insert_element(ir.Constant(wide, ir.Undefined), value, ir.Constant(INT, 0))
+        return builder.shuffle_vector(one, ir.Constant(wide, ir.Undefined), integer(0))
+
+    inside = builder.and_(builder.icmp_signed(">=", lanes, splat(begin)), builder.icmp_signed("<", lanes, splat(end)))
+    return builder.select(inside, x, emit_splat(builder, other))
+
+
 def emit_prefetch(builder: ir.IRBuilder, place: ir.Value) -> None:
     """Ask for the cache line at a pointer, which will be read soon, in the second cache. It need not exist."""
     function = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), INT, INT, INT])
@@ -165,25 +183,25 @@ def emit_prefetch(builder: ir.IRBuilder, place: ir.Value) -> None:
     builder.call(prefetch, [place, ir.Constant(INT, 0), ir.Constant(INT, 2), ir.Constant(INT, 1)])
 
 
-def emit_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """E ** x, within two units in the last place; 0 below -87, and no more than e ** 88.
+_EXP2 = (0.6931469775976778, 0.24022242083111883, 0.05550733744471408, 0.009671512785773833, 0.0013264727252534849)
+"""2 ** r = 1 + c1 r + c2 r ** 2 + ..., for r from -1/2 to 1/2."""
 
-    2 ** n e ** r with n whole and r within half of ln 2 of 0; a Taylor polynomial of degree 7 leaves an error
-    below that of rounding.
+
+def emit_exp2(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """2 ** x for x up to 127, within two units in the last place; exactly 1 for 0, and 0 below -126.5.
+
+    2 ** n 2 ** r with n whole and r within half of 0. Adding a large number rounds to whole ones, and leaves n where
+    shifting makes it an exponent. The polynomial is the one of its degree with the smallest relative error that is 1
+    at 0.
     """
-    small = builder.fcmp_ordered("<", x, number(-87.0))
-    x = builder.select(small, number(-87.0), x)
-    x = builder.select(builder.fcmp_ordered(">", x, number(88.0)), number(88.0), x)
-    whole = _llvm(builder, "rint", builder.fmul(x, number(1.4426950408889634)))
-    # ln 2 in two parts, of which the first has so few digits that its product with `whole` is exact.
-    rest = emit_fma(builder, whole, number(-0.693359375), x)
-    rest = emit_fma(builder, whole, number(2.12194440e-4), rest)
-    result = number(1.0 / 5040)
-    for factorial in (720, 120, 24, 6, 2, 1, 1):
-        result = emit_fma(builder, result, rest, number(1.0 / factorial))
-    exponent = builder.shl(builder.add(builder.fptosi(whole, INTS), integer(127)), integer(23))
-    result = builder.fmul(result, builder.bitcast(exponent, VECTOR))
-    return builder.select(small, number(0.0), result)
+    large = number(float(3 << 22) + 127)
+    x = emit_maximum(builder, x, number(-127.0))
+    shifted = builder.fadd(x, large)
+    rest = builder.fsub(x, builder.fsub(shifted, large))
+    result = number(_EXP2[-1])
+    for coefficient in (*_EXP2[-2::-1], 1.0):
+        result = emit_fma(builder, result, rest, number(coefficient))
+    return builder.fmul(result, builder.bitcast(builder.shl(builder.bitcast(shifted, INTS), integer(23)), VECTOR))
 
 
 def operation(result: types.Type, operands: tuple[types.Type, ...], emit: Any) -> Any:
@@ -213,8 +231,9 @@ subtract = operation(vector, (vector, vector), lambda builder, a, b: builder.fsu
 multiply = operation(vector, (vector, vector), lambda builder, a, b: builder.fmul(a, b))
 divide = operation(vector, (vector, vector), lambda builder, a, b: builder.fdiv(a, b))
 maximum = operation(vector, (vector, vector), emit_maximum)
-exp = operation(vector, (vector,), emit_exp)
+exp2 = operation(vector, (vector,), emit_exp2)
 sum_lanes = operation(_real, (vector,), lambda builder, a: emit_fold(builder, a, builder.fadd))
 max_lanes = operation(
     _real, (vector,), lambda builder, a: emit_fold(builder, a, lambda x, y: emit_maximum(builder, x, y))
 )
+keep = operation(vector, (vector, _word, _word, _real), emit_keep)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -88,6 +89,18 @@ def test_a_family_with_its_own_layer_and_names(
     state, step = compiled_step(model)
     logits, _ = step(state, make_batch([[1, 2, 3]], [0], shuffled_pages(1), 4), empty_cache(model))
     assert logits.shape == (4, 24)
+
+    # A layer adds what its blocks give, and nothing else: here nothing at all.
+    silent = {
+        name: value * (not name.endswith(("o_proj.weight", "down_proj.weight"))) for name, value in values.items()
+    }
+    small.save(tmp_path, silent, {**small.CONFIG, "architectures": ["MyForCausalLM"]})
+    model = load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32")
+    state, step = compiled_step(model)
+    logits, _ = step(state, make_batch([[1, 2, 3]], [0], shuffled_pages(1), 4), empty_cache(model))
+    rows = values["model.embed_tokens.weight"][[1, 2, 3]].astype(np.float64)
+    normed = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-6) * values["model.norm.weight"]
+    np.testing.assert_allclose(logits[:3], normed @ values["lm_head.weight"].T, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(registry, "_FAMILIES", {"MyForCausalLM": dataclasses.replace(family, weight_names=LLAMA_NAMES)})
     with pytest.raises(ModelError, match=r"weight names lack module 'layers\.\*\.norm'"):
         load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack), "float32")

@@ -24,6 +24,11 @@ SMALL = (
 )
 """Flags of a server that starts soon: it has three shapes to compile, and what one has compiled, the others find."""
 
+LONG: dict[str, Any] = {
+    "prompt": "Once upon a time", "max_tokens": 480, "n": 16, "ignore_eos": True, "temperature": 1, "stream": True,
+}  # fmt: skip
+"""The body of a request that takes seconds on any machine: time enough to end something beneath it."""
+
 # Compiling on a busy machine takes long; a test that hangs takes this long once.
 _START_SECONDS = 300.0
 _END_SECONDS = 60.0
@@ -121,16 +126,16 @@ def _events(response: httpx.Response) -> Iterator[bytes]:
 
 
 class Stream(threading.Thread):
-    """Reads a stream of completions beside the test, which goes on after the first event."""
+    """Reads a stream of completions beside the test, which goes on after the first event unless it does not `wait`."""
 
-    def __init__(self, client: httpx.Client, body: dict[str, Any]) -> None:
+    def __init__(self, client: httpx.Client, body: dict[str, Any], *, wait: bool = True) -> None:
         super().__init__(daemon=True)
         self.begun = threading.Event()
         self.events: list[bytes] = []
         self.cut_off = False
         self._client, self._body = client, body
         self.start()
-        assert self.begun.wait(_START_SECONDS)
+        assert not wait or self.begun.wait(_START_SECONDS)
 
     def run(self) -> None:
         try:
@@ -146,3 +151,13 @@ class Stream(threading.Thread):
         self.join(_START_SECONDS)
         assert not self.is_alive()
         return self.events
+
+
+def streams(*clients: httpx.Client) -> list[Stream]:
+    """A long stream for each client, all taken by the server, which may not have begun with the later ones."""
+    taken = [Stream(client, LONG, wait=False) for client in clients]
+    deadline = time.monotonic() + _END_SECONDS
+    while clients[0].get("/load").json() != {"server_load": len(clients)}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return taken

@@ -31,36 +31,101 @@ def cpu_paged_attention(
     Raises:
         ValueError: heads or pages are no multiples of 16.
     """
-    if q.shape[2] % MULTIPLE or kv_cache.shape[4] // q.shape[2] % MULTIPLE:
-        raise ValueError(
-            f"heads of {q.shape[2]} and pages of {kv_cache.shape[4] // q.shape[2]} for {MULTIPLE} at a time"
-        )
-    dtype = kv_cache.dtype.name
-    target = attention(dtype)
-    provide([target], default_folder())
-    num_heads = q.shape[1]
-    none = jnp.zeros(num_heads, jnp.float32)
-    ints = [layer, 0 if window is None else window, batch.num_requests, batch.num_tokens]
-    ints += [int(sinks is not None), int(alibi_slopes is not None)]
     stored = k, v
     if k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
         stored = quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)
     k_factor, v_factor = (1.0 if factor is None else factor for factor in (k_scale, v_scale))
-    floats = jnp.stack([jnp.float32(each) for each in (scale * k_factor, soft_cap or 0.0, v_factor)])
+    floats = [scale * k_factor, soft_cap or 0.0, v_factor]
+    arrays = q.astype(jnp.float32), *stored
+    out, kv_cache = _call(arrays, q.shape[1], kv_cache, layer, batch, floats, window, sinks, alibi_slopes, None)
+    return out.astype(q.dtype), kv_cache
+
+
+def takes_merged(head_size: int, dtype: str) -> bool:
+    """Whether `merged_attention` can, for activations and a cache of a type (NumPy's name)."""
+    return dtype == "float32" and head_size % (2 * MULTIPLE) == 0
+
+
+def merged_attention(
+    qkv: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | jax.Array | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    alibi_slopes: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`cpu_paged_attention` of queries, keys and values that one product has made, before the rotary embedding.
+
+    Args:
+        qkv: float32 [T, (N + 2 K) * H]: the query heads of a token, then its keys, then its values.
+        cos, sin: float32 [T, H / 2], of the angles by which the pairs (i, i + H / 2) of queries and keys are turned.
+        kv_cache: float32 [L, P, 2, K, C * H].
+        layer, batch, scale, window, soft_cap, sinks, alibi_slopes: see `paged_attention`.
+
+    Returns float32 [T, N * H] and the cache.
+
+    Raises:
+        ValueError: a type is not float32, or half a head is no multiple of 16.
+    """
+    head_size = 2 * cos.shape[1]
+    if not qkv.dtype == kv_cache.dtype == cos.dtype == sin.dtype == jnp.float32 or cos.shape[1] % MULTIPLE:
+        raise ValueError(f"{qkv.dtype} of heads of {head_size} for a cache of {kv_cache.dtype}: float32, 32 at a time")
+    tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
+    arrays = (qkv.reshape(tokens, -1, head_size),) * 3
+    floats: list[float | jax.Array] = [scale, soft_cap or 0.0, 1.0]
+    angles = cos, sin
+    out, kv_cache = _call(arrays, num_heads, kv_cache, layer, batch, floats, window, sinks, alibi_slopes, angles)
+    return out.reshape(tokens, num_heads * head_size), kv_cache
+
+
+def _call(
+    arrays: tuple[jax.Array, ...],
+    num_heads: int,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    floats: list[float | jax.Array],
+    window: int | jax.Array | None,
+    sinks: jax.Array | None,
+    alibi_slopes: jax.Array | None,
+    angles: tuple[jax.Array, jax.Array] | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Results float32 [T, N, H] and the cache; `arrays` and `floats` are as in `job`."""
+    tokens, _, head_size = arrays[0].shape
+    page_size = kv_cache.shape[4] // head_size
+    if head_size % MULTIPLE or page_size % MULTIPLE:
+        raise ValueError(f"heads of {head_size} and pages of {page_size} for {MULTIPLE} at a time")
+    target = attention(kv_cache.dtype.name)
+    provide([target], default_folder())
+    none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
+    ints = [layer, 0 if window is None else window, batch.num_requests, batch.num_tokens]
+    ints += [int(sinks is not None), int(alibi_slopes is not None), num_heads]
     out, kv_cache = jax.ffi.ffi_call(
         target,
-        (jax.ShapeDtypeStruct(q.shape, jnp.float32), jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype)),
+        (
+            jax.ShapeDtypeStruct((tokens, num_heads, head_size), jnp.float32),
+            jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),
+        ),
         input_output_aliases={3: 1},
     )(
-        q.astype(jnp.float32),
-        *stored,
+        *arrays,
         kv_cache,
         batch.positions,
         batch.query_start,
         batch.page_table,
         jnp.stack([jnp.int32(each) for each in ints]),
         jnp.concatenate(
-            [floats, *(none if each is None else jnp.asarray(each, jnp.float32) for each in (sinks, alibi_slopes))]
+            [
+                jnp.stack([jnp.float32(each) for each in floats]),
+                *(none if each is None else jnp.asarray(each, jnp.float32) for each in (sinks, alibi_slopes)),
+            ]
         ),
+        *(angles or (no_angles, no_angles)),
     )
-    return out.astype(q.dtype), kv_cache
+    return out, kv_cache

@@ -7,15 +7,22 @@ from jaxllm.pallas_kernels.cpu.vectors import HAS_AVX512, LANES
 BLOCK = 128
 """Keys of a block of the softmax, counted from the request's first key."""
 PANELS = 4 if HAS_AVX512 else 2
-"""Vectors of keys, or of a head, that a tile computes at once; six rows of them fill the registers."""
+"""Vectors of keys, or of a head, that a tile computes at once; five rows of them fill the registers."""
 GROUP = PANELS * LANES
 """Keys, or numbers of a head, of such a tile."""
+LINE = 64
+"""Bytes of a cache line; a vector across two of them takes twice as long."""
+TILE = 5 if HAS_AVX512 else 4
+"""Rows of queries that go through a block together. With one more LLVM, which begins each step of a tile with all the
+scalars, would run out of registers and spill sums."""
 ROWS = 192
 """Rows of queries (tokens times query heads of a KV head) of an item, about: what it works on fits the second cache."""
 
-# Arguments of the call, in order. `INTS` are layer, window, requests, tokens, and whether there are sinks and slopes;
-# `FLOATS` the scale of products, soft cap (0: none), scale of values, then N sinks and N slopes.
-Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS = range(9)
+# Arguments of the call, in order. Queries, keys and values are three arrays, or three times the one that holds all,
+# heads behind heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, and query heads;
+# `FLOATS` the scale of products, soft cap (0: none), scale of values, then N sinks and N slopes; `COS` and `SIN` have
+# no rows if nothing is to be rotated.
+Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN = range(11)
 SCALE, SOFT_CAP, V_SCALE, EACH_HEAD = 0, 1, 2, 3
 
 # Words of a job: addresses, sizes, switches. A chunk is (row, first token): a part of a row that makes an item for each
@@ -26,19 +33,30 @@ J_N, J_K, J_H, J_C, J_W, J_BYTES, J_REQUESTS, J_TOKENS, J_CHUNK = range(FIRST + 
 J_WINDOW, J_HAS_SINKS, J_HAS_SLOPES = range(FIRST + 19, FIRST + 22)
 # Constants in memory: Numba would compile a function once more for each number that it is called with.
 J_BLOCK, J_NO, J_YES = range(FIRST + 22, FIRST + 25)
-WORDS = 25
+# Keys whose values lie one after another; items with results, those that write keys and values, how many of these are
+# done.
+J_RUN, J_RESULTS, J_WRITES, J_WRITTEN = range(FIRST + 25, FIRST + 29)
+# Addresses of angles, 0 if there are none; numbers from one token's queries to the next one's, of keys and values too.
+J_COS, J_SIN, J_Q_STRIDE, J_KV_STRIDE = range(FIRST + 29, FIRST + 33)
+WORDS = 33
 
 
 @compiled
 def read_call(frame: int, job: int, bytes_each: int) -> None:
     """Write down what the items need; `bytes_each` of a number in the cache."""
     ints = argument(frame, INTS)
-    heads, page = size(frame, NEW_K, 1), size(frame, CACHE, 4)
-    num_heads, head_size = size(frame, Q, 1), size(frame, Q, 2)
+    heads, page = size(frame, CACHE, 3), size(frame, CACHE, 4)
+    num_heads, head_size = int32(ints, 6), size(frame, Q, 2)
+    # Where keys begin, and where values do, if one array holds all.
+    behind, next_behind = (num_heads, num_heads + heads) if size(frame, NEW_K, 1) > heads else (0, 0)
     layer_bytes = size(frame, CACHE, 1) * 2 * heads * page * bytes_each
     set_word(job, J_Q, argument(frame, Q))
-    set_word(job, J_NEW_K, argument(frame, NEW_K))
-    set_word(job, J_NEW_V, argument(frame, NEW_V))
+    set_word(job, J_NEW_K, argument(frame, NEW_K) + behind * head_size * bytes_each)
+    set_word(job, J_NEW_V, argument(frame, NEW_V) + next_behind * head_size * bytes_each)
+    set_word(job, J_Q_STRIDE, size(frame, Q, 1) * head_size)
+    set_word(job, J_KV_STRIDE, size(frame, NEW_K, 1) * head_size)
+    set_word(job, J_COS, argument(frame, COS) if size(frame, COS, 0) > 0 else 0)
+    set_word(job, J_SIN, argument(frame, SIN))
     set_word(job, J_CACHE, argument(frame, CACHE) + int32(ints, 0) * layer_bytes)
     set_word(job, J_POSITIONS, argument(frame, POSITIONS))
     set_word(job, J_START, argument(frame, QUERY_START))
@@ -62,9 +80,41 @@ def read_call(frame: int, job: int, bytes_each: int) -> None:
     tokens = max(min(ROWS // (num_heads // heads), int32(ints, 3)), 1)
     set_word(job, J_CHUNK, tokens)
     set_word(job, J_CHUNKS, malloc(8 * (int32(ints, 3) + 1)))
-    rows = tokens * (num_heads // heads)
-    # See `kernel.Scratch`: queries, sums, scores, maxima and totals, addresses.
-    set_scratch(job, 4 * rows * (2 * head_size + BLOCK + 2) + 8 * 2 * PANELS + 8)
+    set_word(job, J_RUN, _run(page // head_size))
+    tiles = (tokens * (num_heads // heads) + TILE - 1) // TILE
+    # See `scratch_parts`, which begins at a cache line.
+    floats = tiles * TILE * (2 * head_size + LANES) + (tiles + 1) * LANES + TILE * BLOCK
+    set_scratch(job, LINE + 4 * floats + 8 * 2 * BLOCK // LANES * (1 + head_size // LANES))
+
+
+@compiled
+def _run(page_size: int) -> int:
+    """Keys of a block that surely lie in one page, if counted from the block's first."""
+    if BLOCK % page_size == 0:
+        return page_size
+    return BLOCK if page_size % BLOCK == 0 else 16
+
+
+@compiled
+def scratch_parts(job: int, scratch: int) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+    """What an item works in: queries [rows, H], weighted sums likewise, totals [rows, LANES], maxima [tiles, LANES],
+    a vector, scores [TILE, BLOCK], then addresses: of keys, of what is needed next, of values, of what is needed next.
+
+    Rows are counted in whole tiles.
+    """
+    head_size = word(job, J_H)
+    queries = (scratch + LINE - 1) // LINE * LINE
+    tiles = (word(job, J_CHUNK) * (word(job, J_N) // word(job, J_K)) + TILE - 1) // TILE
+    sums = queries + 4 * tiles * TILE * head_size
+    totals = sums + 4 * tiles * TILE * head_size
+    maxima = totals + 4 * tiles * TILE * LANES
+    decays = maxima + 4 * tiles * LANES
+    scores = decays + 4 * LANES
+    keys = scores + 4 * TILE * BLOCK
+    values_next = keys + 8 * (BLOCK // LANES)
+    values = values_next + 8 * (BLOCK // LANES)
+    keys_next = values + 8 * (BLOCK // LANES) * (head_size // LANES)
+    return queries, sums, totals, maxima, decays, scores, keys, values_next, values, keys_next
 
 
 @compiled

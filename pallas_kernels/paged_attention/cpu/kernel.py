@@ -11,16 +11,23 @@ so both products are sums of outer products, which need nothing across lanes.
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from jaxllm.pallas_kernels.cpu.calls import Kernel, free, result, size
-from jaxllm.pallas_kernels.cpu.memory import compiled, int32, mover, real, set_real, word, zero_bytes
-from jaxllm.pallas_kernels.cpu.vectors import FLOAT, LANES, load, multiply, splat, store
+from jaxllm.pallas_kernels.cpu.memory import (
+    compiled,
+    fetch,
+    fetch_add,
+    int32,
+    real,
+    set_real,
+    set_word,
+    word,
+    zero_bytes,
+)
+from jaxllm.pallas_kernels.cpu.vectors import LANES, load, multiply, splat, store, sum_lanes
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,
     EACH_HEAD,
-    J_BYTES,
-    J_C,
     J_CHUNK,
     J_CHUNKS,
     J_FLOATS,
@@ -28,54 +35,60 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     J_HAS_SINKS,
     J_K,
     J_N,
-    J_NEW_K,
-    J_NEW_V,
     J_OUT,
     J_POSITIONS,
     J_Q,
-    J_REQUESTS,
+    J_Q_STRIDE,
+    J_RESULTS,
+    J_RUN,
     J_TOKENS,
+    J_WRITES,
+    J_WRITTEN,
     PANELS,
     SCALE,
+    TILE,
     V_SCALE,
     WORDS,
     Q,
     first_seen,
     first_token,
-    keys_at,
     plan_chunks,
     read_call,
-    values_at,
+    scratch_parts,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, make_score, make_weigh
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import MASKED, ONE, ZERO, adjust, soften
+from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, find_keys, find_values, make_score, make_weigh
+from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
+from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE, adjust, soften
+from jaxllm.pallas_kernels.paged_attention.cpu.write import make_write
 
 SMALLEST = np.float32(1e-30)
 
 
 @compiled
 def _load_queries(job: int, first: int, tokens: int, head: int, to: int) -> None:
-    """Queries of `tokens` tokens and the query heads of a KV head, as rows [tokens * G, H], scaled."""
-    heads, head_size = word(job, J_N), word(job, J_H)
-    group = heads // word(job, J_K)
-    scale = splat(real(word(job, J_FLOATS), SCALE))
+    """Queries of `tokens` tokens and a KV head's query heads, rotated and scaled: rows [tokens * G, H], then zeros."""
+    head_size, group = word(job, J_H), word(job, J_N) // word(job, J_K)
+    scale = real(word(job, J_FLOATS), SCALE) * LOG2_E
     for token in range(tokens):
-        source = ((first + token) * heads + head * group) * head_size
-        for place in range(0, group * head_size, LANES):
-            store(to, token * group * head_size + place, multiply(load(word(job, J_Q), source + place), scale))
+        source = word(job, J_Q) + 4 * ((first + token) * word(job, J_Q_STRIDE) + head * group * head_size)
+        for member in range(group):
+            row = token * group + member
+            rotate(job, first + token, source + 4 * member * head_size, to + 4 * row * head_size, scale)
+    zero_bytes(to + 4 * tokens * group * head_size, 4 * (-tokens * group % TILE) * head_size)
 
 
 @compiled
 def _start_rows(job: int, head: int, rows: int, maxima: int, totals: int) -> None:
     """A softmax that has seen only the sinks, if there are any."""
     group = word(job, J_N) // word(job, J_K)
+    zero_bytes(totals, 4 * rows * LANES)
     for row in range(rows):
+        place = row // TILE * LANES + row % TILE
         if word(job, J_HAS_SINKS):
-            set_real(maxima, row, real(word(job, J_FLOATS), EACH_HEAD + head * group + row % group))
-            set_real(totals, row, ONE)
+            set_real(maxima, place, real(word(job, J_FLOATS), EACH_HEAD + head * group + row % group) * LOG2_E)
+            set_real(totals, row * LANES, ONE)
         else:
-            set_real(maxima, row, MASKED)
-            set_real(totals, row, ZERO)
+            set_real(maxima, place, MASKED)
 
 
 @compiled
@@ -85,93 +98,97 @@ def _finish_rows(job: int, first: int, tokens: int, head: int, totals: int, sums
     group = heads // word(job, J_K)
     for row in range(tokens * group):
         token, member = row // group, row % group
-        factor = real(word(job, J_FLOATS), V_SCALE) / max(real(totals, row), SMALLEST)
+        factor = real(word(job, J_FLOATS), V_SCALE) / max(sum_lanes(load(totals, row * LANES)), SMALLEST)
         out = ((first + token) * heads + head * group + member) * head_size
         for place in range(0, head_size, LANES):
             store(word(job, J_OUT), out + place, multiply(load(sums, row * head_size + place), splat(factor)))
 
 
-def _make_write(kind: str, bytes_each: int) -> Any:
-    move = mover(FLOAT if kind == "float32" else ir.IntType(8 * bytes_each))
-
-    @compiled
-    def write(job: int, row: int, first: int, last: int, head: int) -> None:
-        """Put keys and values of a row's tokens from `first` up to `last` into their pages.
-
-        Of float32 what is finite (see `ragged.quantise`, which does it for the other types).
-        """
-        heads, head_size, page_size = word(job, J_K), word(job, J_H), word(job, J_C)
-        for token in range(first, last):
-            position = int32(word(job, J_POSITIONS), token)
-            key = keys_at(job, row, position, head)
-            source = (token * heads + head) * head_size * word(job, J_BYTES)
-            for place in range(head_size):
-                move(key, place * page_size, word(job, J_NEW_K) + source, place)
-            value = values_at(job, row, position, head)
-            for place in range(head_size):
-                move(value, place, word(job, J_NEW_V) + source, place)
-
-    return write
-
-
-def _make_item(kind: str, write: Any) -> Any:
+def _make_attend(kind: str) -> Any:
     wide, narrow = by_rows(PANELS, kind), by_rows(1, kind)
-    score, weigh = make_score(wide), make_weigh(wide, narrow)
+    score, weigh = make_score(wide, narrow), make_weigh(wide, narrow)
 
     @compiled
-    def item(job: int, index: int, scratch: int) -> None:
-        """A chunk of a row, and one KV head."""
-        heads, head_size = word(job, J_K), word(job, J_H)
-        group = word(job, J_N) // heads
-        row, head = int32(word(job, J_CHUNKS), 2 * (index // heads)), index % heads
-        first = int32(word(job, J_CHUNKS), 2 * (index // heads) + 1)
-        end = first_token(job, row + 1)
-        tokens = min(word(job, J_CHUNK), end - first)
-        rows, most = tokens * group, word(job, J_CHUNK) * group
-        if end - first_token(job, row) == 1:
-            write(job, row, first, end, head)
-        sums = scratch + 4 * most * head_size
-        scores = sums + 4 * most * head_size
-        maxima = scores + 4 * most * BLOCK
-        totals, panels = maxima + 4 * most, maxima + 8 * most
-        _load_queries(job, first, tokens, head, scratch)
+    def attend(job: int, row: int, head: int, first: int, tokens: int, scratch: int) -> None:
+        """Results of `tokens` tokens of a row from `first` on, and the query heads of one KV head."""
+        head_size, group = word(job, J_H), word(job, J_N) // word(job, J_K)
+        q, sums, totals, maxima, decays, scores, keys, values_next, values, keys_next = scratch_parts(job, scratch)
+        rows = tokens * group
+        _load_queries(job, first, tokens, head, q)
         _start_rows(job, head, rows, maxima, totals)
         zero_bytes(sums, 4 * rows * head_size)
         position = int32(word(job, J_POSITIONS), first)
         last = position + tokens
         for begin in range(first_seen(job, position) // BLOCK * BLOCK, last, BLOCK):
             stop = min(begin + BLOCK, last)
-            columns = score(job, row, head, begin, stop, rows, scratch, scores, panels)
-            for each in range(rows):
-                line = scores + 4 * each * BLOCK
-                adjust(job, head, each % group, line, columns, position + each // group, begin)
-                soften(line, columns, maxima, totals, each, sums + 4 * each * head_size, head_size)
-            weigh(job, row, head, begin, stop, last, rows, scores, sums, panels)
+            find_keys(job, row, head, begin, stop, keys, values_next)
+            find_values(job, row, head, begin, stop, last, values, keys_next)
+            runs = (stop - begin + word(job, J_RUN) - 1) // word(job, J_RUN)
+            for tile in range(0, rows, TILE):
+                count = min(TILE, rows - tile)
+                # The tile's last query sees no further.
+                length = min(stop, position + (tile + count - 1) // group + 1) - begin
+                if length <= 0:
+                    continue
+                columns = (length + LANES - 1) // LANES * LANES
+                score(job, count, columns, q + 4 * tile * head_size, scores, keys, values_next)
+                for each in range(count):
+                    at = position + (tile + each) // group
+                    adjust(job, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, at, begin)
+                top, total, out = (
+                    maxima + 4 * (tile // TILE) * LANES,
+                    totals + 4 * tile * LANES,
+                    sums + 4 * tile * head_size,
+                )
+                soften(count, scores, columns, top, total, out, head_size, decays)
+                weigh(job, count, runs, length, scores, out, values, keys_next)
         _finish_rows(job, first, tokens, head, totals, sums)
 
-    return item
+    return attend
 
 
 def make_kernel(kind: str, bytes_each: int) -> Kernel:
     """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes."""
-    write = _make_write(kind, bytes_each)
+    write, attend = make_write(kind, bytes_each), _make_attend(kind)
 
     @compiled
     def plan(frame: int, job: int) -> int:
         read_call(frame, job, bytes_each)
-        for row in range(word(job, J_REQUESTS)):
-            # The keys of a chunk are read by those behind it, so they must be there before any item begins. Rows of a
-            # single token write their own.
-            first, end = first_token(job, row), first_token(job, row + 1)
-            if end - first > 1:
-                for head in range(word(job, J_K)):
-                    write(job, row, first, end, head)
         tokens, token_bytes = word(job, J_TOKENS), 4 * word(job, J_N) * word(job, J_H)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, Q, 0) - tokens) * token_bytes)
-        return plan_chunks(job) * word(job, J_K)
+        chunks = plan_chunks(job)
+        items, writes = chunks * word(job, J_K), 0
+        # The keys of a chunk are read by those behind it, so all must be there before any chunk is computed. Where
+        # every row is a single chunk, nobody else reads them, and each item writes its own.
+        for chunk in range(1, chunks):
+            if int32(word(job, J_CHUNKS), 2 * chunk) == int32(word(job, J_CHUNKS), 2 * chunk - 2):
+                writes = items
+        set_word(job, J_RESULTS, items)
+        set_word(job, J_WRITES, writes)
+        set_word(job, J_WRITTEN, 0)
+        return items + writes
+
+    @compiled
+    def item(job: int, index: int, scratch: int) -> None:
+        """A chunk of a row, and one KV head: keys and values written, or results."""
+        heads, writes = word(job, J_K), word(job, J_WRITES)
+        # The last tokens of a prompt see most keys, and take longest: they come first, so that nobody waits long.
+        chunk = index // heads if index < writes else (writes + word(job, J_RESULTS) - 1 - index) // heads
+        head = index % heads
+        row, first = int32(word(job, J_CHUNKS), 2 * chunk), int32(word(job, J_CHUNKS), 2 * chunk + 1)
+        tokens = min(word(job, J_CHUNK), first_token(job, row + 1) - first)
+        if index < writes or writes == 0:
+            write(job, row, first, first + tokens, head, scratch)
+            fetch_add(job, J_WRITTEN, 1)
+        if index < writes:
+            return
+        # These items come first, so whoever has taken one is at work on it.
+        while fetch(job, J_WRITTEN) < writes:
+            pass
+        attend(job, row, head, first, tokens, scratch)
 
     @compiled
     def finish(job: int) -> None:
         free(word(job, J_CHUNKS))
 
-    return Kernel(WORDS, plan, _make_item(kind, write), finish)
+    return Kernel(WORDS, plan, item, finish)

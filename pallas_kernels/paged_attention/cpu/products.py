@@ -3,7 +3,6 @@
 from typing import Any
 
 from jaxllm.pallas_kernels.cpu.memory import compiled, set_word, word
-from jaxllm.pallas_kernels.cpu.tiles import make_outer_tile
 from jaxllm.pallas_kernels.cpu.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,
@@ -13,103 +12,118 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     J_C,
     J_H,
     J_NO,
+    J_RUN,
     J_YES,
     PANELS,
+    TILE,
     keys_at,
     values_at,
 )
-
-LINE = 64
-"""Bytes of a cache line."""
+from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
 
 
 def by_rows(panels: int, kind: str) -> Any:
-    """`make_outer_tile` for any number of rows, with which the function begins; they are taken up to six at a time."""
-    one, two, three, four, six = (make_outer_tile(rows, panels, kind) for rows in (1, 2, 3, 4, 6))
+    """`make_outer_tile` for up to `TILE` rows, of which from four on it takes all."""
+    one, two, three, most = (make_outer_tile(rows, panels, kind) for rows in (1, 2, 3, TILE))
 
     @compiled
     def product(
-        rows: int, a: int, a_step: int, bs: int, b_step: int, n: int, c: int, c_step: int, more: int, to: int
+        rows: int,
+        a: int,
+        a_stride: int,
+        bs: int,
+        b_stride: int,
+        run: int,
+        length: int,
+        c: int,
+        c_stride: int,
+        more: int,
+        nexts: int,
+        step: int,
     ) -> None:
-        row = 0
-        while row < rows:
-            left = rows - row
-            x, y = a + 4 * row * a_step, c + 4 * row * c_step
-            if left >= 6:
-                six(x, a_step, bs, b_step, n, y, c_step, more, to)
-                row += 6
-            elif left >= 4:
-                four(x, a_step, bs, b_step, n, y, c_step, more, to)
-                row += 4
-            elif left == 3:
-                three(x, a_step, bs, b_step, n, y, c_step, more, to)
-                row += 3
-            elif left == 2:
-                two(x, a_step, bs, b_step, n, y, c_step, more, to)
-                row += 2
-            else:
-                one(x, a_step, bs, b_step, n, y, c_step, more, to)
-                row += 1
+        if rows > 3:
+            most(a, a_stride, bs, b_stride, run, length, c, c_stride, more, nexts, step)
+        elif rows == 3:
+            three(a, a_stride, bs, b_stride, run, length, c, c_stride, more, nexts, step)
+        elif rows == 2:
+            two(a, a_stride, bs, b_stride, run, length, c, c_stride, more, nexts, step)
+        else:
+            one(a, a_stride, bs, b_stride, run, length, c, c_stride, more, nexts, step)
 
     return product
 
 
-def make_score(wide: Any) -> Any:
-    """Scores of a block; `wide` is `by_rows(PANELS, kind)`."""
+@compiled
+def find_keys(job: int, row: int, head: int, begin: int, end: int, keys: int, nexts: int) -> None:
+    """Addresses of the keys from `begin` up to `end`, a vector of them each, and those of their values, needed next."""
+    # Behind the end any key does: it will be masked.
+    behind = (end - 1) // LANES * LANES
+    for panel in range((end - begin + GROUP - 1) // GROUP * PANELS):
+        position = min(begin + panel * LANES, behind)
+        set_word(keys, panel, keys_at(job, row, position, head))
+        set_word(nexts, panel, values_at(job, row, position, head))
+
+
+@compiled
+def find_values(job: int, row: int, head: int, begin: int, end: int, last: int, values: int, nexts: int) -> None:
+    """Addresses of the values from `begin` up to `end`: panels, run by run, for each part of the head.
+
+    The keys of the next block are needed next, of a row that ends at `last`.
+    """
+    head_size, bytes_each, run = word(job, J_H), word(job, J_BYTES), word(job, J_RUN)
+    part, line = run * head_size * bytes_each // (head_size // LANES), LANES * bytes_each
+    index = place = 0
+    while place < head_size:
+        panels = PANELS if place + GROUP <= head_size else 1
+        for position in range(begin, end, run):
+            value = values_at(job, row, position, head) + place * bytes_each
+            ahead = keys_at(job, row, min(position + BLOCK, (last - 1) // LANES * LANES), head) + place // LANES * part
+            for panel in range(panels):
+                set_word(values, index, value + panel * line)
+                set_word(nexts, index, ahead + panel * line)
+                index += 1
+        place += panels * LANES
+
+
+def make_score(wide: Any, narrow: Any) -> Any:
+    """Scores of a few rows; `wide` is `by_rows(PANELS, kind)`, `narrow` `by_rows(1, kind)`."""
 
     @compiled
-    def score(job: int, row: int, head: int, begin: int, end: int, rows: int, q: int, scores: int, bs: int) -> int:
-        """Scores [rows, BLOCK] of the keys from `begin` up to `end`, filled up to whole tiles; the number of columns.
-
-        Their values, which are needed next, are fetched meanwhile.
-        """
-        page_size, head_size = word(job, J_C), word(job, J_H)
+    def score(job: int, rows: int, columns: int, q: int, scores: int, keys: int, nexts: int) -> None:
+        """Scores [rows, BLOCK] of the keys that `find_keys` has found, `columns` of them, whole vectors."""
+        page_size, head_size, step = word(job, J_C), word(job, J_H), LANES * word(job, J_BYTES)
         stride, fresh = word(job, J_BLOCK), word(job, J_NO)
         column = 0
-        while begin + column < end:
-            for panel in range(PANELS):
-                # Behind the end any key does: it will be masked.
-                position = min(begin + column + panel * LANES, (end - 1) // LANES * LANES)
-                set_word(bs, panel, keys_at(job, row, position, head))
-                set_word(bs, PANELS + panel, values_at(job, row, position, head))
-            wide(rows, q, head_size, bs, page_size, head_size, scores + 4 * column, stride, fresh, LINE)
-            column += GROUP
-        return column
+        while column < columns:
+            table, ahead, out = keys + 8 * (column // LANES), nexts + 8 * (column // LANES), scores + 4 * column
+            if columns - column > GROUP // 2:
+                wide(rows, q, head_size, table, page_size, head_size, head_size, out, stride, fresh, ahead, step)
+                column += GROUP
+            else:
+                narrow(rows, q, head_size, table, page_size, head_size, head_size, out, stride, fresh, ahead, step)
+                column += LANES
 
     return score
 
 
 def make_weigh(wide: Any, narrow: Any) -> Any:
-    """Weighted sums of a block; `wide` is `by_rows(PANELS, kind)`, `narrow` `by_rows(1, kind)`."""
+    """Weighted sums of a few rows; `wide` is `by_rows(PANELS, kind)`, `narrow` `by_rows(1, kind)`."""
 
     @compiled
-    def weigh(
-        job: int, row: int, head: int, begin: int, end: int, last: int, rows: int, weights: int, sums: int, bs: int
-    ) -> None:
-        """Add the values of the keys from `begin` up to `end`, weighted, to the sums [rows, H].
-
-        Keys of the next block, of a row that ends at `last`, are fetched meanwhile.
-        """
-        page_size, head_size, bytes_each = word(job, J_C), word(job, J_H), word(job, J_BYTES)
+    def weigh(job: int, rows: int, runs: int, length: int, weights: int, sums: int, values: int, nexts: int) -> None:
+        """Add `length` values, weighted, to the sums [rows, H]; `find_values` has found `runs` runs of them."""
+        head_size, run, step = word(job, J_H), word(job, J_RUN), LANES * word(job, J_BYTES)
         stride, more = word(job, J_BLOCK), word(job, J_YES)
-        step = page_size * bytes_each
-        position = begin
-        while position < end:
-            keys = min(page_size - position % page_size, end - position)
-            values = values_at(job, row, position, head)
-            ahead = keys_at(job, row, min(position + BLOCK, last - 1), head)
-            these = weights + 4 * (position - begin)
-            place = 0
-            while place < head_size:
-                panels = PANELS if place + GROUP <= head_size else 1
-                for panel in range(panels):
-                    set_word(bs, panel, values + (place + panel * LANES) * bytes_each)
-                    set_word(bs, panels + panel, ahead + (place + panel) * step)
-                if panels == PANELS:
-                    wide(rows, these, stride, bs, head_size, keys, sums + 4 * place, head_size, more, panels * step)
-                else:
-                    narrow(rows, these, stride, bs, head_size, keys, sums + 4 * place, head_size, more, step)
-                place += panels * LANES
-            position += keys
+        index = place = 0
+        while place < head_size:
+            table, ahead, out = values + 8 * index, nexts + 8 * index, sums + 4 * place
+            if place + GROUP <= head_size:
+                wide(rows, weights, stride, table, head_size, run, length, out, head_size, more, ahead, PANELS * step)
+                index += runs * PANELS
+                place += GROUP
+            else:
+                narrow(rows, weights, stride, table, head_size, run, length, out, head_size, more, ahead, step)
+                index += runs
+                place += LANES
 
     return weigh

@@ -1,4 +1,4 @@
-"""Scores of one query row of a block, on their way to weights."""
+"""Scores of a few query rows of a block, on their way to weights. All is in powers of 2, which cost least."""
 
 import numpy as np
 
@@ -7,8 +7,9 @@ from jaxllm.pallas_kernels.cpu.vectors import (
     LANES,
     add,
     divide,
-    exp,
+    exp2,
     fma,
+    keep,
     load,
     max_lanes,
     maximum,
@@ -17,9 +18,9 @@ from jaxllm.pallas_kernels.cpu.vectors import (
     steps,
     store,
     subtract,
-    sum_lanes,
 )
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
+    BLOCK,
     EACH_HEAD,
     J_FLOATS,
     J_HAS_SLOPES,
@@ -31,30 +32,36 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
 
 MASKED = np.float32(-1e30)
 """Score of a key that is not seen. Finite, so that a block without any visible key leaves no NaN."""
+LOG2_E = np.float32(1.4426950408889634)
+"""e ** x is 2 ** (x log2 e): a factor of all that scores are made of."""
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
+MOST = np.float32(30)
+"""The hyperbolic tangent of more is 1."""
 
 
 @compiled
 def adjust(job: int, head: int, member: int, scores: int, columns: int, position: int, begin: int) -> None:
     """Cap, lean and mask the scores of the `member`th query head at `position`, of `columns` keys from `begin` on."""
     floats, heads = word(job, J_FLOATS), word(job, J_N)
-    cap = real(floats, SOFT_CAP)
+    cap = real(floats, SOFT_CAP) * LOG2_E
     if cap > ZERO:
         _cap(scores, columns, cap)
     if word(job, J_HAS_SLOPES):
-        slope = real(floats, EACH_HEAD + heads + head * (heads // word(job, J_K)) + member)
+        slope = real(floats, EACH_HEAD + heads + head * (heads // word(job, J_K)) + member) * LOG2_E
         _lean(scores, columns, slope, begin - position)
-    seen = first_seen(job, position)
-    if seen > begin or position + 1 < begin + columns:
-        _mask(scores, columns, seen - begin, position + 1 - begin)
+    first, end = first_seen(job, position) - begin, position + 1 - begin
+    if first > 0 or end < columns:
+        for column in range(0, columns, LANES):
+            store(scores, column, keep(load(scores, column), first - column, end - column, MASKED))
 
 
 @compiled
 def _cap(scores: int, columns: int, cap: float) -> None:
     """Scores become `cap * tanh(score / cap)`."""
     for column in range(0, columns, LANES):
-        power = exp(multiply(load(scores, column), splat(TWO / cap)))
-        tanh = subtract(splat(ONE), divide(splat(TWO), add(power, splat(ONE))))
+        score = maximum(load(scores, column), splat(-MOST * cap))
+        power = exp2(multiply(score, splat(-TWO * LOG2_E / cap)))
+        tanh = subtract(divide(splat(TWO), add(power, splat(ONE))), splat(ONE))
         store(scores, column, multiply(tanh, splat(cap)))
 
 
@@ -67,31 +74,32 @@ def _lean(scores: int, columns: int, slope: float, distance: int) -> None:
 
 
 @compiled
-def _mask(scores: int, columns: int, begin: int, end: int) -> None:
-    """Only columns from `begin` up to `end` are seen."""
-    for column in range(min(begin, columns)):
-        set_real(scores, column, MASKED)
-    for column in range(max(end, 0), columns):
-        set_real(scores, column, MASKED)
+def soften(
+    rows: int, scores: int, columns: int, maxima: int, totals: int, sums: int, head_size: int, decays: int
+) -> None:
+    """One step of the online softmax: scores [rows, BLOCK] become weights, and what was summed before is rescaled.
 
-
-@compiled
-def soften(scores: int, columns: int, maxima: int, totals: int, row: int, sums: int, head_size: int) -> None:
-    """One step of the online softmax of a row: scores become weights, and what was summed before is rescaled."""
-    largest = load(scores, 0)
-    for column in range(LANES, columns, LANES):
-        largest = maximum(largest, load(scores, column))
-    before = real(maxima, row)
-    top = max(before, max_lanes(largest))
-    total = splat(ZERO)
-    for column in range(0, columns, LANES):
-        weights = exp(subtract(load(scores, column), splat(top)))
-        store(scores, column, weights)
-        total = add(total, weights)
-    # What an unseen key weighs before any was seen is wiped out by the first that is: `decay` is then 0.
-    decay = max_lanes(exp(splat(before - top)))
-    set_real(maxima, row, top)
-    set_real(totals, row, real(totals, row) * decay + sum_lanes(total))
-    if decay != ONE:
-        for place in range(0, head_size, LANES):
-            store(sums, place, multiply(load(sums, place), splat(decay)))
+    `maxima` [LANES] has a lane for each row, `totals` [rows, LANES] as many sums for each as there are lanes;
+    `decays` [LANES] is memory to work in.
+    """
+    for row in range(rows):
+        line = scores + 4 * row * BLOCK
+        largest = load(line, 0)
+        for column in range(LANES, columns, LANES):
+            largest = maximum(largest, load(line, column))
+        set_real(decays, row, max_lanes(largest))
+    tops = maximum(load(maxima, 0), load(decays, 0))
+    # What an unseen key weighs before any was seen is wiped out by the first that is: its decay is then 0.
+    store(decays, 0, exp2(subtract(load(maxima, 0), tops)))
+    store(maxima, 0, tops)
+    for row in range(rows):
+        line, top, decay = scores + 4 * row * BLOCK, splat(real(maxima, row)), real(decays, row)
+        total = splat(ZERO)
+        for column in range(0, columns, LANES):
+            weights = exp2(subtract(load(line, column), top))
+            store(line, column, weights)
+            total = add(total, weights)
+        store(totals, row * LANES, fma(load(totals, row * LANES), splat(decay), total))
+        if decay != ONE:
+            for place in range(row * head_size, (row + 1) * head_size, LANES):
+                store(sums, place, multiply(load(sums, place), splat(decay)))

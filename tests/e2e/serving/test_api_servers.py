@@ -12,13 +12,12 @@ import psutil
 import pytest
 
 from tests.e2e.serving.conftest import left_in
-from tests.serving.server_process import SMALL, ServerProcess, Stream, running
+from tests.serving.server_process import LONG, SMALL, ServerProcess, Stream, running, streams
 
 pytestmark = pytest.mark.slow
 
 FLAGS = ("demo", *SMALL, "--api-server-count", "2")
 BODY = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
-LONG = {**BODY, "max_tokens": 480, "stream": True}
 SECONDS = 120.0
 LABELS = 'engine="0",model_name="demo"'
 
@@ -67,10 +66,10 @@ def test_together_they_are_one_server(tmp_path: Path, scratch: Path) -> None:
             assert client.post("/reset_prefix_cache").status_code == 200
             refused = client.post("/v1/responses", json={"input": "hello", "background": True})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
-        streams = [Stream(client, LONG) for client in clients[-4:]]
-        until(lambda: all(client.get("/load").json() == {"server_load": len(streams)} for client in clients[:2]))
+        long = streams(*clients[-4:])
+        until(lambda: all(client.get("/load").json() == {"server_load": len(long)} for client in clients[:2]))
         server.signal(signal.SIGTERM)
-        for stream in streams:
+        for stream in long:
             events = stream.rest()
             assert events[-1] == b"[DONE]"
             assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"

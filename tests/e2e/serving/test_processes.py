@@ -18,11 +18,10 @@ import pytest
 from tests.e2e.serving.conftest import FLAGS, left_in
 from tests.e2e.serving.metrics import Metrics
 from tests.e2e.serving.slow_reader import read_all, request_bytes, slow_connection
-from tests.serving.server_process import ServerProcess, Stream, running
+from tests.serving.server_process import LONG, ServerProcess, Stream, running, streams
 
 pytestmark = pytest.mark.slow
 
-LONG = {"prompt": "Once upon a time", "max_tokens": 480, "ignore_eos": True, "temperature": 0, "stream": True}
 SECONDS = 120.0
 """Enough for anything on a busy machine."""
 
@@ -55,11 +54,11 @@ def test_the_server_is_killed_under_load(tmp_path: Path, scratch: Path) -> None:
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
         engine = server.engine()
-        streams = [Stream(client, {**LONG, "n": 4, "temperature": 1.0, "logprobs": 5}) for _ in range(4)]
+        cut = streams(*[client] * 4)
         memory = named_memory(psutil.Process(server.process.pid), engine)
         server.process.kill()
         assert server.end() == -signal.SIGKILL
-        assert all(stream.rest()[-1] != b"[DONE]" and stream.cut_off for stream in streams)
+        assert all(stream.rest()[-1:] != [b"[DONE]"] and stream.cut_off for stream in cut)
         assert_nothing_left(scratch, memory, engine)
 
 

@@ -30,8 +30,11 @@ def test_the_same_engine_has_no_differences() -> None:
         ({"max_model_len": 100}, "max_model_len: 2048 in the bundle, 100 here"),
         ({"block_size": 32}, "block_size: 16 in the bundle, 32 here"),
         ({"dtype": "bfloat16"}, "dtype: float32 in the bundle, bfloat16 here"),
-        ({"layer_stack": "scan"}, "layer_stack: loop in the bundle, scan here"),
-        ({"attention_backend": "reference"}, "attention_backend: cpu in the bundle, reference here"),
+        ({"layer_stack": "loop"}, "layer_stack: scan in the bundle, loop here"),
+        (
+            {"attention_backend": "reference", "layer_stack": "scan"},
+            "attention_backend: cpu in the bundle, reference here",
+        ),
         ({"max_logprobs": 3}, "max_logprobs: 20 in the bundle, 3 here"),
     ],
     ids=lambda value: None if isinstance(value, str) else next(iter(value)),

@@ -11,7 +11,8 @@ import pytest
 
 from jaxllm.bundle.kept import KeptExecutables, prune
 from jaxllm.config import EngineConfig
-from jaxllm.runner.executables import Executable
+from jaxllm.runner.build import pages_on_cpu
+from jaxllm.runner.executables import Executable, Executables
 from jaxllm.runner.plan import make_plan
 from jaxllm.runner.recipes import Recipe, recipe
 from jaxllm.runner.spec import make_spec
@@ -160,3 +161,23 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["1", "3"]
     prune(tmp_path, largest=0)
     assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
+
+
+def test_an_earlier_start_with_a_little_less_memory_is_taken_up(tmp_path: Path) -> None:
+    """Free memory is never quite the same; another number of pages would have to be compiled."""
+    plan = make_plan(EngineConfig.from_options({"model": "demo", "max_num_batched_tokens": 8}))
+
+    def keep(pages: int) -> None:
+        spec, _ = make_spec(plan, pages)
+        options = Executables(spec, plan.config.compile).compiler_options
+        KeptExecutables.of(tmp_path, plan, spec, pages, options).folder.mkdir()
+
+    size = 5 << 24  # of the sizes 4, 5, 6, 7 times a power of two that numbers of pages come from
+    less, exact, more = (pages_on_cpu(plan, size + step, None) for step in (-1, 0, 1 << 24))
+    assert less < exact < more
+    assert pages_on_cpu(plan, size, tmp_path) == exact
+    keep(less)
+    assert pages_on_cpu(plan, size, tmp_path) == less
+    assert pages_on_cpu(plan, size + (1 << 24), tmp_path) == more
+    keep(exact)
+    assert pages_on_cpu(plan, size, tmp_path) == exact

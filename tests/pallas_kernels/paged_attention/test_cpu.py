@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
+from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
 from jaxllm.pallas_kernels.paged_attention.layout import to_layout
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from tests.pallas_kernels.paged_attention.oracle import cached_inputs
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
 
 TOKENS = (300, 200)
 """Of two prompts."""
@@ -60,3 +61,57 @@ def test_the_same_bits_however_cut_and_whoever_is_beside(features: dict[str, Any
         np.testing.assert_array_equal(np.concatenate(together[row]), whole[row])
     np.testing.assert_array_equal(alone[1], whole[1])
     np.testing.assert_array_equal(cut[1, 1:], cache[1, 1:])
+
+
+def _turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> jax.Array:
+    """The rotary embedding of [T, heads, H]."""
+    first, second = np.split(x.astype(np.float64), 2, axis=2)
+    c, s = cos[:, None], sin[:, None]
+    return jnp.asarray(np.concatenate([first * c - second * s, second * c + first * s], axis=2), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("merged", ((1, 5), (1, 33), (70, 3), (3, 29)), num_heads=6, padding_tokens=3, window=40, sinks=True),
+        Case("merged_decodes", ((1, 5), (1, 16), (1, 200)), head_size=96, alibi=True, soft_cap=5.0),
+    ],
+    ids=lambda case: case.name,
+)
+def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case: Case) -> None:
+    inputs = cached_inputs(case)
+    angles = np.random.default_rng(0).uniform(-4, 4, (inputs.q.shape[0], case.head_size // 2))
+    cos, sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
+    cache = to_layout("cpu", inputs.kv_cache)
+    turned = replace(inputs, q=_turned(np.asarray(inputs.q), cos, sin), k=_turned(np.asarray(inputs.k), cos, sin))
+    wanted, wanted_cache = replace(turned, kv_cache=cache).call("cpu")
+    qkv = jnp.concatenate([inputs.q, inputs.k, inputs.v], axis=1).reshape(inputs.q.shape[0], -1)
+    out, found_cache = merged_attention(
+        qkv,
+        jnp.asarray(cos),
+        jnp.asarray(sin),
+        cache,
+        1,
+        inputs.batch,
+        scale=case.scale,
+        window=case.window,
+        soft_cap=case.soft_cap,
+        sinks=inputs.sinks,
+        alibi_slopes=inputs.alibi_slopes,
+    )
+    np.testing.assert_allclose(out.reshape(wanted.shape), wanted, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(found_cache, wanted_cache, rtol=0, atol=1e-6)
+
+
+def test_merged_wants_float32() -> None:
+    inputs = cached_inputs(Case("bfloat16", ((1, 5),), dtype="bfloat16"))
+    angles = jnp.zeros((1, 32))
+    with pytest.raises(ValueError, match="float32"):
+        merged_attention(
+            inputs.q.reshape(1, -1), angles, angles, to_layout("cpu", inputs.kv_cache), 1, inputs.batch, scale=1.0
+        )
+
+
+def test_a_prompt_of_several_items_among_rows_without_tokens() -> None:
+    case = Case("empties", (*((0, 0),) * 600, (500, 0)))
+    check(case, *run_function("cpu")(cached_inputs(case)))

@@ -46,7 +46,7 @@ def test_the_engine_stops(server: ServerProcess, http: httpx.Client, path: str, 
                 next(response.iter_lines())
         else:
             with pytest.raises(httpx.ReadTimeout):
-                leaving.post(path, json=request, timeout=httpx.Timeout(60, read=0.3 if most > 200 else 0.05))
+                leaving.post(path, json=request, timeout=httpx.Timeout(60, read=0.1 if most > 240 else 0.05))
     until(lambda: http.get("/load").json() == {"server_load": 0})
     until(lambda: running(http) == 0)
     stopped_at = generated(http)

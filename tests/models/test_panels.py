@@ -1,0 +1,81 @@
+"""Models whose weights lie in panels for the CPU's kernel: the same logits, from the same checkpoints."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxllm.models.causal_lm import abstract_model, load_model
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.options import ForwardOptions
+from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
+from tests.models import small
+from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
+
+Kind = Literal["loop", "scan"]
+# Sizes of no whole panels, and a feed-forward block whose second product has a depth the kernel does not take.
+ODD = small.MODEL
+EVEN = dataclasses.replace(small.MODEL, intermediate_size=48, vocab_size=40, qkv_bias=True, mlp_bias=True, qk_norm=True)
+HEADS_OF_32 = dataclasses.replace(small.MODEL, hidden_size=128, intermediate_size=64, head_size=32)
+
+
+def logits(folder: Path, config: ModelConfig, options: ForwardOptions, dtype: str, load_format: str) -> np.ndarray:
+    """Of the tokens of two rows."""
+    model = load_model(folder, config, options, dtype, load_format)
+    state, step = compiled_step(model)
+    batch = make_batch([[3, 1, 4, 1, 5], [9, 2]], [0, 0], shuffled_pages(2), 8)
+    found, _ = step(state, batch, empty_cache(model, dtype))
+    return np.asarray(found)[:7]
+
+
+@pytest.mark.parametrize("kind", ["loop", "scan"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_checkpoint_is_put_into_panels(tmp_path: Path, kind: Kind, tied: bool) -> None:
+    values = {name: value for name, value in small.tensors().items() if not tied or name != "lm_head.weight"}
+    folder = small.save(tmp_path, values)
+    config = dataclasses.replace(ODD, tie_word_embeddings=tied)
+    wanted = logits(folder, config, ForwardOptions(), "float32", "auto")
+    found = logits(folder, config, ForwardOptions(stack=kind, native_matmul=True), "float32", "auto")
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["loop", "scan"])
+@pytest.mark.parametrize("config", [EVEN, dataclasses.replace(EVEN, activation="gelu")], ids=["silu", "gelu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_biases_norms_and_gates(config: ModelConfig, kind: Kind, dtype: str) -> None:
+    wanted = logits(Path("absent"), config, ForwardOptions(), dtype, "dummy")
+    found = logits(Path("absent"), config, ForwardOptions(stack=kind, native_matmul=True), dtype, "dummy")
+    np.testing.assert_allclose(found, wanted, atol=1e-5 if dtype == "float32" else 0.1)
+
+
+@pytest.mark.parametrize("kind", ["loop", "scan"])
+def test_the_kernels_together(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.models.paged.PAGE_SIZE", 16)
+    wanted = logits(Path("absent"), HEADS_OF_32, ForwardOptions(), "float32", "dummy")
+    options = ForwardOptions(stack=kind, attention="cpu", native_matmul=True)
+    found = logits(Path("absent"), HEADS_OF_32, options, "float32", "dummy")
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scan_copies_neither_cache_nor_weights() -> None:
+    """Each is larger than everything else; temporaries hold neither."""
+    config = dataclasses.replace(HEADS_OF_32, num_layers=4, windows=(0,) * 4, intermediate_size=4096)
+    model = abstract_model(config, ForwardOptions(stack="scan", attention="cpu", native_matmul=True), "float32")
+    graph, state = nnx.split(model)
+    cache = jax.ShapeDtypeStruct(cache_shape("cpu", CacheGeometry(4, 1000, 16, 2, 32, "float32")), jnp.float32)
+
+    def step(state: Any, batch: Any, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hidden, kv_cache = nnx.merge(graph, state)(batch, kv_cache)
+        return hidden, kv_cache
+
+    batch = make_batch([[1] * 8], [0], shuffled_pages(1), 8)
+    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+    memory = cast(Any, jax.jit(step, donate_argnums=2).lower(state, batch, cache).compile(quick).memory_analysis())
+    one_weight = 4 * 4096 * 128
+    assert memory.alias_size_in_bytes >= cache.size * 4
+    assert memory.temp_size_in_bytes < one_weight / 2

@@ -1,0 +1,29 @@
+"""A call target that is known to XLA before its kernel is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.pallas_kernels.cpu.build import build
+from jaxllm.pallas_kernels.cpu.gateway import Gateway
+from jaxllm.pallas_kernels.cpu.matmul import make_kernel
+
+
+def product(x: jax.Array, panels: jax.Array) -> jax.Array:
+    """The call of `products.matmul`, of a target with another name."""
+    none = jnp.zeros(0, jnp.float32)
+    results = jax.ShapeDtypeStruct((4, 16), jnp.float32), jax.ShapeDtypeStruct((0, 0), jnp.float32)
+    ints = jnp.array([4, 0], jnp.int32)
+    found = jax.ffi.ffi_call("test_gateway", results)(x, panels, ints, none, jnp.zeros(1), none.reshape(0, 0))
+    return found[0]
+
+
+def test_what_calls_a_kernel_is_compiled_before_the_kernel() -> None:
+    gateway = Gateway("test_gateway")
+    x, panels = jnp.ones((4, 32), jnp.float32), jnp.ones((1, 1, 32, 16), jnp.float32)
+    compiled = jax.jit(product).lower(x, panels).compile()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the kernel is still being compiled"):
+        compiled(x, panels).block_until_ready()
+    gateway.open(build(make_kernel("float32", 4)))
+    np.testing.assert_array_equal(compiled(x, panels), np.full((4, 16), 32.0))
