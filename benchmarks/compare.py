@@ -33,6 +33,8 @@ MODELS: dict[str, dict[str, int]] = {
 KV_BYTES = 2 << 30
 MAX_NUM_SEQS = 64
 FIGURES = ("output_tokens_per_s", "ttft_ms", "itl_ms")
+PAUSE_S = 1.0
+"""Before each run: threads of the engine that ran before it spin for a while, waiting for work."""
 
 
 @dataclass
@@ -156,6 +158,7 @@ def _in_turn(workers: dict[str, Worker], workload: Workload, runs: int) -> dict[
     for seed in range(runs + 1):
         tokens = set()
         for engine, worker in workers.items():
+            time.sleep(PAUSE_S)
             result = worker.run(workload, seed)
             tokens.add(result.output_tokens)
             if seed:

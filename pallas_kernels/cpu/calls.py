@@ -69,7 +69,7 @@ def set_scratch(job: int, size: int) -> None:
 
 
 @compiled
-def _threads(frame: int) -> int:
+def threads(frame: int) -> int:
     """Threads of XLA's pool."""
     arguments = malloc(40)
     set_word(arguments, 0, 32)
@@ -78,9 +78,9 @@ def _threads(frame: int) -> int:
     set_word(arguments, 3, arguments + 32)
     set_word(arguments, 4, 1)
     call(word(word(frame, _API), _NUM_THREADS), arguments)
-    threads = word(arguments, 4)
+    number = word(arguments, 4)
     free(arguments)
-    return threads
+    return number
 
 
 @compiled
@@ -154,7 +154,7 @@ def entry_points(kernel: Kernel, task_symbol: str) -> EntryPoints:
         job = malloc(8 * (FIRST + words))
         set_word(job, _SCRATCH, 8)
         items = plan(frame, job)
-        helpers = max(0, min(_threads(frame), items) - 1)
+        helpers = max(0, min(threads(frame), items) - 1)
         set_word(job, _NEXT, 0)
         set_word(job, _FINISHED, 0)
         set_word(job, _HOLDERS, helpers + 1)

@@ -1,13 +1,13 @@
 """Products of activations with weights in panels, see `panels`, and what comes right before and behind them.
 
 A few rows are bound by memory: every weight is read once, and what follows is fetched ahead. Many rows are bound by
-arithmetic: three panels stay in the second cache while a chunk of rows goes by. Either way a result is the same sum in
-the same order, so it does not depend on how many rows there are.
+arithmetic: three panels stay in the second cache while a chunk of rows goes by, and the next three are fetched
+meanwhile. Either way a result is the same sum in the same order, so it does not depend on how many rows there are.
 """
 
 from typing import Any
 
-from jaxllm.pallas_kernels.cpu.calls import FIRST, Kernel, argument, result, size
+from jaxllm.pallas_kernels.cpu.calls import FIRST, Kernel, argument, result, size, threads
 from jaxllm.pallas_kernels.cpu.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.cpu.panels import PANEL
 from jaxllm.pallas_kernels.cpu.rows import gate, normalise
@@ -22,14 +22,18 @@ CHUNK = 16 * ROWS
 """Rows of an item."""
 PREPARED = 16
 """Rows that are prepared at a time."""
+AHEAD = 4096
+"""Bytes from a weight to the one that is fetched meanwhile, while weights come from memory."""
 
 # Arguments of the call: x [T, in], or [T, 2 in] if it is to be gated; weights [L, P, in, 16]; int32 [2]: rows in use,
 # layer; weight of the norm [in], or [0] for none; its epsilon float32 [1]; what is added, [T, out], or [0, 0].
 # Results: y [T, out], and the rows as prepared [T, in], or [0, 0] if x is taken as it is.
 _X, _WEIGHT, _INTS, _NORM, _EPSILON, _PLUS = range(6)
 # Words of a job.
-_X_ROWS, _IN, _NORM_WEIGHT, _EPS, _PLUS_ROWS, _W, _Y, _T, _K, _P, _PREPARES, _CHUNKS, _DONE = range(FIRST, FIRST + 13)
-WORDS = 13
+_X_ROWS, _IN, _NORM_WEIGHT, _EPS, _PLUS_ROWS, _W, _Y, _T, _K, _P, _PREPARES, _CHUNKS, _NEXT, _DONE = range(
+    FIRST, FIRST + 14
+)
+WORDS = 14
 
 
 def _make_plan(bytes_each: int) -> Any:
@@ -55,6 +59,9 @@ def _make_plan(bytes_each: int) -> Any:
         set_word(job, _P, panels)
         set_word(job, _PREPARES, prepares)
         set_word(job, _CHUNKS, chunks)
+        # Threads take items in turn: how far it is to the strip that this one will have next.
+        strips = (threads(frame) + chunks - 1) // max(chunks, 1)
+        set_word(job, _NEXT, strips * PANELS * depth * PANEL * bytes_each)
         set_word(job, _DONE, 0)
         return prepares + (panels + PANELS - 1) // PANELS * chunks
 
@@ -98,14 +105,16 @@ def _make_strip(kind: str, bytes_each: int, panels: int) -> Any:
                 place = 4 * (row * columns + panel * PANEL)
                 y = word(job, _Y) + place
                 rows = 1
+                # The first tile reads its weights from memory, the others could read those of the next strip.
+                ahead = AHEAD if row == first else word(job, _NEXT)
                 if row + ROWS <= last:
                     rows = ROWS
-                    many(x, depth, weights, stride, length, y, columns, more)
+                    many(x, depth, weights, stride, length, y, columns, more, ahead)
                 elif row + ROWS // 2 <= last:
                     rows = ROWS // 2
-                    half(x, depth, weights, stride, length, y, columns, more)
+                    half(x, depth, weights, stride, length, y, columns, more, ahead)
                 else:
-                    one(x, depth, weights, stride, length, y, columns, more)
+                    one(x, depth, weights, stride, length, y, columns, more, ahead)
                 if plus and begin + length == depth:
                     _add(y, plus + place, rows, columns, panels * PANEL)
                 row += rows

@@ -1,0 +1,108 @@
+"""What this machine's processors and memory can do at most, measured: what speed on CPU is held to."""
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+
+from jaxllm.pallas_kernels.cpu.vectors import (
+    FLOAT,
+    HAS_AVX512,
+    LANES,
+    emit_fma,
+    emit_fold,
+    emit_load,
+    emit_prefetch,
+    number,
+    operation,
+    pointer,
+)
+
+CHAINS = 24 if HAS_AVX512 else 12
+"""Vectors that do not depend on one another, more than a processor has under way at a time."""
+ROUNDS = 20_000_000
+READ = 1 << 29
+"""Bytes, beyond any cache."""
+AHEAD = 4096
+"""Bytes from what is read to what is fetched meanwhile."""
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Float32 operations per second with all operands in registers, and bytes per second read from memory."""
+
+    flops: float
+    bandwidth: float
+
+
+def measure_machine() -> Machine:
+    """The best of a few attempts with as many threads as there are processors (some 5 s)."""
+    threads = os.cpu_count() or 1
+    data = np.ones(READ // 4, np.float32)
+    rounds = data.size // threads // (CHAINS * LANES)
+    starts = [data.ctypes.data + 4 * thread * rounds * CHAINS * LANES for thread in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        multiplying = _shortest(pool, _multiply, [(0, ROUNDS)] * threads)
+        reading = _shortest(pool, _read, [(start, rounds) for start in starts])
+    vectors = CHAINS * LANES * threads
+    return Machine(flops=2 * vectors * ROUNDS / multiplying, bandwidth=4 * vectors * rounds / reading)
+
+
+def _shortest(pool: ThreadPoolExecutor, function: Callable[[int, int], float], calls: list[tuple[int, int]]) -> float:
+    """Seconds that the calls take together, each in a thread."""
+    compiled: Any = njit("float32(intp, intp)", nogil=True)(function)
+    times = []
+    for _ in range(ATTEMPTS):
+        began = time.perf_counter()
+        list(pool.map(compiled, *zip(*calls, strict=True)))
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _loop(each: Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]) -> Any:
+    """`f(address, rounds)`: goes over `CHAINS` vectors again and again; `each` makes one of itself and of a place."""
+
+    def emit(builder: ir.IRBuilder, address: ir.Value, rounds: ir.Value) -> ir.Value:
+        chains = [cgutils.alloca_once_value(builder, number(1.0)) for _ in range(CHAINS)]
+        with cgutils.for_range(builder, rounds) as loop:
+            first = builder.mul(loop.index, ir.Constant(loop.index.type, CHAINS * LANES))
+            for index, chain in enumerate(chains):
+                place = builder.add(first, ir.Constant(first.type, index * LANES))
+                builder.store(each(builder, builder.load(chain), address, place), chain)
+        total = number(0.0)
+        for chain in chains:
+            total = builder.fadd(total, builder.load(chain))
+        return emit_fold(builder, total, builder.fadd)
+
+    return operation(types.float32, (types.intp, types.intp), emit)
+
+
+def _emit_multiply(builder: ir.IRBuilder, chain: ir.Value, address: ir.Value, place: ir.Value) -> ir.Value:
+    return emit_fma(builder, chain, number(0.5), number(1.0))
+
+
+def _emit_read(builder: ir.IRBuilder, chain: ir.Value, address: ir.Value, place: ir.Value) -> ir.Value:
+    ahead = builder.add(place, ir.Constant(place.type, AHEAD // 4))
+    emit_prefetch(builder, pointer(builder, address, ahead, FLOAT))
+    return builder.fadd(chain, emit_load(builder, address, place))
+
+
+_multiply_loop, _read_loop = _loop(_emit_multiply), _loop(_emit_read)
+
+
+def _multiply(address: int, rounds: int) -> float:
+    result: float = _multiply_loop(address, rounds)
+    return result
+
+
+def _read(address: int, rounds: int) -> float:
+    result: float = _read_loop(address, rounds)
+    return result
