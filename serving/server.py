@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 _CLOSING_SECONDS = 5.0
 # What handlers get to notice that their clients are gone.
 _CUT_SECONDS = 1.0
+_SILENT_INTERVAL = 0.5
 _HEALTH_INTERVAL = 1.0
 _CERTIFICATE_INTERVAL = 60.0
 _POST_INTERVAL = 0.2
@@ -202,9 +203,15 @@ async def _drain(state: ServerState, signals: Signals) -> None:
 
 
 async def _close(http: "_HttpServer", serving: "asyncio.Task[None]", signals: Signals, seconds: float) -> None:
-    """Let all responses reach their clients; connections that take longer than `seconds` are cut."""
+    """Let all responses reach their clients; connections that take longer than `seconds` are cut.
+
+    Those that have nothing to send get less: a TLS client that keeps its connection for later may never say goodbye.
+    """
     http.should_exit = True
-    if not await before(signals.second, serving, seconds):
+    silent = asyncio.create_task(http.cut_silent(after=min(_CLOSING_SECONDS, seconds)))
+    in_time = await before(signals.second, serving, seconds)
+    await cancel(silent)
+    if not in_time:
         http.cut_connections()
         await asyncio.wait((serving,), timeout=_CUT_SECONDS)
 
@@ -290,6 +297,17 @@ class _HttpServer(uvicorn.Server):
                 except OSError as error:
                     raise ConfigError(f"cannot listen: {error.strerror or error}") from None
             await asyncio.sleep(0.01)
+
+    async def cut_silent(self, after: float) -> None:
+        """After a while, close connections again and again on which nothing is left to be sent."""
+        await asyncio.sleep(after)
+        while True:
+            for connection in list(self.server_state.connections):
+                cycle, transport = getattr(connection, "cycle", None), connection.transport
+                is_silent = cycle is None or cycle.response_complete
+                if is_silent and not transport.get_write_buffer_size():
+                    transport.abort()
+            await asyncio.sleep(_SILENT_INTERVAL)
 
     def cut_connections(self) -> None:
         """Close what is still open. Handlers see their clients leave, which is no error; being cancelled would be."""

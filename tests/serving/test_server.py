@@ -203,8 +203,11 @@ def test_the_engine_dies_behind_tls_and_a_proxy(tmp_path: Path, certificate: tup
         assert client.get("/health").status_code == client.get("/ready").status_code == 503
         assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
         server.wait_for("the engine process died: killed by SIGKILL")
+        # The client keeps its connection, and does not answer when TLS says goodbye.
+        begin = time.monotonic()
         server.signal(signal.SIGTERM)
         assert server.end() == 0
+        assert time.monotonic() - begin < END_SECONDS
         assert "Traceback" not in server.log
 
 

@@ -84,7 +84,7 @@ def read_call(frame: int, job: int, bytes_each: int) -> None:
     tiles = (tokens * (num_heads // heads) + TILE - 1) // TILE
     # See `scratch_parts`, which begins at a cache line.
     floats = tiles * TILE * (2 * head_size + LANES) + (tiles + 1) * LANES + TILE * BLOCK
-    set_scratch(job, LINE + 4 * floats + 8 * 2 * BLOCK // LANES * (1 + head_size // LANES))
+    set_scratch(job, LINE + 4 * floats + 8 * 2 * BLOCK // LANES * (2 + head_size // LANES))
 
 
 @compiled
@@ -96,9 +96,10 @@ def _run(page_size: int) -> int:
 
 
 @compiled
-def scratch_parts(job: int, scratch: int) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+def scratch_parts(job: int, scratch: int) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int]:
     """What an item works in: queries [rows, H], weighted sums likewise, totals [rows, LANES], maxima [tiles, LANES],
-    a vector, scores [TILE, BLOCK], then addresses: of keys, of what is needed next, of values, of what is needed next.
+    a vector, scores [TILE, BLOCK], then addresses: of keys and of values, of those of the next block, of the values'
+    runs, and of what is needed after each.
 
     Rows are counted in whole tiles.
     """
@@ -111,10 +112,11 @@ def scratch_parts(job: int, scratch: int) -> tuple[int, int, int, int, int, int,
     decays = maxima + 4 * tiles * LANES
     scores = decays + 4 * LANES
     keys = scores + 4 * TILE * BLOCK
-    values_next = keys + 8 * (BLOCK // LANES)
-    values = values_next + 8 * (BLOCK // LANES)
-    keys_next = values + 8 * (BLOCK // LANES) * (head_size // LANES)
-    return queries, sums, totals, maxima, decays, scores, keys, values_next, values, keys_next
+    block = 8 * (BLOCK // LANES)
+    values, keys_next = keys + block, keys + 2 * block
+    values_next, runs = keys + 3 * block, keys + 4 * block
+    nexts = runs + block * (head_size // LANES)
+    return queries, sums, totals, maxima, decays, scores, keys, values, keys_next, values_next, runs, nexts
 
 
 @compiled

@@ -56,7 +56,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     read_call,
     scratch_parts,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, find_keys, find_values, make_score, make_weigh
+from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, find_block, find_values, make_score, make_weigh
 from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
 from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE, adjust, soften
 from jaxllm.pallas_kernels.paged_attention.cpu.write import make_write
@@ -112,18 +112,22 @@ def _make_attend(kind: str) -> Any:
     def attend(job: int, row: int, head: int, first: int, tokens: int, scratch: int) -> None:
         """Results of `tokens` tokens of a row from `first` on, and the query heads of one KV head."""
         head_size, group = word(job, J_H), word(job, J_N) // word(job, J_K)
-        q, sums, totals, maxima, decays, scores, keys, values_next, values, keys_next = scratch_parts(job, scratch)
+        q, sums, totals, maxima, decays, scores, keys, values, keys_next, values_next, runs, nexts = scratch_parts(
+            job, scratch
+        )
         rows = tokens * group
         _load_queries(job, first, tokens, head, q)
         _start_rows(job, head, rows, maxima, totals)
         zero_bytes(sums, 4 * rows * head_size)
         position = int32(word(job, J_POSITIONS), first)
         last = position + tokens
-        for begin in range(first_seen(job, position) // BLOCK * BLOCK, last, BLOCK):
+        start = first_seen(job, position) // BLOCK * BLOCK
+        find_block(job, row, head, start, last, keys, values)
+        for begin in range(start, last, BLOCK):
             stop = min(begin + BLOCK, last)
-            find_keys(job, row, head, begin, stop, keys, values_next)
-            find_values(job, row, head, begin, stop, last, values, keys_next)
-            runs = (stop - begin + word(job, J_RUN) - 1) // word(job, J_RUN)
+            find_block(job, row, head, begin + BLOCK, last, keys_next, values_next)
+            find_values(job, stop - begin, values, keys_next, runs, nexts)
+            count_runs = (stop - begin + word(job, J_RUN) - 1) // word(job, J_RUN)
             for tile in range(0, rows, TILE):
                 count = min(TILE, rows - tile)
                 # The tile's last query sees no further.
@@ -131,7 +135,7 @@ def _make_attend(kind: str) -> Any:
                 if length <= 0:
                     continue
                 columns = (length + LANES - 1) // LANES * LANES
-                score(job, count, columns, q + 4 * tile * head_size, scores, keys, values_next)
+                score(job, count, columns, q + 4 * tile * head_size, scores, keys, values)
                 for each in range(count):
                     at = position + (tile + each) // group
                     adjust(job, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, at, begin)
@@ -141,7 +145,8 @@ def _make_attend(kind: str) -> Any:
                     sums + 4 * tile * head_size,
                 )
                 soften(count, scores, columns, top, total, out, head_size, decays)
-                weigh(job, count, runs, length, scores, out, values, keys_next)
+                weigh(job, count, count_runs, length, scores, out, runs, nexts)
+            keys, values, keys_next, values_next = keys_next, values_next, keys, values
         _finish_rows(job, first, tokens, head, totals, sums)
 
     return attend

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, set_word, word
+from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_word, word
 from jaxllm.pallas_kernels.cpu.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,
@@ -10,14 +10,16 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     J_BLOCK,
     J_BYTES,
     J_C,
+    J_CACHE,
     J_H,
+    J_K,
     J_NO,
     J_RUN,
+    J_TABLE,
+    J_W,
     J_YES,
     PANELS,
     TILE,
-    keys_at,
-    values_at,
 )
 from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
 
@@ -54,32 +56,40 @@ def by_rows(panels: int, kind: str) -> Any:
 
 
 @compiled
-def find_keys(job: int, row: int, head: int, begin: int, end: int, keys: int, nexts: int) -> None:
-    """Addresses of the keys from `begin` up to `end`, a vector of them each, and those of their values, needed next."""
-    # Behind the end any key does: it will be masked.
-    behind = (end - 1) // LANES * LANES
-    for panel in range((end - begin + GROUP - 1) // GROUP * PANELS):
+def find_block(job: int, row: int, head: int, begin: int, last: int, keys: int, values: int) -> None:
+    """Addresses of the keys of a block from `begin` on, a vector of them each, and those of their values.
+
+    Of a row that ends at `last`; behind it any key does, it will be masked.
+    """
+    page_size, head_size, bytes_each = word(job, J_C), word(job, J_H), word(job, J_BYTES)
+    table, heads = word(job, J_TABLE) + 4 * row * word(job, J_W), word(job, J_K)
+    behind = (last - 1) // LANES * LANES
+    for panel in range(BLOCK // LANES):
         position = min(begin + panel * LANES, behind)
-        set_word(keys, panel, keys_at(job, row, position, head))
-        set_word(nexts, panel, values_at(job, row, position, head))
+        index = position // page_size
+        offset = position - index * page_size
+        start = (int32(table, index) * 2 * heads + head) * page_size * head_size
+        set_word(keys, panel, word(job, J_CACHE) + (start + offset) * bytes_each)
+        value = start + (heads * page_size + offset) * head_size
+        set_word(values, panel, word(job, J_CACHE) + value * bytes_each)
 
 
 @compiled
-def find_values(job: int, row: int, head: int, begin: int, end: int, last: int, values: int, nexts: int) -> None:
-    """Addresses of the values from `begin` up to `end`: panels, run by run, for each part of the head.
+def find_values(job: int, count: int, values: int, keys_next: int, runs: int, nexts: int) -> None:
+    """Write to `runs` the addresses of `count` values: panels, run by run, for each part of the head.
 
-    The keys of the next block are needed next, of a row that ends at `last`.
+    `values` are those of `find_block`. To `nexts` goes what is needed next: `keys_next`, of the next block.
     """
     head_size, bytes_each, run = word(job, J_H), word(job, J_BYTES), word(job, J_RUN)
     part, line = run * head_size * bytes_each // (head_size // LANES), LANES * bytes_each
     index = place = 0
     while place < head_size:
         panels = PANELS if place + GROUP <= head_size else 1
-        for position in range(begin, end, run):
-            value = values_at(job, row, position, head) + place * bytes_each
-            ahead = keys_at(job, row, min(position + BLOCK, (last - 1) // LANES * LANES), head) + place // LANES * part
+        for first in range(0, count, run):
+            value = word(values, first // LANES) + place * bytes_each
+            ahead = word(keys_next, first // LANES) + place // LANES * part
             for panel in range(panels):
-                set_word(values, index, value + panel * line)
+                set_word(runs, index, value + panel * line)
                 set_word(nexts, index, ahead + panel * line)
                 index += 1
         place += panels * LANES
@@ -90,7 +100,7 @@ def make_score(wide: Any, narrow: Any) -> Any:
 
     @compiled
     def score(job: int, rows: int, columns: int, q: int, scores: int, keys: int, nexts: int) -> None:
-        """Scores [rows, BLOCK] of the keys that `find_keys` has found, `columns` of them, whole vectors."""
+        """Scores [rows, BLOCK] of the keys that `find_block` has found, `columns` of them, whole vectors."""
         page_size, head_size, step = word(job, J_C), word(job, J_H), LANES * word(job, J_BYTES)
         stride, fresh = word(job, J_BLOCK), word(job, J_NO)
         column = 0
