@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.bound import bound
 from benchmarks.peers.install import default_folder, install_vllm
 from benchmarks.peers.workloads import WORKLOADS, Measurement, Workload
+from benchmarks.shared.machine import Machine, measure_machine
 from benchmarks.shared.reference_model import VOCAB_SIZE, write_reference_model
 
 MODELS: dict[str, dict[str, int]] = {
@@ -95,11 +97,13 @@ def started(engine: str, python: Path, options: dict[str, Any], cache: Path) -> 
                 process.kill()
 
 
-def compare(model: str, workloads: Sequence[Workload], pythons: dict[str, Path], runs: int) -> Iterator[dict[str, Any]]:
+def compare(
+    model: str, workloads: Sequence[Workload], pythons: dict[str, Path], runs: int, machine: Machine
+) -> Iterator[dict[str, Any]]:
     """Rows of figures: one per start and one per workload, the engines in turn."""
     with tempfile.TemporaryDirectory(prefix="jaxllm-compare-") as scratch:
         folder = Path(scratch)
-        _write_model(folder / "model", model)
+        config = _write_model(folder / "model", model)
         for engine in pythons:
             (folder / engine).mkdir()
         for caching in (False, True):
@@ -127,12 +131,17 @@ def compare(model: str, workloads: Sequence[Workload], pythons: dict[str, Path],
                 if not caching:
                     yield _row(model, "start, warm", {"start_s": {e: worker.start_s for e, worker in workers.items()}})
                 for workload in chosen:
-                    yield _row(model, str(workload), _in_turn(workers, workload, runs))
+                    figures = _in_turn(workers, workload, runs)
+                    figures["bound"] = asdict(bound(workload, config, machine))
+                    yield _row(model, str(workload), figures)
 
 
-def _write_model(folder: Path, model: str) -> None:
-    config = write_reference_model(folder) / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), **MODELS[model]}, indent=1))
+def _write_model(folder: Path, model: str) -> dict[str, Any]:
+    """Write the model's configuration, and return it."""
+    path = write_reference_model(folder) / "config.json"
+    config: dict[str, Any] = {**json.loads(path.read_text()), **MODELS[model]}
+    path.write_text(json.dumps(config, indent=1))
+    return config
 
 
 def _starts(pythons: dict[str, Path], options: dict[str, Any], folder: Path) -> dict[str, float]:
@@ -189,11 +198,18 @@ def describe(row: dict[str, Any]) -> str:
         ours, theirs = row[figure]["jaxllm"], row[figure]["vllm"]
         better = ours / theirs if unit == "tok/s" else theirs / ours
         parts.append(f"{ours:8.1f} {theirs:8.1f} {unit:9} {better:5.2f} x")
+        if figure in row.get("bound", {}):
+            most = row["bound"][figure]
+            shares = (each / most if unit == "tok/s" else most / each for each in (ours, theirs))
+            parts[-1] += " ({:.0%}, {:.0%})".format(*shares)
     return f"{row['model']:5} {row['workload']:40} " + "   ".join(parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line per workload as it is done: jaxllm, vLLM, and how many times better jaxllm is."""
+    """Print a line per workload as it is done: jaxllm, vLLM, and how many times better jaxllm is.
+
+    In brackets, what each reaches of the most that any engine could on this machine (`benchmarks.peers.bound`).
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=["125m"], help="size of the model, float32")
     names = [workload.name for workload in WORKLOADS]
@@ -204,10 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     pythons = {"jaxllm": Path(sys.executable), "vllm": install_vllm(options.peer)}
     chosen = [workload for workload in WORKLOADS if workload.name in options.workload]
-    print(f"{'model':5} {'workload':40}   jaxllm     vLLM, and how many times better jaxllm is")
+    machine = measure_machine()
+    print(
+        f"this machine: {machine.flops / 1e9:.0f} GFLOP/s in registers, {machine.bandwidth / 1e9:.0f} GB/s from memory"
+    )
+    print(f"{'model':5} {'workload':40}   jaxllm     vLLM, how many times better jaxllm is (shares of the bound)")
     rows = []
     for model in options.model:
-        for row in compare(model, chosen, pythons, options.runs):
+        for row in compare(model, chosen, pythons, options.runs, machine):
             rows.append(row)
             print(describe(row), flush=True)
     if options.json:
