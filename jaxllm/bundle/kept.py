@@ -44,8 +44,9 @@ _CHECKSUM = hashlib.sha256().digest_size
 _LENGTH = 8
 _HIT = "/jax/compilation_cache/cache_hits"
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-_NOT_IN_CODE = ("cache", "log", "dump", "traceback", "profiler", "coordination", "debug")
-"""Parts of names of JAX's settings that change nothing of an executable."""
+_NOT_IN_CODE = ("cache", "log", "dump", "traceback", "profiler", "coordination", "debug", "platform")
+"""Parts of names of JAX's settings that change nothing of an executable. How the platform was chosen does not matter:
+which one it is is part of `engine_identity`."""
 
 
 class KeptExecutables:

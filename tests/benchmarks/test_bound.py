@@ -9,8 +9,8 @@ from benchmarks.peers.workloads import Workload
 from benchmarks.shared.machine import Machine, measure_machine
 
 CONFIG = {
-    "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 2, "vocab_size": 10,
+    "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 10,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
 }  # fmt: skip
 # Per layer: query and output 8 x 8 each, key and value 8 x 4 each, three of 8 x 16; the head 8 x 10.
 WEIGHTS, HEAD = 2 * (2 * 64 + 2 * 32 + 3 * 128), 80

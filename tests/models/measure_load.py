@@ -23,16 +23,18 @@ def memory(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def main(folder: Path, stack: Literal["scan", "loop"], dtype: str) -> None:
+def main(folder: Path, options: ForwardOptions, dtype: str) -> None:
     """Print peak memory beyond the baseline and the size of the weights, both in bytes, as JSON."""
     # What JAX itself takes, once, is not the loader's.
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros((64, 64))))
     baseline = memory("VmRSS")
-    model = load_model(folder, read_config(folder), ForwardOptions(stack=stack), dtype)
+    model = load_model(folder, read_config(folder), options, dtype)
     leaves = jax.tree.leaves(nnx.split(model)[1])
     jax.block_until_ready(leaves)
     print(json.dumps({"peak": memory("VmHWM") - baseline, "weights": sum(leaf.nbytes for leaf in leaves)}))  # noqa: T201
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), cast(Literal["scan", "loop"], sys.argv[2]), sys.argv[3])
+    stack, layout = sys.argv[2:4]
+    chosen = ForwardOptions(stack=cast(Literal["scan", "loop"], stack), native_matmul=layout == "panels")
+    main(Path(sys.argv[1]), chosen, sys.argv[4])

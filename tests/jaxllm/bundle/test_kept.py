@@ -115,6 +115,13 @@ def test_another_engine_has_another_folder(tmp_path: Path, options: dict[str, An
 def test_settings_of_the_compiler_are_part_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = keeper(tmp_path)[0].folder
     assert keeper(tmp_path, seed=3)[0].folder == before
+    # That there is a choice of platforms changes nothing of the one that it is.
+    chosen = jax.config.values["jax_platforms"]
+    jax.config.update("jax_platforms", "cpu,other")
+    try:
+        assert keeper(tmp_path)[0].folder == before
+    finally:
+        jax.config.update("jax_platforms", chosen)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     assert keeper(tmp_path)[0].folder != before
 
