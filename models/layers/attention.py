@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
@@ -42,6 +43,9 @@ class Attention(nnx.Module):
         # On CPU the kernel takes what the product makes, and rotates it on the way.
         takes = takes_merged(config.head_size, dtype.name) and not config.qk_norm
         self.is_merged = takes and options.attention == "cpu" and options.mesh is None
+        # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
+        # rows in place of eight. Where devices share the heads, their split keeps the two apart.
+        self.rotates_before = options.attention == "tpu" and devices == 1
 
     @staticmethod
     def _norm(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> RMSNorm:
@@ -74,15 +78,10 @@ class Attention(nnx.Module):
         query, key, value = (part.reshape(x.shape[0], -1, self.head_size) for part in self.parts.split(projected))
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        out, kv_cache = self._attend(
-            rotate(query, rotation),
-            rotate(key, rotation),
-            value,
-            kv_cache,
-            layer,
-            window,
-            ragged,
-        )
+        query, key = rotate(query, rotation), rotate(key, rotation)
+        if self.rotates_before:
+            query, key = lax.optimization_barrier(query), lax.optimization_barrier(key)
+        out, kv_cache = self._attend(query, key, value, kv_cache, layer, window, ragged)
         return self.output(out.reshape(x.shape[0], -1), num_rows, plus=plus), kv_cache
 
     def _attend(

@@ -38,6 +38,7 @@ ROWS = 64
 _COLLECTIVE = re.compile(r"= [^=]*? (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 _SHAPE = re.compile(r"(?:bf16|f32|s32|u32|pred|f16|s8|u8)\[([\d,]*)\]")
 _OPERATION = re.compile(r"\s+(?P<root>ROOT )?(?P<name>%[\w.-]+) = .*? (?P<kind>[a-z][\w-]*)\((?P<rest>.*)")
+_TILED = re.compile(r"\w+\[([\d,]+)\]\{[\d,]+:T\((\d+),128\)")
 _NAME = re.compile(r"%[\w.-]+")
 COSTLY = ("fusion", "reduce", "scatter", "sort", "dynamic-slice", "copy")
 """Operations that take time. Some others only name a part of an array."""
@@ -63,8 +64,7 @@ def repeated(text: str) -> list[str]:
 
     Those operands are what the loop carries along unchanged, constants, and what is made of nothing else.
     """
-    body = next(part for part in re.split(r"\n(?=\S)", text) if "while/body" in part and " custom-call(" in part)
-    operations = {match["name"]: match for line in body.splitlines() if (match := _OPERATION.match(line))}
+    operations = {match["name"]: match for match in _operations_of_a_layer(text)}
 
     def operands(match: re.Match[str]) -> list[str]:
         return [name for name in _NAME.findall(match["rest"]) if name in operations]
@@ -82,6 +82,22 @@ def repeated(text: str) -> list[str]:
     return [operations[name][0].strip() for name in operations if name in same and operations[name]["kind"] in COSTLY]
 
 
+def narrow(text: str, elements: int) -> list[str]:
+    """Results in the loop over the layers, of `elements` or more, in tiles of one or two rows: a register has eight."""
+    found = []
+    for match in _operations_of_a_layer(text):
+        shapes = _TILED.findall(match[0].split(f" {match['kind']}(")[0]) if match["kind"] in COSTLY else []
+        if any(int(rows) <= 2 and elements_of(shape) >= elements for shape, rows in shapes):
+            found.append(match[0].strip())
+    return found
+
+
+def _operations_of_a_layer(text: str) -> list[re.Match[str]]:
+    """What the body of the loop over the layers consists of: the one that calls kernels."""
+    body = next(part for part in re.split(r"\n(?=\S)", text) if "while/body" in part and " custom-call(" in part)
+    return [match for line in body.splitlines() if (match := _OPERATION.match(line))]
+
+
 def elements_of(shape: str) -> int:
     """Elements of a shape written as '4,128'."""
     product = 1
@@ -91,7 +107,7 @@ def elements_of(shape: str) -> int:
 
 
 def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket) -> dict[str, Any]:
-    """Processor seconds of compilation, bytes by kind on each device, collectives, and what layers repeat."""
+    """Processor seconds of compilation, bytes by kind per device, collectives, what layers repeat, narrow tiles."""
     (folder / "config.json").write_text(json.dumps({**LLAMA_3_8B, "num_hidden_layers": layers}))
     options = {
         "model": str(folder),
@@ -123,6 +139,7 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
         "cache": elements_of(",".join(map(str, cache.sharding.shard_shape(cache.shape)))) * 2,
         "collectives": collectives(text),
         "repeated": repeated(text),
+        "narrow": narrow(text, bucket.tokens * 1024),
     }
 
 

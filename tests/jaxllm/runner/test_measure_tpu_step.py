@@ -1,6 +1,6 @@
-"""What the measurement of compiled steps takes for repeated in every layer."""
+"""What the measurement of compiled steps takes for repeated in every layer, and for narrow."""
 
-from tests.jaxllm.runner.measure_tpu_step import repeated
+from tests.jaxllm.runner.measure_tpu_step import narrow, repeated
 
 PROGRAM = """HloModule step
 
@@ -27,3 +27,21 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
 def test_only_what_no_layer_changes_is_repeated() -> None:
     assert [line.split(" ")[0] for line in repeated(PROGRAM)] == ["%cosines", "%halves"]
+
+
+TILES = """HloModule step
+
+%region.body (loop: bf16[64,32,128]) -> bf16[64,32,128] {
+  %loop = bf16[64,32,128]{2,1,0:T(8,128)(2,1)} parameter(0), metadata={op_name="jit(step)/while/body"}
+  %whole = bf16[64,32,128]{2,1,0:T(8,128)(2,1)S(1)} fusion(%loop), kind=kLoop, calls=%a
+  %pairs = bf16[64,8,2,2,128]{4,3,2,1,0:T(2,128)(2,1)S(1)} fusion(%whole), kind=kLoop, calls=%b
+  %words = (f32[64]{0:T(64)}, u32[64,8,1,128]{3,2,1,0:T(1,128)}) fusion(%whole), kind=kLoop, calls=%c
+  %weight = f32[1,4096]{1,0:T(1,128)S(1)} fusion(%loop), kind=kLoop, calls=%d
+  %named = bf16[64,8,2,2,128]{4,3,2,1,0:T(2,128)(2,1)} bitcast(%whole)
+  ROOT %out = bf16[64,8,2,2,128]{4,3,2,1,0:T(2,128)(2,1)} custom-call(%named), custom_call_target="tpu_custom_call"
+}
+"""
+
+
+def test_only_large_results_in_tiles_of_one_or_two_rows_are_narrow() -> None:
+    assert [line.split(" ")[0] for line in narrow(TILES, 64 * 1024)] == ["%pairs", "%words"]
