@@ -45,7 +45,7 @@ class Blocks:
     chunk: int
     """Keys that are computed together: a multiple of 128 (or all of `keys`)."""
     slots: int
-    """Blocks of keys in VMEM: one is computed, the others are on their way. A power of two is fastest."""
+    """Blocks of keys in VMEM: some are computed, the others are on their way. A power of two is fastest."""
     queries: int = 1
     """Query tokens that are computed together (prefill)."""
     heads: int = 8
