@@ -10,7 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
 from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
-from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars
+from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars, with_tables
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims, pack_kv, pack_kv_words, pack_q, unpack_q
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
@@ -62,7 +62,7 @@ def tpu_paged_attention(
     common = (soft_cap, has_window, sinks is not None, alibi_slopes is not None, interpret is not False)
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
-    options = Options(dims, blocks, *common)
+    options = Options(dims, with_tables(blocks, prepared.table.shape[2]), *common)
     per_head = _per_head(dims, alibi_slopes, sinks)
     heads = _along_sublanes(per_head, dims)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, options, interpret)

@@ -61,8 +61,10 @@ def _known_or_guessed(kernel: str, dims: Dims, chip: Target) -> Blocks:
 def _heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
     """Decode: blocks large enough to hide a DMA's latency. Prefill: as many queries as a quarter of VMEM holds."""
     if kernel == "decode":
-        block_bytes = min(2 * _MIB, chip.vmem_bytes // 12)
-        return Blocks(keys=_power_of_two(block_bytes // dims.token_bytes, 128, 4096), chunk=512, slots=4)
+        # Of few heads several chunks are computed together, each perhaps in a slot of its own.
+        slots = _power_of_two(16 // dims.num_kv_heads, 4, 16)
+        block_bytes = min(8 * _MIB, chip.vmem_bytes // 3) // slots
+        return Blocks(keys=_power_of_two(block_bytes // dims.token_bytes, 128, 4096), chunk=512, slots=slots)
     keys = _power_of_two(min(4 * _MIB, chip.vmem_bytes // 10) // dims.token_bytes, 128, 1024)
     # Queries twice and the weighted values, and 8 each of a maximum and a sum, in all heads.
     per_query = dims.num_kv_heads * dims.group_rows * 4 * (3 * dims.folds * LANES + 16)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,9 @@ LOG2_E = 1.4426950408889634
 
 _TABLE_BYTES = 512 << 10
 """Of SMEM, which has a mebibyte, that page tables may take."""
+
+_FEW_SLOTS = 4
+"""Slots that a kernel has for any width of page tables."""
 
 _TOGETHER = 8
 """Pages that are asked for in one go: the addresses of several are computed at the same time."""
@@ -41,7 +45,7 @@ class Blocks:
     chunk: int
     """Keys that are computed together: a multiple of 128 (or all of `keys`)."""
     slots: int
-    """Blocks of keys in VMEM: one is computed, the others are on their way. A power of two is fastest."""
+    """Blocks of keys in VMEM: some are computed, the others are on their way. A power of two is fastest."""
     queries: int = 1
     """Query tokens that are computed together (prefill)."""
     heads: int = 8
@@ -67,8 +71,11 @@ class Options:
 
     @property
     def chunks_together(self) -> int:
-        """Chunks of keys in one loop body (decode). Of few heads the units would wait for one another's results."""
-        return 2 if self.dims.num_kv_heads <= 2 else 1
+        """Chunks of keys in one loop body (decode). Of few heads the units would wait for one another's results.
+
+        Each may lie in a slot of its own; half of the slots at least are left to blocks on their way.
+        """
+        return max(1, min(8 // self.dims.num_kv_heads, self.blocks.slots // 2))
 
     @property
     def dot_precision(self) -> lax.Precision | None:
@@ -138,6 +145,13 @@ def row_slots(blocks: Blocks, width: int) -> int:
     return rows
 
 
+def with_tables(blocks: Blocks, width: int) -> Blocks:
+    """`blocks`, with fewer slots where page tables of `width` pages would take too much of SMEM."""
+    while blocks.slots > _FEW_SLOTS and row_slots(blocks, width) * width * 4 > _TABLE_BYTES:
+        blocks = replace(blocks, slots=blocks.slots // 2)
+    return blocks
+
+
 def rows_ahead(blocks: Blocks, slots: int) -> int:
     """How many rows before its turn a page table is asked for, with `slots` places for them."""
     return min(2 * blocks.slots, slots - blocks.slots)
@@ -181,21 +195,24 @@ def start_pages(cache: Ref, table: Ref, kv: Ref, sem: Ref, positions: tuple[Any,
     page_size = options.dims.page_size
     base, begin, end = positions
 
-    def start(column: Any, size: Any) -> None:
-        source = cache.at[table[column], :, pl.ds(0, size)]
-        pltpu.make_async_copy(source, kv.at[:, pl.ds(column * page_size - base, size)], sem).start()
+    def start(column: Any, count: int, size: Any) -> None:
+        # One sum for all addresses: what differs between the pages is known when this is compiled.
+        target = kv.at[:, pl.ds(column * page_size - base, count * page_size)]
+        for i in range(count):
+            source = cache.at[table[column + i], :, pl.ds(0, size)]
+            pltpu.make_async_copy(source, target.at[:, pl.ds(i * page_size, size)], sem).start()
 
     first, whole = div(begin, page_size), div(end, page_size)
-    groups = div(jnp.maximum(whole - first, 0), _TOGETHER)
-
-    def group(number: Any, _: None) -> None:
-        for column in range(_TOGETHER):
-            start(first + number * _TOGETHER + column, page_size)
-
-    lax.fori_loop(0, groups, group, None)
-    lax.fori_loop(first + groups * _TOGETHER, whole, lambda column, _: start(column, page_size), None)
+    pages = jnp.maximum(whole - first, 0)
+    groups = div(pages, _TOGETHER)
+    lax.fori_loop(0, groups, lambda group, _: start(first + group * _TOGETHER, _TOGETHER, page_size), None)
+    count = _TOGETHER // 2
+    while count:
+        column = first + div(pages, 2 * count) * (2 * count)
+        pl.when((pages & count) > 0)(partial(start, column, count, page_size))
+        count //= 2
     rest = rem(end, page_size)
-    pl.when((rest > 0) & (end > begin))(lambda: start(whole, rest))
+    pl.when((rest > 0) & (end > begin))(lambda: start(whole, 1, rest))
 
 
 def each(count: int, do: Callable[[Any], None]) -> None:
@@ -236,6 +253,19 @@ def load_head(
         return _convert(_join(parts), dims.compute_dtype)
 
     return load(0, None), load(1, keep)
+
+
+def clear(kv: Ref, slot: Any, start: Any, valid: Callable[[Any], Any], options: Options) -> None:
+    """Zero the keys of a chunk, from key `start` of a slot on, that `valid` (as in `load_head`) denies."""
+    dims, size = options.dims, options.blocks.chunk
+    if options.interpret:
+        keep = valid(lax.broadcasted_iota(jnp.int32, (size, dims.kv_packing, LANES), 0))
+    else:
+        keep = valid(lax.broadcasted_iota(jnp.int32, (size, LANES), 0))
+    for row in range(dims.packs):
+        keys = kv.at[slot, row] if options.interpret else _rows(kv, (slot, row))
+        old = keys[pl.ds(start, size)]
+        keys[pl.ds(start, size)] = jnp.where(keep, old, jnp.zeros_like(old))
 
 
 def _place(head: Any, which: int, per_word: int) -> tuple[Any, Any]:

@@ -1,8 +1,10 @@
 """The decode kernel: every row brings one token. Bound by the bandwidth of memory, so no DMA engine may idle.
 
-Rows are cut into blocks of keys. A producer runs ahead of the computation by all slots but one, from block to block and
-from row to row, so that the first pages of the next rows arrive while the present one is computed. A row's own new key
-and value come from the step's arrays, the others from its pages, so nothing is read that was not there before.
+Rows are cut into blocks of keys, which are fetched, and those into chunks, which are computed. A producer runs ahead of
+the computation, from block to block and from row to row, so that the first pages of the next rows arrive while the
+present one is computed. The computation takes the next few chunks at a time, whatever rows they belong to: what one of
+them waits for is hidden by the others. A row's own new key and value come from the step's arrays, the others from its
+pages, so nothing is read that was not there before.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
     Ref,
     Scalars,
-    cdiv,
+    clear,
     compiler_params,
     div,
     load_head,
@@ -34,12 +36,9 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     scores_of,
     start_pages,
     store_queries,
-    window_begin,
 )
-from jaxllm.pallas_kernels.paged_attention.tpu.decode_softmax import Running, absorb, attended
-
-ROW, BLOCK, STEP = 0, 1, 2
-"""Where the producer is: entries of its state in SMEM."""
+from jaxllm.pallas_kernels.paged_attention.tpu.decode_places import Block, Place, Places
+from jaxllm.pallas_kernels.paged_attention.tpu.decode_softmax import Running, State, absorb, attended
 
 
 class Memory(NamedTuple):
@@ -57,20 +56,28 @@ class Memory(NamedTuple):
     """HBM [L, P, J, C, packing, 128]."""
     table_rows: Ref
     """SMEM [row slots, 1, W]."""
-    state: Ref
-    """SMEM [3]."""
     kv: Ref
     """VMEM [slots, J, S, packing, 128]."""
     q: Ref
     """VMEM [row slots, K * F, words, packing, 128]."""
-    run: Running
     results: Ref
-    """VMEM [K, rows, F * 128] float32: what a row's result is as far as its keys were seen."""
+    """As `q`: what the results of rows are as far as their keys were seen."""
+    run: Running
     kv_sems: Ref
-    write_sems: Ref
+    write_sem: Ref
+    """Of all rows."""
     table_sems: Ref
     q_sems: Ref
     out_sems: Ref
+
+
+class Chunk(NamedTuple):
+    """What attention asks of a place."""
+
+    fresh: Any
+    """Whether the row's softmax begins here."""
+    scored: Callable[[Any], tuple[jax.Array, jax.Array]]
+    """Scores and values of a head."""
 
 
 def _when(condition: Any, do: Callable[[], None]) -> None:
@@ -83,39 +90,23 @@ class _Decode:
     def __init__(self, scalars: Scalars, memory: Memory, options: Options) -> None:
         self.scalars, self.memory, self.options = scalars, memory, options
         self.rows = scalars.counts[0]
+        self.places = Places(scalars, options)
         self.layer = scalars.layer[0]
         self.row_slots = memory.q.shape[0]
         self.ahead = rows_ahead(options.blocks, self.row_slots)
 
     def run(self) -> None:
         """Attend for all decode rows."""
-        memory, slots = self.memory, self.options.blocks.slots
-        memory.state[ROW] = 0
-        memory.state[BLOCK] = self.first_block(0)
-        memory.state[STEP] = 0
         first = jnp.minimum(self.ahead, self.rows)
         lax.fori_loop(0, first, lambda row, _: self.table_copy(row).start(), None)
-        for _ in range(slots - 1):
-            self.produce()
-        lax.fori_loop(0, self.rows, self.row, jnp.int32(0))
+        block, place = self.places.begin()
+        # Blocks that are computed together lie in slots of their own; the others are asked for before.
+        lead = jnp.where(self.rows > 0, self.options.blocks.slots - self.options.chunks_together, 0)
+        fetch = lax.fori_loop(0, lead, lambda _, fetch: self.produce(fetch), block)
+        lax.while_loop(lambda at: at[0].left > 0, lambda at: self.some(*at), (place, block, fetch))
         tail = jnp.maximum(self.rows - self.row_slots, 0)
-        lax.fori_loop(tail, self.rows, lambda row, _: self.wait_row(row), None)
-
-    # Positions
-
-    def first_key(self, row: Any) -> Any:
-        """First key that a row sees."""
-        return window_begin(self.scalars, self.scalars.kv_lens[row] - 1, self.options)
-
-    def first_block(self, row: Any) -> Any:
-        """First block that a row needs."""
-        return div(self.first_key(row), self.options.blocks.keys)
-
-    def fetched(self, row: Any, block: Any) -> tuple[Any, Any]:
-        """Range of keys of a block that are in VMEM: from the first page that is seen to the row's end."""
-        keys, page_size = self.options.blocks.keys, self.options.dims.page_size
-        begin = jnp.maximum(block * keys, div(self.first_key(row), page_size) * page_size)
-        return begin, jnp.minimum((block + 1) * keys, self.scalars.kv_lens[row])
+        lax.fori_loop(tail, self.rows, lambda row, _: self.out_copy(row).wait(), None)
+        _when(self.rows > 0, self.wait_writes)
 
     # Copies
 
@@ -129,172 +120,170 @@ class _Decode:
 
     def out_copy(self, row: Any) -> Any:
         memory, slot = self.memory, rem(row, self.row_slots)
-        return pltpu.make_async_copy(memory.q.at[slot], memory.out.at[row], memory.out_sems.at[slot])
+        return pltpu.make_async_copy(memory.results.at[slot], memory.out.at[row], memory.out_sems.at[slot])
 
     def new_copy(self, row: Any, slot: Any, place: Any) -> Any:
         memory = self.memory
         target = new_tokens(memory.kv, self.options).at[slot, :, place]
         return pltpu.make_async_copy(memory.new.at[row], target, memory.kv_sems.at[slot])
 
-    def write_copy(self, row: Any) -> Any:
+    def write_copy(self, row: Any, position: Any) -> Any:
         """The new token, from the step's arrays to its page. No read touches its place in the page."""
         memory, page_size, slot = self.memory, self.options.dims.page_size, rem(row, self.row_slots)
-        position = self.scalars.kv_lens[row] - 1
         page = memory.table_rows[slot, 0, div(position, page_size)]
         target = new_tokens(memory.cache, self.options).at[self.layer, page, :, rem(position, page_size)]
-        return pltpu.make_async_copy(memory.new.at[row], target, memory.write_sems.at[slot])
+        return pltpu.make_async_copy(memory.new.at[row], target, memory.write_sem)
 
-    def wait_write(self, row: Any) -> None:
-        """Wait until the new token of a row is in its page; a wait only counts bytes."""
-        token = self.memory.kv.at[0, :, 0]
-        pltpu.make_async_copy(token, token, self.memory.write_sems.at[rem(row, self.row_slots)]).wait()
+    def wait_writes(self) -> None:
+        """Wait until all new tokens are in their pages; a wait only counts bytes."""
+        tokens = self.memory.new.at[pl.ds(0, self.rows)]
+        pltpu.make_async_copy(tokens, tokens, self.memory.write_sem).wait()
 
     # Producer
 
-    def produce(self) -> None:
-        """Start the copies of the next block, if there is one."""
-        state = self.memory.state
-        row, block, step = state[ROW], state[BLOCK], state[STEP]
-        _when(row < self.rows, lambda: self.start_block(row, block, rem(step, self.options.blocks.slots)))
+    def produce(self, block: Block) -> Block:
+        """Start the copies of a block, if there is one; returns the next."""
+        _when(block.row < self.rows, lambda: self.start_block(block))
+        return self.places.after(block)
 
-    def start_block(self, row: Any, block: Any, slot: Any) -> None:
-        memory, keys = self.memory, self.options.blocks.keys
-        _when(block == self.first_block(row), lambda: self.start_row(row))
+    def start_block(self, block: Block) -> None:
+        memory, keys, row = self.memory, self.options.blocks.keys, block.row
+        slot = rem(block.step, self.options.blocks.slots)
+        _when(block.number == self.places.first_block(row), lambda: self.start_row(row))
 
-        begin, _ = self.fetched(row, block)
+        base, (begin, end) = block.number * keys, self.places.fetched(block)
         position = self.scalars.kv_lens[row] - 1
+        # Before the pages, which leave the scalar unit no time to wait for its own loads.
+        _when(position < base + keys, lambda: self.start_token(row, slot, position))
         start_pages(
             memory.cache.at[self.layer],
             memory.table_rows.at[rem(row, self.row_slots), 0],
             memory.kv.at[slot],
             memory.kv_sems.at[slot],
-            (block * keys, begin, jnp.minimum((block + 1) * keys, position)),
+            (base, begin, jnp.minimum(end, position)),
             self.options,
         )
-        last = block == div(position, keys)
 
-        _when(last, lambda: self.start_token(row, slot, position - block * keys))
-        following = row + 1
-        memory.state[ROW] = jnp.where(last, following, row)
-        safe = jnp.minimum(following, self.scalars.kv_lens.shape[0] - 1)
-        memory.state[BLOCK] = jnp.where(last, self.first_block(safe), block + 1)
-        memory.state[STEP] = memory.state[STEP] + 1
-
-    def start_token(self, row: Any, slot: Any, place: Any) -> None:
+    def start_token(self, row: Any, slot: Any, position: Any) -> None:
         """The copies of the row's own key and value."""
-        self.new_copy(row, slot, place).start()
-        self.write_copy(row).start()
+        self.new_copy(row, slot, rem(position, self.options.blocks.keys)).start()
+        self.write_copy(row, position).start()
 
     def start_row(self, row: Any) -> None:
         """The copies of a row that are not keys: its queries, and the page table of a row to come."""
         self.table_copy(row).wait()
-        _when(row >= self.row_slots, lambda: self.wait_row(row - self.row_slots))
+        _when(row >= self.row_slots, lambda: self.out_copy(row - self.row_slots).wait())
         self.q_copy(row).start()
         _when(row + self.ahead < self.rows, lambda: self.table_copy(row + self.ahead).start())
 
-    def wait_row(self, row: Any) -> None:
-        """Wait until all that a row leaves is where it belongs. Results leave from where the queries came to."""
-        self.out_copy(row).wait()
-        self.wait_write(row)
-
     # Consumer
 
-    def row(self, row: Any, step: Any) -> Any:
-        end = cdiv(self.scalars.kv_lens[row], self.options.blocks.keys)
-        first = self.first_block(row)
-        step = lax.fori_loop(first, end, lambda block, step: self.block(row, block, step), step)
-        self.finish(row)
-        return step
+    def some(self, place: Place, block: Block, fetch: Block) -> tuple[Place, Block, Block]:
+        """Attend to the next few chunks; returns the next one, and the next blocks to wait for and to ask for."""
+        places = []
+        for _ in range(self.options.chunks_together):
+            places.append(place)
+            place = self.places.following(place)
 
-    def block(self, row: Any, block: Any, step: Any) -> Any:
-        memory, blocks = self.memory, self.options.blocks
-        slot = rem(step, blocks.slots)
-        self.produce()
-        begin, end = self.fetched(row, block)
-        _when(block == self.first_block(row), lambda: self.q_copy(row).wait())
+        def turn(_: Any, blocks: tuple[Block, Block]) -> tuple[Block, Block]:
+            fetch = self.produce(blocks[1])
+            return self.arrive(blocks[0]), fetch
+
+        block, fetch = lax.fori_loop(block.step, places[-1].step + 1, turn, (block, fetch))
+        self.attend(places)
+        for done in places:
+            ends = (done.left > 0) & (done.left <= self.options.blocks.chunk)
+            _when(ends, self.out_copy(done.row).start)
+        return place, block, fetch
+
+    def arrive(self, block: Block) -> Block:
+        """Wait for a block of keys, and for a row's queries with its first; returns the next block."""
+        memory, slot = self.memory, rem(block.step, self.options.blocks.slots)
+        begin, end = self.places.fetched(block)
         arrived = memory.kv.at[slot, :, pl.ds(0, end - begin)]
+        _when(block.number == self.places.first_block(block.row), lambda: self.q_copy(block.row).wait())
         pltpu.make_async_copy(arrived, arrived, memory.kv_sems.at[slot]).wait()
-        base = block * blocks.keys
+        self.clear_ends(block, slot, end)
+        return self.places.after(block)
 
-        first = div(begin - base, blocks.chunk)
-        last = cdiv(end - base, blocks.chunk)
-        together = self.options.chunks_together
-        alone = first + div(last - first, together) * together
+    def clear_ends(self, block: Block, slot: Any, end: Any) -> None:
+        """Zero what the chunks of a block hold beside the keys that the row sees.
 
-        def some(number: Any, _: None) -> None:
-            self.chunks(row, slot, base, first + number * together, together)
+        Its weight is 0, but memory that no DMA has filled may hold what times 0 is no number. Most chunks are full: to
+        mask the values of all of them would be half of what the vector unit does.
+        """
+        size, base = self.options.blocks.chunk, block.number * self.options.blocks.keys
+        first = self.places.first_key(block.row)
 
-        lax.fori_loop(0, div(last - first, together), some, None)
-        if together > 1:
-            lax.fori_loop(alone, last, lambda chunk, _: self.chunks(row, slot, base, chunk, 1), None)
-        return step + 1
+        def clear_beside(key: Any, valid: Callable[[Any], Any]) -> None:
+            clear(self.memory.kv, slot, pl.multiple_of(key - rem(key, size) - base, size), valid, self.options)
 
-    def chunks(self, row: Any, slot: Any, base: Any, first: Any, count: int) -> None:
-        """All heads against `count` chunks of keys, one after the other; what does not depend on order, at once."""
-        options = self.options
+        _when(rem(end, size) > 0, lambda: clear_beside(end, lambda index: index < rem(end, size)))
+        if self.options.has_window:
+            partial = (first > base) & (rem(first, size) > 0)
+            _when(partial, lambda: clear_beside(first, lambda index: index >= rem(first, size)))
+
+    def attend(self, places: list[Place]) -> None:
+        """All heads against the chunks of keys at `places`."""
+        options, memory = self.options, self.memory
         together = options.heads_together
-        fresh, score = zip(*[self.chunk(row, slot, base, first + i) for i in range(count)], strict=True)
+        chunks = [self.chunk(place) for place in places]
 
         def some(number: Any, _: None) -> None:
             heads = [number * together + i for i in range(together)]
-            scored = [[head(index) for index in heads] for head in score]
-            for begins, parts in zip(fresh, scored, strict=True):
-                absorb(self.memory.run, heads[0], begins, parts, options)
-            # After each chunk, not once per row: beside a product the sums over lanes cost no time.
-            for index in heads:
-                self.memory.results[index] = self.attended(index)
+            scored = [[chunk.scored(head) for chunk in chunks] for head in heads]
+            # All is read before anything is written, so that the compiler may compute all at the same time.
+            states = [memory.run.load(head) for head in heads]
+            results = []
+            for i, head in enumerate(heads):
+                for chunk, parts in zip(chunks, scored[i], strict=True):
+                    states[i] = absorb(states[i], chunk.fresh, *parts, options)
+                    # After each chunk, not once per row: beside a product the sums over lanes cost no time.
+                    results.append(self.attended(head, states[i]))
+            for head, state in zip(heads, states, strict=True):
+                memory.run.store(head, state)
+                for place in places:
+                    slot = rem(place.row, self.row_slots)
+                    store_queries(memory.results, slot, head, results.pop(0), options)
 
         if together == options.dims.num_kv_heads:
             some(0, None)
         else:
             lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
 
-    def chunk(self, row: Any, slot: Any, base: Any, chunk: Any) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-        """Whether a chunk of keys is a row's first, and what gives scores and values of a head against it."""
-        options, size = self.options, self.options.blocks.chunk
-        start = pl.multiple_of(chunk * size, size)
-        position = self.scalars.kv_lens[row] - 1
-        low, high = self.first_key(row) - base - start, position - base - start
-        q_slot = rem(row, self.row_slots)
-
-        def seen(index: Any) -> Any:
-            return (index <= high) & (index >= low) if options.has_window else index <= high
-
+    def chunk(self, place: Place) -> Chunk:
+        """How a row attends to the chunk of keys at `place`."""
+        options, blocks, row = self.options, self.options.blocks, place.row
+        slot, q_slot = rem(place.step, blocks.slots), rem(row, self.row_slots)
+        start = pl.multiple_of(rem(place.chunk, blocks.keys // blocks.chunk) * blocks.chunk, blocks.chunk)
+        low, high = self.places.first_key(row) - place.chunk * blocks.chunk, place.left - 1
         rows = options.dims.group_rows
-        index = lax.broadcasted_iota(jnp.int32, (rows, size), 1)
-        visible = seen(index)
+        index = lax.broadcasted_iota(jnp.int32, (rows, blocks.chunk), 1)
+        visible = (index <= high) & (index >= low) if options.has_window else index <= high
         distance = (index - high).astype(jnp.float32) if options.has_slopes else None
-        fresh = base + start <= self.first_key(row)
 
-        def head(number: Any) -> tuple[jax.Array, jax.Array]:
-            queries = load_queries(self.memory.q, q_slot, number, options)
+        def scored(head: Any) -> tuple[jax.Array, jax.Array]:
+            queries = load_queries(self.memory.q, q_slot, head, options)
             queries = scaled(queries, self.scalars.factors[0], options).astype(options.dims.compute_dtype)
-            keys, values = load_head(self.memory.kv, slot, number, start, seen, options)
+            keys, values = load_head(self.memory.kv, slot, head, start, None, options)
             scores = scores_of(queries, keys, options)
             if distance is not None:
-                scores = scores + self.memory.heads[0, number][:rows, :1] * LOG2_E * distance
+                scores = scores + self.memory.heads[0, head][:rows, :1] * LOG2_E * distance
             return jnp.where(visible, scores, MASKED), values
 
-        return fresh, head
+        return Chunk((low >= 0) & (place.left > 0), scored)
 
-    def attended(self, head: Any) -> jax.Array:
+    def attended(self, head: Any, state: State) -> jax.Array:
         """The result of a head as far as keys were seen."""
         sink = self.memory.heads[1, head][: self.options.dims.group_rows] if self.options.has_sinks else None
-        return attended(self.memory.run, head, self.scalars.factors[1], sink)
-
-    def finish(self, row: Any) -> None:
-        """Send the result of a row on its way."""
-        for head in range(self.options.dims.num_kv_heads):
-            store_queries(self.memory.q, rem(row, self.row_slots), head, self.memory.results[head], self.options)
-        self.out_copy(row).start()
+        return attended(state, self.scalars.factors[1], sink)
 
 
 def decode_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `decode` gives it its references."""
     table, new, heads, _, _, out, cache = refs[7:14]
-    table_rows, state, kv, q, maximum, total, weighted, results, *sems = refs[14:]
-    run = Running(maximum, total, weighted)
-    memory = Memory(table, new, heads, out, cache, table_rows, state, kv, q, run, results, *sems)
+    table_rows, kv, q, results, *run = refs[14:21]
+    memory = Memory(table, new, heads, out, cache, table_rows, kv, q, results, Running(*run), *refs[21:])
     _Decode(Scalars(*refs[:7]), memory, options).run()
 
 
@@ -322,14 +311,13 @@ def decode(
             out_specs=[hbm, hbm],
             scratch_shapes=[
                 pltpu.SMEM((slots, *table.shape[1:]), jnp.int32),
-                pltpu.SMEM((3,), jnp.int32),
                 pltpu.VMEM((blocks.slots, dims.packs, blocks.keys, *cache.shape[4:]), cache.dtype),
-                pltpu.VMEM((slots, *q.shape[1:]), q.dtype),
-                pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
-                pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32),
-                *[pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32)] * 2,
+                *[pltpu.VMEM((slots, *q.shape[1:]), q.dtype)] * 2,
+                *[pltpu.VMEM((dims.num_kv_heads, rows, 128), jnp.float32)] * 2,
+                pltpu.VMEM((dims.num_kv_heads, rows, dims.folds * 128), jnp.float32),
                 pltpu.SemaphoreType.DMA((blocks.slots,)),
-                *[pltpu.SemaphoreType.DMA((slots,))] * 4,
+                pltpu.SemaphoreType.DMA,
+                *[pltpu.SemaphoreType.DMA((slots,))] * 3,
             ],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],

@@ -10,46 +10,43 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, MASKED, Opt
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES
 
 
+class State(NamedTuple):
+    """State of an online softmax (arXiv 2205.14135) of one KV head."""
+
+    maximum: jax.Array
+    """[rows, 128], the same in all lanes, and whole numbers: weights beside other maxima, as in prefill, are then
+    rounded alike."""
+    total: jax.Array
+    """[rows, 128], to be summed over lanes."""
+    weighted: jax.Array
+    """[rows, F * 128]."""
+
+
 class Running(NamedTuple):
-    """State of an online softmax (arXiv 2205.14135) in VMEM, per KV head."""
+    """The states of all KV heads in VMEM: [K, ...] each."""
 
     maximum: Ref
-    """[K, rows, 128], the same in all lanes, and whole numbers: weights beside other maxima, as in prefill, are then
-    rounded alike."""
     total: Ref
-    """[K, rows, 128], to be summed over lanes."""
     weighted: Ref
-    """[K, rows, F * 128]."""
+
+    def load(self, head: Any) -> State:
+        """The state of one head."""
+        return State(*(ref[head] for ref in self))
+
+    def store(self, head: Any, state: State) -> None:
+        """Keep the state of one head."""
+        for ref, value in zip(self, state, strict=True):
+            ref[head] = value
 
 
-def absorb(run: Running, first: Any, fresh: Any, chunk: list[tuple[jax.Array, jax.Array]], options: Options) -> None:
-    """Take one chunk of keys into the softmax of the heads from `first` on, given scores and values of each.
-
-    Where `fresh` they begin anew. All is read before anything is written, so that the compiler may compute the heads at
-    the same time.
-    """
-
-    def state(head: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        maximum = jnp.where(fresh, MASKED, run.maximum[head])
-        return maximum, jnp.where(fresh, 0.0, run.total[head]), jnp.where(fresh, 0.0, run.weighted[head])
-
-    before = [state(first + i) for i in range(len(chunk))]
-    after = [_absorb(*state, *parts, options) for state, parts in zip(before, chunk, strict=True)]
-    for i, (maximum, total, weighted) in enumerate(after):
-        run.maximum[first + i] = maximum
-        run.total[first + i] = total
-        run.weighted[first + i] = weighted
-
-
-def _absorb(
-    before: jax.Array, total: jax.Array, weighted: jax.Array, scores: jax.Array, values: jax.Array, options: Options
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Maximum, total and weighted values of one head after a chunk."""
+def absorb(before: State, fresh: Any, scores: jax.Array, values: jax.Array, options: Options) -> State:
+    """The state after a chunk of keys, which begins anew where `fresh`."""
     size = scores.shape[1]
-    maximum = jnp.maximum(before, jnp.ceil(jnp.max(scores, axis=1, keepdims=True)))
-    decay = jnp.exp2(before - maximum)
+    earlier = jnp.where(fresh, MASKED, before.maximum)
+    maximum = jnp.maximum(earlier, jnp.ceil(jnp.max(scores, axis=1, keepdims=True)))
+    decay = jnp.exp2(earlier - maximum)
     weights = jnp.exp2(scores - _wide(maximum, size))
-    total = total * decay
+    total = jnp.where(fresh, 0.0, before.total) * decay
     for lane in range(0, size, LANES):
         total = total + weights[:, lane : lane + LANES]
     products = lax.dot_general(
@@ -59,16 +56,17 @@ def _absorb(
         precision=options.dot_precision,
         preferred_element_type=jnp.float32,
     )
-    return maximum, total, weighted * _wide(decay, products.shape[1]) + products
+    weighted = jnp.where(fresh, 0.0, before.weighted) * _wide(decay, products.shape[1]) + products
+    return State(maximum, total, weighted)
 
 
-def attended(run: Running, head: Any, value_factor: Any, sink: jax.Array | None) -> jax.Array:
+def attended(state: State, value_factor: Any, sink: jax.Array | None) -> jax.Array:
     """The result [rows, F * 128] of one head; `sink` [rows, 128] takes part in the denominator."""
-    total = jnp.sum(run.total[head], axis=1, keepdims=True)
+    total = jnp.sum(state.total, axis=1, keepdims=True)
     if sink is not None:
         # A sink far above all scores must not overflow: what it is measured against is the larger of both.
-        total = total + jnp.exp2(jnp.minimum(sink * LOG2_E - run.maximum[head], 126.0))[:, :1]
-    return run.weighted[head] * (value_factor / total)
+        total = total + jnp.exp2(jnp.minimum(sink * LOG2_E - state.maximum, 126.0))[:, :1]
+    return state.weighted * (value_factor / total)
 
 
 def _wide(x: jax.Array, lanes: int) -> jax.Array:

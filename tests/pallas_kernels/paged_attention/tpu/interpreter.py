@@ -18,7 +18,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.cache import from_canonical, to_c
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
 
-DECODE, PREFILL = Blocks(keys=128, chunk=128, slots=3), Blocks(keys=256, chunk=128, slots=2, queries=32)
+DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=6), Blocks(keys=256, chunk=128, slots=2, queries=32)
 """Small, so that small cases have several blocks."""
 
 

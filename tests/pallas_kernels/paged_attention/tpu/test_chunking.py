@@ -10,8 +10,9 @@ import pytest
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, choose_blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, row_slots, with_tables
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
-from tests.pallas_kernels.paged_attention.oracle import cached_inputs
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
 
 TOKENS = 300
@@ -50,6 +51,51 @@ def test_results_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
         # last bits, and a few weights and results with them in the last of bfloat16.
         assert np.mean(part != same) < 0.02
         np.testing.assert_allclose(part, same, rtol=2**-7, atol=2**-9)
+
+
+DECODES = Case(
+    "of_many_lengths",
+    tuple((1, length) for length in (700, 0, 130, 255, 256, 1030, 3, 127, 511)),
+    num_heads=8,
+    num_kv_heads=1,
+    head_size=128,
+    dtype="bfloat16",
+)
+
+
+def _reversed(inputs: Inputs) -> Inputs:
+    """The decodes of a batch, the last one first."""
+    batch = inputs.batch
+    batch = replace(
+        batch,
+        positions=batch.positions[::-1],
+        kv_lens=batch.kv_lens[::-1],
+        page_table=batch.page_table[::-1],
+    )
+    return replace(inputs, q=inputs.q[::-1], k=inputs.k[::-1], v=inputs.v[::-1], batch=batch)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("slots", [2, 6, 16])
+def test_a_decode_does_not_depend_on_its_neighbours(
+    window: int | None, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One, three or eight chunks are computed together, each time with other neighbours: not a bit may differ."""
+    inputs = cached_inputs(replace(DECODES, window=window))
+    blocks = Blocks(keys=256, chunk=128, slots=slots)
+    out, cache = interpret(inputs, monkeypatch, blocks)
+    other, other_cache = interpret(_reversed(inputs), monkeypatch, blocks)
+    check(inputs.case, out, cache)
+    np.testing.assert_array_equal(np.asarray(other[::-1], np.float32), np.asarray(out, np.float32))
+    np.testing.assert_array_equal(np.asarray(other_cache[LAYER, 1:]), np.asarray(cache[LAYER, 1:]))
+
+
+@pytest.mark.parametrize(("width", "slots"), [(16, 16), (4096, 16), (8192, 8), (16384, 4), (1 << 20, 4)])
+def test_wide_page_tables_leave_fewer_slots(width: int, slots: int) -> None:
+    blocks = with_tables(Blocks(keys=1024, chunk=512, slots=16), width)
+    assert blocks.slots == slots
+    assert row_slots(blocks, width) > slots
 
 
 @pytest.mark.parametrize("chip", [Target("v6e", 128 << 20), Target("v5e", 128 << 20), Target("v4", 16 << 20)])
