@@ -29,10 +29,10 @@ _DATA, _DIMS = 3, 5
 # XLA_FFI_Api
 _SCHEDULE, _NUM_THREADS = 17, 18
 
-_NEXT, _FINISHED, _HOLDERS, _ITEMS, _SCRATCH = 0, 1, 2, 3, 4
-FIRST = 5
+_NEXT, _FINISHED, _HOLDERS, _ITEMS, _SCRATCH, THREADS = range(6)
+FIRST = 6
 """Words of a job, what all threads that work on a call share: the next item, items done, threads that may still look at
-it, items, bytes of memory that a thread works in; from `FIRST` on the kernel's own."""
+it, items, bytes of memory that a thread works in, threads of XLA's pool; from `FIRST` on the kernel's own."""
 
 malloc = types.ExternalFunction("malloc", types.intp(types.intp))
 free = types.ExternalFunction("free", types.void(types.intp))
@@ -69,7 +69,7 @@ def set_scratch(job: int, size: int) -> None:
 
 
 @compiled
-def threads(frame: int) -> int:
+def _threads(frame: int) -> int:
     """Threads of XLA's pool."""
     arguments = malloc(40)
     set_word(arguments, 0, 32)
@@ -78,9 +78,9 @@ def threads(frame: int) -> int:
     set_word(arguments, 3, arguments + 32)
     set_word(arguments, 4, 1)
     call(word(word(frame, _API), _NUM_THREADS), arguments)
-    number = word(arguments, 4)
+    threads = word(arguments, 4)
     free(arguments)
-    return number
+    return threads
 
 
 @compiled
@@ -153,8 +153,9 @@ def entry_points(kernel: Kernel, task_symbol: str) -> EntryPoints:
     def handler(frame: int) -> int:
         job = malloc(8 * (FIRST + words))
         set_word(job, _SCRATCH, 8)
+        set_word(job, THREADS, _threads(frame))
         items = plan(frame, job)
-        helpers = max(0, min(threads(frame), items) - 1)
+        helpers = max(0, min(word(job, THREADS), items) - 1)
         set_word(job, _NEXT, 0)
         set_word(job, _FINISHED, 0)
         set_word(job, _HOLDERS, helpers + 1)

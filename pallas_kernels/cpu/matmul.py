@@ -7,7 +7,7 @@ meanwhile. Either way a result is the same sum in the same order, so it does not
 
 from typing import Any
 
-from jaxllm.pallas_kernels.cpu.calls import FIRST, Kernel, argument, result, size, threads
+from jaxllm.pallas_kernels.cpu.calls import FIRST, THREADS, Kernel, argument, result, size
 from jaxllm.pallas_kernels.cpu.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.cpu.panels import PANEL
 from jaxllm.pallas_kernels.cpu.rows import gate, normalise
@@ -60,7 +60,7 @@ def _make_plan(bytes_each: int) -> Any:
         set_word(job, _PREPARES, prepares)
         set_word(job, _CHUNKS, chunks)
         # Threads take items in turn: how far it is to the strip that this one will have next.
-        strips = (threads(frame) + chunks - 1) // max(chunks, 1)
+        strips = (word(job, THREADS) + chunks - 1) // max(chunks, 1)
         set_word(job, _NEXT, strips * PANELS * depth * PANEL * bytes_each)
         set_word(job, _DONE, 0)
         return prepares + (panels + PANELS - 1) // PANELS * chunks

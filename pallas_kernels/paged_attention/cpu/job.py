@@ -138,21 +138,18 @@ def plan_chunks(job: int) -> int:
 
 
 @compiled
-def keys_at(job: int, row: int, position: int, head: int) -> int:
-    """Address of a head's key at a position of a row: its numbers lie a page size apart."""
-    page_size = word(job, J_C)
-    page = int32(word(job, J_TABLE), row * word(job, J_W) + position // page_size)
-    part = (page * 2 * word(job, J_K) + head) * page_size * word(job, J_H)
-    return word(job, J_CACHE) + (part + position % page_size) * word(job, J_BYTES)
+def key_and_value_at(job: int, row: int, position: int, head: int) -> tuple[int, int]:
+    """Addresses of a head's key and value at a position of a row.
 
-
-@compiled
-def values_at(job: int, row: int, position: int, head: int) -> int:
-    """Address of a head's value at a position of a row: its numbers lie side by side."""
-    page_size, head_size = word(job, J_C), word(job, J_H)
-    page = int32(word(job, J_TABLE), row * word(job, J_W) + position // page_size)
-    part = ((page * 2 + 1) * word(job, J_K) + head) * page_size * head_size
-    return word(job, J_CACHE) + (part + position % page_size * head_size) * word(job, J_BYTES)
+    The numbers of a key lie a page size apart, those of a value side by side.
+    """
+    page_size, head_size, heads = word(job, J_C), word(job, J_H), word(job, J_K)
+    index = position // page_size
+    offset = position - index * page_size
+    page = int32(word(job, J_TABLE), row * word(job, J_W) + index)
+    part = (page * 2 * heads + head) * page_size * head_size
+    key, value = part + offset, part + (heads * page_size + offset) * head_size
+    return word(job, J_CACHE) + key * word(job, J_BYTES), word(job, J_CACHE) + value * word(job, J_BYTES)
 
 
 @compiled

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_word, word
+from jaxllm.pallas_kernels.cpu.memory import compiled, set_word, word
 from jaxllm.pallas_kernels.cpu.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,
@@ -10,16 +10,13 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     J_BLOCK,
     J_BYTES,
     J_C,
-    J_CACHE,
     J_H,
-    J_K,
     J_NO,
     J_RUN,
-    J_TABLE,
-    J_W,
     J_YES,
     PANELS,
     TILE,
+    key_and_value_at,
 )
 from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
 
@@ -61,17 +58,11 @@ def find_block(job: int, row: int, head: int, begin: int, last: int, keys: int, 
 
     Of a row that ends at `last`; behind it any key does, it will be masked.
     """
-    page_size, head_size, bytes_each = word(job, J_C), word(job, J_H), word(job, J_BYTES)
-    table, heads = word(job, J_TABLE) + 4 * row * word(job, J_W), word(job, J_K)
     behind = (last - 1) // LANES * LANES
     for panel in range(BLOCK // LANES):
-        position = min(begin + panel * LANES, behind)
-        index = position // page_size
-        offset = position - index * page_size
-        start = (int32(table, index) * 2 * heads + head) * page_size * head_size
-        set_word(keys, panel, word(job, J_CACHE) + (start + offset) * bytes_each)
-        value = start + (heads * page_size + offset) * head_size
-        set_word(values, panel, word(job, J_CACHE) + value * bytes_each)
+        key, value = key_and_value_at(job, row, min(begin + panel * LANES, behind), head)
+        set_word(keys, panel, key)
+        set_word(values, panel, value)
 
 
 @compiled

@@ -16,8 +16,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     J_NEW_K,
     J_NEW_V,
     J_POSITIONS,
-    keys_at,
-    values_at,
+    key_and_value_at,
 )
 from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
 from jaxllm.pallas_kernels.paged_attention.cpu.softmax import ONE
@@ -98,7 +97,7 @@ def make_write(kind: str, bytes_each: int) -> Any:
         token = first
         while token < last:
             together = LANES if position % LANES == 0 and token + LANES <= last else 1
-            key = keys_at(job, row, position, head)
+            key, value = key_and_value_at(job, row, position, head)
             source, step = word(job, J_NEW_K) + (token * stride + head * head_size) * bytes_each, stride
             if word(job, J_COS):
                 for each in range(together):
@@ -110,7 +109,6 @@ def make_write(kind: str, bytes_each: int) -> Any:
             else:
                 for place in range(head_size):
                     one(key + place * page_size * bytes_each, source + place * bytes_each)
-            value = values_at(job, row, position, head)
             source = word(job, J_NEW_V) + (token * stride + head * head_size) * bytes_each
             for each in range(together):
                 for place in range(0, head_size, LANES):

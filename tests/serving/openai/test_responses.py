@@ -1,6 +1,8 @@
 """The Responses API, by OpenAI's own client."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -18,6 +20,17 @@ QUESTION = "What is 2 + 3?"
 GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 20}
 LONG: dict[str, Any] = {"model": "demo", "max_output_tokens": 230, "extra_body": {"ignore_eos": True, "seed": 1}}
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+
+
+@contextmanager
+def busy(client: OpenAI) -> Iterator[None]:
+    """Three times as many sequences as run at a time are before everything that comes during the block."""
+    stream = client.completions.create(
+        model="demo", prompt="hello", max_tokens=240, n=24, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    with stream:
+        yield
 
 
 def test_a_response_is_what_a_chat_says(client: OpenAI) -> None:
@@ -146,11 +159,12 @@ def test_the_background(client: OpenAI) -> None:
     done = client.responses.retrieve(made.id)
     assert done.output_text == client.responses.create(input=QUESTION, **GREEDY).output_text
     assert client.responses.cancel(made.id) == done
-    endless = client.responses.create(input="Tell me a story.", background=True, **LONG)
-    with pytest.raises(openai.BadRequestError, match="still"):
-        client.responses.create(input="x", previous_response_id=endless.id, **GREEDY)
-    assert client.responses.cancel(endless.id).status == "cancelled"
-    assert client.responses.retrieve(endless.id).status == "cancelled"
+    with busy(client):
+        waiting = client.responses.create(input="Tell me a story.", background=True, **LONG)
+        with pytest.raises(openai.BadRequestError, match="still"):
+            client.responses.create(input="x", previous_response_id=waiting.id, **GREEDY)
+        assert client.responses.cancel(waiting.id).status == "cancelled"
+    assert client.responses.retrieve(waiting.id).status == "cancelled"
 
 
 def test_streams_of_the_background(client: OpenAI) -> None:
