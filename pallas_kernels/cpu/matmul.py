@@ -1,8 +1,9 @@
 """Products of activations with weights in panels, see `panels`, and what comes right before and behind them.
 
 A few rows are bound by memory: every weight is read once, and what follows is fetched ahead. Many rows are bound by
-arithmetic: three panels stay in the second cache while a chunk of rows goes by, and the next three are fetched
-meanwhile. Either way a result is the same sum in the same order, so it does not depend on how many rows there are.
+arithmetic: three panels stay in the second cache while a chunk of rows goes by, and every tile fetches its share of the
+next three, so that memory has as much to do at any time. Either way a result is the same sum in the same order, so it
+does not depend on how many rows there are.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ CHUNK = 16 * ROWS
 PREPARED = 16
 """Rows that are prepared at a time."""
 AHEAD = 4096
-"""Bytes from a weight to the one that is fetched meanwhile, while weights come from memory."""
+"""Bytes from a weight to the one that is fetched meanwhile, where rows make a single tile."""
 
 # Arguments of the call: x [T, in], or [T, 2 in] if it is to be gated; weights [L, P, in, 16]; int32 [2]: rows in use,
 # layer; weight of the norm [in], or [0] for none; its epsilon float32 [1]; what is added, [T, out], or [0, 0].
@@ -95,29 +96,38 @@ def _make_strip(kind: str, bytes_each: int, panels: int) -> Any:
     @compiled
     def strip(job: int, panel: int, first: int, last: int) -> None:
         depth, columns, plus = word(job, _K), word(job, _P) * PANEL, word(job, _PLUS_ROWS)
-        stride = depth * PANEL * bytes_each
+        step = PANEL * bytes_each
+        stride = depth * step
+        is_last = panel * stride + word(job, _NEXT) >= word(job, _P) * stride
+        tiles = (last - first + ROWS - 1) // ROWS
         for begin in range(0, depth, DEPTH):
             length, more = min(DEPTH, depth - begin), 1 if begin else 0
-            weights = word(job, _W) + panel * stride + begin * PANEL * bytes_each
-            row = first
+            weights = word(job, _W) + panel * stride + begin * step
+            # How far it is to what comes next: the rest of these panels, the next strip, or nothing but these again.
+            if begin + DEPTH < depth:
+                then = DEPTH * step
+            else:
+                then = (0 if is_last else word(job, _NEXT)) - begin * step
+            pace = (step + tiles - 1) // tiles
+            row, tile = first, 0
             while row < last:
                 x = word(job, _IN) + 4 * (row * depth + begin)
                 place = 4 * (row * columns + panel * PANEL)
                 y = word(job, _Y) + place
                 rows = 1
-                # The first tile reads its weights from memory, the others could read those of the next strip.
-                ahead = AHEAD if row == first else word(job, _NEXT)
+                ahead = AHEAD if tiles == 1 else then + tile * length * pace
                 if row + ROWS <= last:
                     rows = ROWS
-                    many(x, depth, weights, stride, length, y, columns, more, ahead)
+                    many(x, depth, weights, stride, length, y, columns, more, ahead, pace)
                 elif row + ROWS // 2 <= last:
                     rows = ROWS // 2
-                    half(x, depth, weights, stride, length, y, columns, more, ahead)
+                    half(x, depth, weights, stride, length, y, columns, more, ahead, pace)
                 else:
-                    one(x, depth, weights, stride, length, y, columns, more, ahead)
+                    one(x, depth, weights, stride, length, y, columns, more, ahead, pace)
                 if plus and begin + length == depth:
                     _add(y, plus + place, rows, columns, panels * PANEL)
                 row += rows
+                tile += 1
 
     return strip
 

@@ -24,12 +24,12 @@ from jaxllm.pallas_kernels.cpu.vectors import (
 
 
 def make_panel_tile(rows: int, panels: int, kind: str) -> Any:
-    """`f(x, x_stride, w, w_stride, length, y, y_stride, more, ahead)`: `y[r, p] = sum_k x[r, k] w_p[k]`.
+    """`f(x, x_stride, w, w_stride, length, y, y_stride, more, ahead, pace)`: `y[r, p] = sum_k x[r, k] w_p[k]`.
 
     `x` are rows of float32. A panel `w_p` is [length, PANEL] of type `kind`; the next one begins `w_stride` bytes
-    behind it. The results of the panels lie side by side in `y`; with `more` they are added to what is there. What is
-    `ahead` bytes behind each weight is fetched meanwhile. A result is one chain of products in order, whatever the
-    tile.
+    behind it. The results of the panels lie side by side in `y`; with `more` they are added to what is there. Step k
+    fetches what lies `ahead + k * pace` bytes behind the start of each panel. A result is one chain of products in
+    order, whatever the tile.
     """
     registers = PANEL // LANES
     step = PANEL * (2 if kind == "bfloat16" else 4)
@@ -45,6 +45,7 @@ def make_panel_tile(rows: int, panels: int, kind: str) -> Any:
         y_stride: ir.Value,
         more: ir.Value,
         ahead: ir.Value,
+        pace: ir.Value,
     ) -> None:
         totals = [
             [cgutils.alloca_once_value(builder, number(0.0)) for _ in range(panels * registers)] for _ in range(rows)
@@ -53,10 +54,11 @@ def make_panel_tile(rows: int, panels: int, kind: str) -> Any:
         starts = [builder.add(w, offset) for offset in multiples(builder, w_stride, panels)]
         with cgutils.for_range(builder, length) as loop:
             behind = builder.mul(loop.index, ir.Constant(WORD, step))
+            there = builder.add(ahead, builder.mul(loop.index, pace))
             weights = []
             for start in starts:
                 here = builder.add(start, behind)
-                emit_prefetch(builder, pointer(builder, here, ahead, BYTE))
+                emit_prefetch(builder, pointer(builder, start, there, BYTE))
                 weights += [
                     emit_load(builder, here, ir.Constant(WORD, each * LANES), kind) for each in range(registers)
                 ]
@@ -76,4 +78,4 @@ def make_panel_tile(rows: int, panels: int, kind: str) -> Any:
             for place, total in zip(line, into, strict=True):
                 emit_store(builder, y, place, builder.load(total))
 
-    return operation(types.void, (types.intp,) * 9, emit)
+    return operation(types.void, (types.intp,) * 10, emit)

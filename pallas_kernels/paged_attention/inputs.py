@@ -28,6 +28,8 @@ class Case:
     page_size: int = 16
     padding_tokens: int = 0
     padding_rows: int = 0
+    prefix: int = 0
+    """Rows with as many computed tokens begin with the same ones, in the same pages, those that they fill."""
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
@@ -183,6 +185,8 @@ def _make_batch(case: Case, rng: np.random.Generator) -> tuple[RaggedBatch, tupl
     shuffled = np.split(rng.permutation(np.arange(1, num_pages)), np.cumsum(case.row_pages, dtype=np.int32))
     for row, pages in enumerate(shuffled[:-1]):
         table[row, : len(pages)] = pages
+    alike = [row for row, (_, computed) in enumerate(case.rows) if computed >= case.prefix]
+    table[alike, : case.prefix // case.page_size] = table[alike[:1], : case.prefix // case.page_size]
     new = np.array([new for new, _ in case.rows], np.int32)
     lengths = np.array([new + computed for new, computed in case.rows], np.int32)
     positions = np.concatenate([np.arange(c, c + n, dtype=np.int32) for n, c in case.rows] or [new])

@@ -1,7 +1,7 @@
 """What an attention call is told, where threads find it, and where keys and values lie."""
 
 from jaxllm.pallas_kernels.cpu.calls import FIRST, argument, malloc, result, set_scratch, size
-from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_int32, set_word, word
+from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_word, word
 from jaxllm.pallas_kernels.cpu.vectors import HAS_AVX512, LANES
 
 BLOCK = 128
@@ -17,6 +17,8 @@ TILE = 5 if HAS_AVX512 else 4
 scalars, would run out of registers and spill sums."""
 ROWS = 192
 """Rows of queries (tokens times query heads of a KV head) of an item, about: what it works on fits the second cache."""
+CHUNK_INTS = 4
+"""Numbers of a chunk, see `chunks`."""
 
 # Arguments of the call, in order. Queries, keys and values are three arrays, or three times the one that holds all,
 # heads behind heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, and query heads;
@@ -25,8 +27,7 @@ ROWS = 192
 Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN = range(11)
 SCALE, SOFT_CAP, V_SCALE, EACH_HEAD = 0, 1, 2, 3
 
-# Words of a job: addresses, sizes, switches. A chunk is (row, first token): a part of a row that makes an item for each
-# KV head.
+# Words of a job: addresses, sizes, switches. Chunks are those of `chunks`.
 _ADDRESSES = range(FIRST, FIRST + 10)
 J_Q, J_NEW_K, J_NEW_V, J_CACHE, J_POSITIONS, J_START, J_TABLE, J_FLOATS, J_OUT, J_CHUNKS = _ADDRESSES
 J_N, J_K, J_H, J_C, J_W, J_BYTES, J_REQUESTS, J_TOKENS, J_CHUNK = range(FIRST + 10, FIRST + 19)
@@ -79,12 +80,23 @@ def read_call(frame: int, job: int, bytes_each: int) -> None:
     set_word(job, J_YES, 1)
     tokens = max(min(ROWS // (num_heads // heads), int32(ints, 3)), 1)
     set_word(job, J_CHUNK, tokens)
-    set_word(job, J_CHUNKS, malloc(8 * (int32(ints, 3) + 1)))
+    set_word(job, J_CHUNKS, malloc(4 * CHUNK_INTS * (int32(ints, 3) + 1)))
     set_word(job, J_RUN, _run(page // head_size))
-    tiles = (tokens * (num_heads // heads) + TILE - 1) // TILE
     # See `scratch_parts`, which begins at a cache line.
-    floats = tiles * TILE * (2 * head_size + LANES) + (tiles + 1) * LANES + TILE * BLOCK
-    set_scratch(job, LINE + 4 * floats + 8 * 2 * BLOCK // LANES * (2 + head_size // LANES))
+    tiles = _tiles(tokens * (num_heads // heads)) + _tiles(num_heads // heads)
+    addresses = 2 * BLOCK // LANES * (2 + head_size // LANES)
+    set_scratch(job, LINE + tiles * tile_bytes(head_size) + 4 * (LANES + TILE * BLOCK) + 8 * addresses)
+
+
+@compiled
+def tile_bytes(head_size: int) -> int:
+    """Bytes of a tile of a `state`."""
+    return 4 * (LANES + TILE * (LANES + 2 * head_size))
+
+
+@compiled
+def _tiles(rows: int) -> int:
+    return (rows + TILE - 1) // TILE
 
 
 @compiled
@@ -96,45 +108,31 @@ def _run(page_size: int) -> int:
 
 
 @compiled
-def scratch_parts(job: int, scratch: int) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int]:
-    """What an item works in: queries [rows, H], weighted sums likewise, totals [rows, LANES], maxima [tiles, LANES],
-    a vector, scores [TILE, BLOCK], then addresses: of keys and of values, of those of the next block, of the values'
-    runs, and of what is needed after each.
+def scratch_parts(job: int, scratch: int) -> tuple[int, int, int]:
+    """What an item works in: the state of its rows, that of the rows of a single token, and what `block_parts` has."""
+    group = word(job, J_N) // word(job, J_K)
+    state = (scratch + LINE - 1) // LINE * LINE
+    own = state + _tiles(word(job, J_CHUNK) * group) * tile_bytes(word(job, J_H))
+    return state, own, own + _tiles(group) * tile_bytes(word(job, J_H))
 
-    Rows are counted in whole tiles.
+
+@compiled
+def block_parts(job: int, memory: int) -> tuple[int, int, int, int, int, int, int, int]:
+    """What a block needs: a vector, scores [TILE, BLOCK], then addresses: of keys and of values, of those of the next
+    block, of the values' runs, and of what is needed after each.
     """
-    head_size = word(job, J_H)
-    queries = (scratch + LINE - 1) // LINE * LINE
-    tiles = (word(job, J_CHUNK) * (word(job, J_N) // word(job, J_K)) + TILE - 1) // TILE
-    sums = queries + 4 * tiles * TILE * head_size
-    totals = sums + 4 * tiles * TILE * head_size
-    maxima = totals + 4 * tiles * TILE * LANES
-    decays = maxima + 4 * tiles * LANES
-    scores = decays + 4 * LANES
+    scores = memory + 4 * LANES
     keys = scores + 4 * TILE * BLOCK
     block = 8 * (BLOCK // LANES)
-    values, keys_next = keys + block, keys + 2 * block
-    values_next, runs = keys + 3 * block, keys + 4 * block
-    nexts = runs + block * (head_size // LANES)
-    return queries, sums, totals, maxima, decays, scores, keys, values, keys_next, values_next, runs, nexts
+    runs = keys + 4 * block
+    nexts = runs + block * (word(job, J_H) // LANES)
+    return memory, scores, keys, keys + block, keys + 2 * block, keys + 3 * block, runs, nexts
 
 
 @compiled
 def first_token(job: int, row: int) -> int:
     """First token of a row; that of the next row is its end."""
     return int32(word(job, J_START), row)
-
-
-@compiled
-def plan_chunks(job: int) -> int:
-    """Write down the chunks of all rows; their number."""
-    chunks = 0
-    for row in range(word(job, J_REQUESTS)):
-        for first in range(first_token(job, row), first_token(job, row + 1), word(job, J_CHUNK)):
-            set_int32(word(job, J_CHUNKS), 2 * chunks, row)
-            set_int32(word(job, J_CHUNKS), 2 * chunks + 1, first)
-            chunks += 1
-    return chunks
 
 
 @compiled

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
+from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
 from jaxllm.pallas_kernels.paged_attention.layout import to_layout
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
@@ -61,6 +63,56 @@ def test_the_same_bits_however_cut_and_whoever_is_beside(features: dict[str, Any
         np.testing.assert_array_equal(np.concatenate(together[row]), whole[row])
     np.testing.assert_array_equal(alone[1], whole[1])
     np.testing.assert_array_equal(cut[1, 1:], cache[1, 1:])
+
+
+ROWS = 21
+"""More than go through shared keys together."""
+TOKENS_OF_A_ROW = 700
+
+
+def _with_pages_of_its_own(inputs: Inputs) -> Inputs:
+    """The same keys and values, but no page is in two rows."""
+    table = np.asarray(inputs.batch.page_table)
+    apart = np.asarray(make_inputs(replace(inputs.case, prefix=0)).batch.page_table)
+    cache = np.array(inputs.kv_cache)
+    for row, (_, computed) in enumerate(inputs.case.rows):
+        pages = -(-computed // inputs.case.page_size)
+        cache[:, apart[row, :pages]] = cache[:, table[row, :pages]]
+    return replace(inputs, kv_cache=jnp.asarray(cache), batch=replace(inputs.batch, page_table=jnp.asarray(apart)))
+
+
+def _results(inputs: Inputs, common: Case) -> np.ndarray:
+    """Of tokens that are not padding; all batches are compiled as one case, in arrays of the same shapes."""
+    of_a_row = TOKENS_OF_A_ROW // common.page_size + 2
+    table, cache = np.asarray(inputs.batch.page_table), np.asarray(inputs.kv_cache)
+    table = np.pad(table, ((0, 0), (0, of_a_row + 2 - table.shape[1])))
+    cache = np.pad(cache, ((0, 0), (0, ROWS * of_a_row - cache.shape[1]), (0, 0), (0, 0), (0, 0)))
+    batch = replace(inputs.batch, page_table=jnp.asarray(table))
+    alike = replace(inputs, case=common, kv_cache=jnp.asarray(cache), batch=batch)
+    return np.asarray(run_function("cpu")(alike)[0])[: inputs.case.num_tokens]
+
+
+@pytest.mark.parametrize(
+    "common",
+    [
+        Case("alike", (), num_heads=6),
+        Case("alike_in_large_pages", (), num_heads=8, page_size=256, soft_cap=5.0, sinks=True, alibi=True),
+        Case("alike_in_odd_pages", (), num_heads=2, page_size=48, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4),
+        Case("alike_in_a_window", (), num_heads=2, window=200),
+    ],
+    ids=lambda case: case.name,
+)
+@settings(max_examples=15, derandomize=True)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([1, 1, 1, 1, 0, 2]), st.integers(0, TOKENS_OF_A_ROW)), min_size=ROWS, max_size=ROWS
+    ),
+    prefix=st.integers(0, TOKENS_OF_A_ROW),
+)
+def test_the_same_bits_beside_rows_of_the_same_pages(common: Case, rows: list[tuple[int, int]], prefix: int) -> None:
+    padding = 2 * ROWS - sum(new for new, _ in rows)
+    inputs = make_inputs(replace(common, rows=tuple(rows), prefix=prefix, padding_tokens=padding))
+    np.testing.assert_array_equal(_results(inputs, common), _results(_with_pages_of_its_own(inputs), common))
 
 
 def _turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> jax.Array:

@@ -1,0 +1,85 @@
+"""A softmax on its way through the keys: rows of queries, and what they have seen so far, tile by tile.
+
+A tile holds maxima [LANES], a lane for each of its rows, totals [TILE, LANES], which are as many sums for a row as
+there are lanes, queries [TILE, H], and weighted sums of values [TILE, H], all float32.
+"""
+
+import numpy as np
+
+from jaxllm.pallas_kernels.cpu.memory import compiled, real, set_real, word, zero_bytes
+from jaxllm.pallas_kernels.cpu.vectors import LANES, load, multiply, splat, store, sum_lanes
+from jaxllm.pallas_kernels.paged_attention.cpu.job import (
+    EACH_HEAD,
+    J_FLOATS,
+    J_H,
+    J_HAS_SINKS,
+    J_K,
+    J_N,
+    J_OUT,
+    J_Q,
+    J_Q_STRIDE,
+    SCALE,
+    TILE,
+    V_SCALE,
+    tile_bytes,
+)
+from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
+from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE
+
+SMALLEST = np.float32(1e-30)
+
+
+@compiled
+def tile_parts(job: int, state: int, tile: int) -> tuple[int, int, int, int]:
+    """Addresses of a tile's maxima, totals, queries and sums."""
+    maxima = state + tile * tile_bytes(word(job, J_H))
+    totals = maxima + 4 * LANES
+    queries = totals + 4 * TILE * LANES
+    return maxima, totals, queries, queries + 4 * TILE * word(job, J_H)
+
+
+@compiled
+def start_rows(job: int, first: int, tokens: int, head: int, state: int) -> None:
+    """Rows [tokens * G]: queries of a KV head, rotated and scaled, that have seen only the sinks, if there are any."""
+    head_size, group = word(job, J_H), word(job, J_N) // word(job, J_K)
+    scale = real(word(job, J_FLOATS), SCALE) * LOG2_E
+    zero_bytes(state, (tokens * group + TILE - 1) // TILE * tile_bytes(head_size))
+    for row in range(tokens * group):
+        token, member = first + row // group, row % group
+        maxima, totals, queries, _ = tile_parts(job, state, row // TILE)
+        source = word(job, J_Q) + 4 * (token * word(job, J_Q_STRIDE) + (head * group + member) * head_size)
+        rotate(job, token, source, queries + 4 * (row % TILE) * head_size, scale)
+        if word(job, J_HAS_SINKS):
+            set_real(maxima, row % TILE, real(word(job, J_FLOATS), EACH_HEAD + head * group + member) * LOG2_E)
+            set_real(totals, row % TILE * LANES, ONE)
+        else:
+            set_real(maxima, row % TILE, MASKED)
+
+
+@compiled
+def copy_rows(job: int, first: int, count: int, state: int, to: int) -> None:
+    """Rows from `first` on, to the first ones of another state."""
+    head_size = word(job, J_H)
+    for row in range(count):
+        maxima, totals, queries, sums = tile_parts(job, state, (first + row) // TILE)
+        to_maxima, to_totals, to_queries, to_sums = tile_parts(job, to, row // TILE)
+        source, place = (first + row) % TILE, row % TILE
+        set_real(to_maxima, place, real(maxima, source))
+        store(to_totals, place * LANES, load(totals, source * LANES))
+        for number in range(0, head_size, LANES):
+            store(to_queries, place * head_size + number, load(queries, source * head_size + number))
+            store(to_sums, place * head_size + number, load(sums, source * head_size + number))
+
+
+@compiled
+def finish_rows(job: int, first: int, tokens: int, head: int, state: int) -> None:
+    """Weighted sums over the sum of weights, to where the caller wants them."""
+    heads, head_size = word(job, J_N), word(job, J_H)
+    group = heads // word(job, J_K)
+    for row in range(tokens * group):
+        token, member = first + row // group, row % group
+        _, totals, _, sums = tile_parts(job, state, row // TILE)
+        factor = real(word(job, J_FLOATS), V_SCALE) / max(sum_lanes(load(totals, row % TILE * LANES)), SMALLEST)
+        out = (token * heads + head * group + member) * head_size
+        for place in range(0, head_size, LANES):
+            store(word(job, J_OUT), out + place, multiply(load(sums, row % TILE * head_size + place), splat(factor)))
