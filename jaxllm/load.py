@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.garbage import paused
 from jaxllm.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -31,10 +32,11 @@ def choose_runner(config: EngineConfig) -> Literal["generate", "pooling"]:
 
 def load_engine(config: EngineConfig, progress: Progress = silent) -> "Engine | PoolingEngine":
     """Load the model into the engine that suits it. Raises `ConfigError` and `CapacityError`."""
-    if choose_runner(config) == "pooling":
-        from jaxllm.pooling.engine import PoolingEngine
+    with paused():
+        if choose_runner(config) == "pooling":
+            from jaxllm.pooling.engine import PoolingEngine
 
-        return PoolingEngine.from_config(config, progress)
-    from jaxllm.engine import Engine
+            return PoolingEngine.from_config(config, progress)
+        from jaxllm.engine import Engine
 
-    return Engine.from_config(config, progress)
+        return Engine.from_config(config, progress)

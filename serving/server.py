@@ -13,13 +13,13 @@ import uvicorn
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, EngineError
+from jaxllm.garbage import settle
 from jaxllm.progress import Progress, silent
 from jaxllm.serving.api_servers.board import Board, Posted
 from jaxllm.serving.app import ServerState, create_app
 from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.clients.connection import Launch
 from jaxllm.serving.clients.process import EngineProcess
-from jaxllm.serving.garbage import settle
 from jaxllm.serving.http_limits import limited_protocol
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.logs import ThroughputLog, banner, configure_logging

@@ -14,9 +14,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.peers.workloads import SteppedEngine, Workload, measure
+
+if TYPE_CHECKING:
+    from jaxllm.engine import Engine
 
 
 class Jaxllm:
@@ -25,10 +28,10 @@ class Jaxllm:
     def __init__(self, options: dict[str, Any]) -> None:
         from jaxllm import SamplingParams
         from jaxllm.config import EngineConfig
-        from jaxllm.engine import Engine
+        from jaxllm.load import load_engine
 
         self._params = SamplingParams
-        self._engine = Engine.from_config(
+        engine = load_engine(
             EngineConfig.from_options(
                 {
                     "model": options["model"],
@@ -42,6 +45,7 @@ class Jaxllm:
                 }
             )
         )
+        self._engine = cast("Engine", engine)
         self._counts: dict[str, int] = {}
 
     def add(self, request_id: str, prompt: list[int], output_tokens: int) -> None:

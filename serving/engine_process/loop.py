@@ -6,6 +6,7 @@ from queue import Empty
 
 from jaxllm.engine import Engine
 from jaxllm.errors import RequestError
+from jaxllm.garbage import settle
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.request import PoolingRequest
@@ -24,7 +25,6 @@ from jaxllm.serving.engine_process.messages import (
     ResetPrefixCache,
     ToEngine,
 )
-from jaxllm.serving.garbage import settle
 
 logger = logging.getLogger(__name__)
 

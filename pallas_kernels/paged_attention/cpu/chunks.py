@@ -12,6 +12,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     J_C,
     J_CHUNK,
     J_CHUNKS,
+    J_NO,
     J_POSITIONS,
     J_REQUESTS,
     J_TABLE,
@@ -35,28 +36,20 @@ def chunk_parts(job: int, chunk: int) -> tuple[int, int, int, int]:
 @compiled
 def plan_chunks(job: int) -> int:
     """Write down the chunks of all rows; their number."""
-    chunks = row = 0
+    chunks = row = word(job, J_NO)
     while row < word(job, J_REQUESTS):
-        first, end = first_token(job, row), first_token(job, row + 1)
         rows, shared = _alike(job, row)
-        if rows > 1:
-            _set_chunk(job, chunks, row, first, rows, shared)
+        end = first_token(job, row + rows)
+        most = rows if shared else word(job, J_CHUNK)
+        for first in range(first_token(job, row), end, most):
+            place = chunks * CHUNK_INTS
+            set_int32(word(job, J_CHUNKS), place, row)
+            set_int32(word(job, J_CHUNKS), place + 1, first)
+            set_int32(word(job, J_CHUNKS), place + 2, min(most, end - first))
+            set_int32(word(job, J_CHUNKS), place + 3, shared)
             chunks += 1
-        else:
-            for start in range(first, end, word(job, J_CHUNK)):
-                _set_chunk(job, chunks, row, start, min(word(job, J_CHUNK), end - start), 0)
-                chunks += 1
         row += rows
     return chunks
-
-
-@compiled
-def _set_chunk(job: int, chunk: int, row: int, first: int, tokens: int, shared: int) -> None:
-    place = chunk * CHUNK_INTS
-    set_int32(word(job, J_CHUNKS), place, row)
-    set_int32(word(job, J_CHUNKS), place + 1, first)
-    set_int32(word(job, J_CHUNKS), place + 2, tokens)
-    set_int32(word(job, J_CHUNKS), place + 3, shared)
 
 
 @compiled

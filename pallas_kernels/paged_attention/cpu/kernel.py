@@ -77,22 +77,23 @@ def _make_attend(kind: str) -> Any:
     @compiled
     def attend(job: int, chunk: int, head: int, scratch: int) -> None:
         """Results of a chunk and the query heads of one KV head."""
-        group = word(job, J_N) // word(job, J_K)
+        group, positions = word(job, J_N) // word(job, J_K), word(job, J_POSITIONS)
         row, first, tokens, shared = chunk_parts(job, chunk)
         state, own, memory = scratch_parts(job, scratch)
-        position = int32(word(job, J_POSITIONS), first)
         start_rows(job, first, tokens, head, state)
-        if shared == 0:
-            begin = first_seen(job, position) // BLOCK * BLOCK
-            go_through(job, row, head, first, tokens * group, state, memory, begin, position + tokens)
-            finish_rows(job, first, tokens, head, state)
-            return
-        go_through(job, row, head, first, tokens * group, state, memory, 0, shared)
-        for token in range(tokens):
-            copy_rows(job, token * group, group, state, own)
-            end = int32(word(job, J_POSITIONS), first + token) + 1
-            go_through(job, row + token, head, first + token, group, own, memory, shared, end)
-            finish_rows(job, first + token, 1, head, own)
+        begin, end = first_seen(job, int32(positions, first)) // BLOCK * BLOCK, int32(positions, first) + tokens
+        if shared:
+            begin, end = 0, shared
+        # Shared keys for all rows, then for each the rest. A loop, since LLVM puts in what is called at every place.
+        skip, count, rows = 0, tokens, state
+        for turn in range(1 + tokens if shared else 1):
+            if turn:
+                skip, count, rows = turn - 1, 1, own
+                begin, end = shared, int32(positions, first + skip) + 1
+                copy_rows(job, skip * group, group, state, own)
+            go_through(job, row + skip, head, first + skip, count * group, rows, memory, begin, end)
+            if turn or shared == 0:
+                finish_rows(job, first + skip, count, head, rows)
 
     return attend
 
