@@ -4,7 +4,7 @@ from jaxllm.pallas_kernels.cpu.calls import FIRST, argument, malloc, result, set
 from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_word, word
 from jaxllm.pallas_kernels.cpu.vectors import HAS_AVX512, LANES
 
-BLOCK = 128
+BLOCK = 64
 """Keys of a block of the softmax, counted from the request's first key."""
 PANELS = 4 if HAS_AVX512 else 2
 """Vectors of keys, or of a head, that a tile computes at once; five rows of them fill the registers."""
