@@ -35,6 +35,8 @@ MODELS: dict[str, dict[str, int]] = {
 KV_BYTES = 2 << 30
 MAX_NUM_SEQS = 64
 FIGURES = ("output_tokens_per_s", "ttft_ms", "itl_ms")
+WARM_UPS = 2
+"""Runs of each engine that do not count. A step takes up to twice as long in the first ones after both have started."""
 PAUSE_S = 1.0
 """Before each run: threads of the engine that ran before it spin for a while, waiting for work."""
 
@@ -162,15 +164,15 @@ def _early_start(python: Path, options: dict[str, Any], folder: Path) -> float:
 
 
 def _in_turn(workers: dict[str, Worker], workload: Workload, runs: int) -> dict[str, dict[str, float]]:
-    """Medians over `runs` runs by each engine, after one to warm up, with other prompts in each run."""
+    """Medians over `runs` runs by each engine, after some to warm up, with other prompts in each run."""
     results: dict[str, list[Measurement]] = {engine: [] for engine in workers}
-    for seed in range(runs + 1):
+    for seed in range(WARM_UPS + runs):
         tokens = set()
         for engine, worker in workers.items():
             time.sleep(PAUSE_S)
             result = worker.run(workload, seed)
             tokens.add(result.output_tokens)
-            if seed:
+            if seed >= WARM_UPS:
                 results[engine].append(result)
         if len(tokens) > 1:
             raise SystemExit(f"{workload}: the engines gave different numbers of tokens: {sorted(tokens)}")

@@ -112,15 +112,13 @@ def _build(
     options = plan.config.compile
     wanted = () if options.enforce_eager else buckets.all
     at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
-    # Where memory for weights is not the cache's, its pages are zeroed while they load.
-    state = executables.empty_state() if plan.platform == "cpu" else None
     with executables.compiling(at_start, progress):
         loaded = _load(plan, progress) if parameters is None else parameters
     wait_for_kernels()
     later = [bucket for bucket in wanted if bucket not in at_start]
     runner = Runner(
         parameters=loaded,
-        state=executables.empty_state() if state is None else state,
+        state=executables.empty_state(),
         executables=executables,
         buckets=buckets,
         shape=spec.shape,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.pallas_kernels.cpu.targets import attention, begin, matmul_target
+from jaxllm.pallas_kernels.cpu.targets import ZEROS, attention, begin, matmul_target
 from jaxllm.runner.plan import Plan
 
 KERNELS = "kernels"
@@ -16,5 +16,5 @@ def begin_kernels(plan: Plan, cache: Path | None) -> Callable[[], None]:
     They are compiled at the same time as what calls them; calling the result waits for them.
     """
     names = [attention(plan.cache.dtype)] if plan.forward.attention == "cpu" else []
-    names += [matmul_target(plan.dtype)] if plan.forward.native_matmul else []
+    names += [ZEROS, matmul_target(plan.dtype)] if plan.forward.native_matmul else []
     return begin(names, None if cache is None else cache.parent / KERNELS)

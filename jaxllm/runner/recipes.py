@@ -1,7 +1,7 @@
 """What each executable of an engine is made from: a function, the shapes of its arguments, and what comes out."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding
+from jaxllm.pallas_kernels.cpu.zeros import zeros
 from jaxllm.runner.buckets import Bucket
 from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.masked import make_sample_masked, masked_layout
@@ -184,7 +185,9 @@ def _step(spec: StepSpec, bucket: Bucket) -> Recipe:
 
 def _empty_state(spec: StepSpec) -> Recipe:
     def empty_state() -> DeviceState:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec.state)
+        state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec.state)
+        cache = spec.state.kv_cache
+        return replace(state, kv_cache=zeros(cache.shape, cache.dtype)) if spec.has_little_of_xla else state
 
     return Recipe(empty_state, (), spec.state, out_shardings=_shardings(spec.state), mesh=spec.mesh)
 

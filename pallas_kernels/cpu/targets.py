@@ -25,6 +25,9 @@ _ATTENTION = "jaxllm_paged_attention_"
 ATTENTION_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 """Types of KV cache that the attention kernel reads, and their bytes."""
 
+ZEROS = "jaxllm_zeros"
+"""What makes arrays of zeros, see `zeros`."""
+
 CHECKSUM_BYTES = 32
 """Of the SHA-256 before the code in a file."""
 
@@ -90,6 +93,10 @@ def _open(gateway: "Gateway", name: str, folder: Path | None) -> "Gateway":
 
 
 def _build(name: str) -> bytes:
+    if name == ZEROS:
+        from jaxllm.pallas_kernels.cpu.zeros import build_zeros
+
+        return build_zeros()
     from jaxllm.pallas_kernels.cpu.build import build
 
     logger.info("compiling the kernel %s for this processor", name)
