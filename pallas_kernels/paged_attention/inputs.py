@@ -29,7 +29,7 @@ class Case:
     padding_tokens: int = 0
     padding_rows: int = 0
     prefix: int = 0
-    """Rows with as many computed tokens begin with the same ones, in the same pages, those that they fill."""
+    """Rows with at least so many computed tokens begin with the same ones, and share the pages that these fill."""
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False

@@ -1,5 +1,6 @@
 """Arrays of zeros whose memory comes when it is written."""
 
+import mmap
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ LARGE = 64 << 20
 def _resident() -> int:
     """Bytes of memory that this process holds."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    return pages * mmap.PAGESIZE
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
