@@ -41,6 +41,8 @@ _BLOCKS = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
 }
+_BILLING = "x-anthropic-billing-header"
+"""What Claude Code begins a block of the system with, in a line that differs with every request."""
 _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _FORMAT_NAME = "output"
 
@@ -64,12 +66,24 @@ def read_chat(body: MessagesRequest | CountTokensRequest) -> Chat:
     """The conversation of a request. Raises `RequestError`."""
     chat = Chat()
     if body.system is not None:
-        chat.say("system", _texts(body.system, "system"), "system")
+        system = body.system if isinstance(body.system, str) else _system_parts(body.system)
+        if system != []:
+            chat.say("system", system, "system")
     if not body.messages:
         raise RequestError("messages: the list is empty", "messages")
     for index, message in enumerate(body.messages):
         _add(chat, message, f"messages[{index}]")
     return chat
+
+
+def _system_parts(blocks: list[dict[str, Any]]) -> list[ContentPart]:
+    """The system's texts, without the line for Anthropic's billing, which would keep every prompt from being cached."""
+    parts = _text_parts(blocks, "system")
+    billed = [part for part in parts if part.text is not None and part.text.startswith(_BILLING)]
+    for part in billed:
+        assert part.text is not None
+        part.text = part.text.partition("\n")[2].lstrip("\n")
+    return [part for part in parts if part.text or part not in billed]
 
 
 def _add(chat: Chat, message: MessagesMessage, origin: str) -> None:
@@ -121,8 +135,10 @@ def _block(block: Mapping[str, Any], path: str, allowed: tuple[str, ...]) -> Any
 
 
 def _texts(given: str | list[dict[str, Any]], path: str) -> str | list[ContentPart]:
-    if isinstance(given, str):
-        return given
+    return given if isinstance(given, str) else _text_parts(given, path)
+
+
+def _text_parts(given: list[dict[str, Any]], path: str) -> list[ContentPart]:
     blocks = [_block(block, f"{path}[{index}]", ("text",)) for index, block in enumerate(given)]
     return [ContentPart(type="text", text=block.text) for block in blocks]
 

@@ -29,6 +29,28 @@ def body_of(**fields: Any) -> MessagesRequest:
     return as_body({"max_tokens": 9, "messages": ASK, **fields}, MessagesRequest, "")
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=1f2e;"
+
+
+@pytest.mark.parametrize(
+    ("texts", "left"),
+    [
+        ([BILLING, "Be brief."], ["Be brief."]),
+        ([f"{BILLING}\n\nBe brief.", "Be kind."], ["Be brief.", "Be kind."]),
+        ([f"Be brief. {BILLING}", BILLING, f"\n{BILLING}"], [f"Be brief. {BILLING}", f"\n{BILLING}"]),
+        (["", "Be brief."], ["", "Be brief."]),
+        ([BILLING], None),
+    ],
+)
+def test_what_claude_code_says_for_its_billing_is_no_part_of_the_prompt(
+    texts: list[str], left: list[str] | None
+) -> None:
+    chat = read_chat(body_of(system=[{"type": "text", "text": text} for text in texts]))
+    said = [message.content for message in chat.messages if message.role == "system"]
+    assert msgspec.to_builtins(said) == ([] if left is None else [[{"type": "text", "text": text} for text in left]])
+    assert chat.origins == ["messages[0]"] if left is None else ["system", "messages[0]"]
+
+
 def test_messages() -> None:
     body = body_of(
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],

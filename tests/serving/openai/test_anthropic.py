@@ -51,6 +51,17 @@ def test_a_message_is_what_a_chat_says(claude: Anthropic, client: OpenAI) -> Non
     assert counted.input_tokens == chat.usage.prompt_tokens
 
 
+def test_the_billing_line_of_claude_code_does_not_keep_prompts_from_being_cached(claude: Anthropic) -> None:
+    def ask(code: str) -> Message:
+        billing: Any = {"type": "text", "text": f"x-anthropic-billing-header: cc_version={code}; cc_entrypoint=cli;"}
+        rules: Any = {"type": "text", "text": "You are a careful assistant who answers in few words. " * 6}
+        return claude.messages.create(system=[billing, rules], messages=ASK, **{**GREEDY, "max_tokens": 1})
+
+    ask("00000")
+    again = ask("1f2e3").usage
+    assert (again.cache_read_input_tokens or 0) > again.input_tokens
+
+
 def test_streams(claude: Anthropic, http: httpx.Client) -> None:
     whole = claude.messages.create(messages=ASK, **GREEDY)
     with claude.messages.stream(messages=ASK, **GREEDY) as stream:
