@@ -19,8 +19,10 @@ from jaxllm.serving.reply import parts as reply
 class Answers:
     """Reads the answers to one request, each with a parser of its own."""
 
-    def __init__(self, new_parser: Callable[[], reply.ReplyParser]) -> None:
+    def __init__(self, new_parser: Callable[[], reply.ReplyParser], *, named_call: bool = False) -> None:
+        """`named_call`: the request names the function; such answers end with `stop`, as with OpenAI."""
         self._new_parser = new_parser
+        self._named_call = named_call
         self._parsers: dict[int, reply.ReplyParser] = {}
         self._calling: set[int] = set()
 
@@ -54,8 +56,9 @@ class Answers:
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
         """Why an answer ended, of which the news have been read."""
-        ended_by_itself = completion.finish_reason == "stop" and completion.index in self._calling
-        return "tool_calls" if ended_by_itself else completion.finish_reason
+        if completion.finish_reason == "stop" and completion.index in self._calling and not self._named_call:
+            return "tool_calls"
+        return completion.finish_reason
 
 
 def _call(call: reply.ToolCall) -> ToolCallAnswer:

@@ -30,6 +30,8 @@ class ChatCall:
     """Makes a parser for one answer; None: all text is content, and needs none."""
     count_reasoning: Callable[[], ReasoningCount] | None = None
     """Makes a counter of the reasoning tokens of one answer; None: it is not known how the model reasons."""
+    names_function: bool = False
+    """Whether the request asks for a call of one function that it names."""
     begin: str = ""
     """Text with which every answer begins, because the request asked for its own beginning back (`echo`)."""
 
@@ -62,7 +64,13 @@ async def prepare_chat(
     parameters.check_room(requests, limit, _asked_tokens(body), server.llm.info.max_model_len)
     requests[0].kept_tokens = plan.kept_tokens
     begin = last_content(messages, server.options.response_role) if body.echo else ""
-    return ChatCall(request=requests[0], new_parser=plan.new_parser, count_reasoning=plan.count_reasoning, begin=begin)
+    return ChatCall(
+        request=requests[0],
+        new_parser=plan.new_parser,
+        count_reasoning=plan.count_reasoning,
+        names_function=use.named,
+        begin=begin,
+    )
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class ChatWriter:
         self._body = body
         self._prompt_token_ids = call.request.prompt_token_ids
         self._begin = call.begin
-        self._answers = None if call.new_parser is None else Answers(call.new_parser)
+        self._answers = None if call.new_parser is None else Answers(call.new_parser, named_call=call.names_function)
         self._tier: str | UnsetType = UNSET if body.service_tier is None else "default"
         self._logprobs = _logprob_format(server, body)
         self._counter = UsageCounter([len(self._prompt_token_ids)], call.count_reasoning)

@@ -140,6 +140,7 @@ def _parser_factory(
         inside=inside,
         most_calls=None if use.several else 1,
         include_reasoning=body.include_reasoning is not False,
+        include_content=not (use.forced and tools is not None),
     )
 
 

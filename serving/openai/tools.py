@@ -21,12 +21,14 @@ class ToolUse:
     """What a request says about tools.
 
     `functions` are those that may be called. `forced`: the answer consists of calls; else it may have some, unless
-    `allowed` is false. `several`: there may be more than one.
+    `allowed` is false. `named`: it is one call, of the function that the request names. `several`: there may be more
+    than one.
     """
 
     functions: Mapping[str, Function]
     allowed: bool
     forced: bool
+    named: bool
     several: bool
 
     @property
@@ -42,9 +44,9 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse:
     if mode != "none" and not functions:
         mode = "none"
     chosen = functions if names is None else {name: functions[name] for name in names}
-    named = isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "function"
+    named = isinstance(body.tool_choice, dict) and body.tool_choice.get("type", "function") == "function"
     several = body.parallel_tool_calls is not False and not named
-    return ToolUse(chosen, allowed=mode != "none", forced=mode == "required", several=several)
+    return ToolUse(chosen, allowed=mode != "none", forced=mode == "required", named=named, several=several)
 
 
 def _functions(tools: Sequence[Tool]) -> dict[str, Function]:

@@ -27,18 +27,21 @@ def make_parser(
     inside: bool = False,
     most_calls: int | None = None,
     include_reasoning: bool = True,
+    include_content: bool = True,
     new_id: Callable[[], str] | None = None,
 ) -> ReplyParser:
     """A parser for one reply of a model that writes calls and reasons in these formats; None: it does not.
 
     `schemas` are of the parameters of the functions that the model was shown. `inside`: the prompt has begun the
-    reasoning. Calls beyond `most_calls` are left out, and the reasoning unless it is to be included. `new_id` makes
-    ids for calls; by default it is the format's.
+    reasoning. Calls beyond `most_calls` are left out, and reasoning and content unless they are to be included: where a
+    call is forced, content is the markup of one that was cut short. `new_id` makes ids for calls; by default it is the
+    format's.
     """
     if tools is None and reasoning is None:
         return PlainParser()
     ids = new_id or (new_call_id if tools is None else tools.new_id)
     calls = Calls(schemas or {}, ids, enabled=tools is not None)
+    left_out = (ReasoningDelta,) * (not include_reasoning) + (ContentDelta,) * (not include_content)
 
     def parse(source: Source) -> Parsing[None]:
         if reasoning is not None:
@@ -51,9 +54,7 @@ def make_parser(
     def wanted(source: Source) -> Parsing[None]:
         for part in parse(source):
             index = part.index if isinstance(part, (ToolCallStart, ToolCallDelta)) else -1
-            if (most_calls is None or index < most_calls) and (
-                include_reasoning or not isinstance(part, ReasoningDelta)
-            ):
+            if (most_calls is None or index < most_calls) and not isinstance(part, left_out):
                 yield part
 
     return SourceParser(wanted)

@@ -114,7 +114,7 @@ class ChatChoice(Answer, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     """stop: it ended by itself or at a stop string. length: max_completion_tokens or the model's context were full.
-    tool_calls: it ended by itself, and has calls of tools."""
+    tool_calls: it ended by itself, and has calls of tools, of which tool_choice names none."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""
     token_ids: list[int] | UnsetType = UNSET

@@ -147,8 +147,22 @@ def test_forced_calls(client: OpenAI, choice: Any) -> None:
     (call, *_) = calls_of(answer)
     jsonschema.validate(call["arguments"], BUY["function"]["parameters"])
     assert call["name"] == "buy"
-    assert answer.choices[0].finish_reason == "tool_calls"
+    # A named function is no choice of the model's: OpenAI and vLLM say so.
+    assert answer.choices[0].finish_reason == ("tool_calls" if choice == "required" else "stop")
     assert answer.choices[0].message.content is None
+    chunks = client.chat.completions.create(**{**SUM, "tools": [BUY]}, tool_choice=choice, stream=True)
+    last = [chunk.choices[0].finish_reason for chunk in chunks][-1]
+    assert last == answer.choices[0].finish_reason
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_a_forced_call_cut_short_shows_no_markup(client: OpenAI, most: int) -> None:
+    for choice in ("required", named("buy")):
+        asked = {**SUM, "tools": [BUY], "tool_choice": choice, "max_tokens": most}
+        answer = client.chat.completions.create(**asked).choices[0]
+        assert (answer.finish_reason, answer.message.content or "") == ("length", "")
+        chunks = client.chat.completions.create(**asked, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ""
 
 
 def test_one_call_at_most(client: OpenAI) -> None:
@@ -219,7 +233,7 @@ def test_forced_calls_always_parse(http: httpx.Client, functions: dict[str, Any]
     if answer["finish_reason"] == "length":
         assert response.json()["usage"]["total_tokens"] == MAX_MODEL_LEN
         return
-    assert answer["finish_reason"] == "tool_calls"
+    assert answer["finish_reason"] == ("stop" if one else "tool_calls")
     assert answer["message"]["content"] is None
     for call in answer["message"]["tool_calls"]:
         jsonschema.validate(json.loads(call["function"]["arguments"]), schemas[call["function"]["name"]])
