@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,18 @@ def encode(
         if limit is not None and len(encodings[index].ids) > limit:
             encodings[index] = _cut(backend, text, limit, add_special_tokens)
     return [Encoded(each.ids, _second_text(each.type_ids)) for each in encodings]
+
+
+def shorten(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> list[str]:
+    """The texts, each up to the end of its token number `most` if it has more. Raises `RequestError`."""
+    for text in texts:
+        check_text(text)
+    backend: Any = tokenizer.hf.backend_tokenizer
+    encodings = backend.encode_batch(list(texts), add_special_tokens=False)
+    return [
+        text if len(each.ids) <= most else text[: each.offsets[most - 1][1]]
+        for text, each in zip(texts, encodings, strict=True)
+    ]
 
 
 def _cut(backend: Any, text: str | tuple[str, str], limit: int, add_special_tokens: bool) -> Any:

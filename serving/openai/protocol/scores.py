@@ -20,15 +20,29 @@ class ScoredRequest(PooledRequest, kw_only=True):
     """Older name of use_activation."""
     softmax: bool | None = None
     """Older name of use_activation."""
+    max_tokens_per_query: Natural | None = None
+    """Keep only this many first tokens of a query; 0 or none: all."""
+    max_tokens_per_doc: Natural | None = None
+    """Keep only this many first tokens of a document; 0 or none: all."""
 
 
 class ScoreRequest(ScoredRequest, kw_only=True):
-    """Pairs of texts of which scores are asked."""
+    """Pairs of texts to be scored: text_1 and text_2, data_1 and data_2, queries and documents or items."""
 
-    text_1: Texts
+    text_1: Texts | None = None
     """A text, which goes with each of text_2, or one text for each of them."""
-    text_2: Texts
+    text_2: Texts | None = None
     """A text or several."""
+    data_1: Texts | None = None
+    """Another name of text_1."""
+    data_2: Texts | None = None
+    """Another name of text_2."""
+    queries: Texts | None = None
+    """Another name of text_1."""
+    documents: Texts | None = None
+    """Another name of text_2."""
+    items: Texts | None = None
+    """Another name of text_2."""
 
 
 class Score(Answer, kw_only=True):
@@ -66,7 +80,6 @@ class RerankRequest(ScoredRequest, kw_only=True):
     """Most results; 0 or none: all."""
     return_documents: bool | None = None
     """Return the documents' texts too; default true."""
-    max_tokens_per_doc: Annotated[Any, Refused("not supported; see truncate_prompt_tokens")] = None
     max_chunks_per_doc: Annotated[Any, Refused("documents are not cut into chunks")] = None
     rank_fields: Annotated[Any, Refused("documents have one field, text", (["text"],))] = None
 
@@ -88,6 +101,7 @@ class Ranked(Answer, kw_only=True):
 class RerankUsage(Answer, kw_only=True):
     """Tokens that went in."""
 
+    prompt_tokens: int
     total_tokens: int
 
 

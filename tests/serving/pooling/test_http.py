@@ -125,6 +125,32 @@ def test_jinas_and_coheres_shapes(crosser: ServerProcess) -> None:
     assert [(each["label"], each["num_classes"], len(each["probs"])) for each in classes] == [("LABEL_0", 1, 1)] * 3
 
 
+def test_other_names_of_the_two_texts(crosser: ServerProcess, embedder: ServerProcess) -> None:
+    for server in (crosser, embedder):
+        first = _post(server, "/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json()
+        for one, two in (("data_1", "data_2"), ("queries", "documents"), ("queries", "items")):
+            other = _post(server, "/v1/score", {one: TEXTS[0], two: TEXTS}).json()
+            scores = [[each["score"] for each in made["data"]] for made in (first, other)]
+            np.testing.assert_allclose(*scores, atol=1e-5)
+            assert other["usage"] == first["usage"]
+
+
+def test_documents_are_cut(crosser: ServerProcess) -> None:
+    long = ["apples are red and " * 5, "the sky"]
+    cut = {"query": "apples", "documents": long, "max_tokens_per_doc": 4}
+    plain = _post(crosser, "/rerank", {"query": "apples", "documents": long}).json()
+    short = _post(crosser, "/rerank", cut).json()
+    usage = short["usage"]
+    assert usage["prompt_tokens"] == usage["total_tokens"] < plain["usage"]["total_tokens"]
+    assert plain["usage"]["prompt_tokens"] == plain["usage"]["total_tokens"]
+    assert {each["document"]["text"] for each in short["results"]} == set(long), "as they were given"
+    body = {"queries": long[0], "items": long[0]}
+    whole = _post(crosser, "/score", body).json()["usage"]["prompt_tokens"]
+    both = _post(crosser, "/score", {**body, "max_tokens_per_query": 4, "max_tokens_per_doc": 3}).json()
+    assert both["usage"]["prompt_tokens"] < whole / 2
+    assert _post(crosser, "/rerank", {**cut, "max_tokens_per_doc": 0}).json()["usage"] == plain["usage"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
@@ -141,6 +167,12 @@ def test_jinas_and_coheres_shapes(crosser: ServerProcess) -> None:
         ("/pooling", {"input": "a", "task": "classify"}, "task", "does embed, token_embed"),
         ("/classify", {"input": "a"}, "task", "does embed, token_embed"),
         ("/score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1", "2 first texts and 1 second ones"),
+        ("/score", {"queries": ["a", "b"], "items": "c"}, "queries", "2 first texts and 1 second ones"),
+        ("/score", {"queries": "a", "text_2": "c"}, "text_1", "got text_2, queries"),
+        ("/score", {"text_1": "a"}, "text_2", "got text_1"),
+        ("/score", {"data_1": "a", "data_2": "b", "text_1": "c"}, "text_2", "give text_1 and text_2, or data_1"),
+        ("/score", {}, "text_1", "got none of them"),
+        ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": -1}, "max_tokens_per_doc", "must be 0"),
         ("/rerank", {"query": "a", "documents": []}, "documents", "the list is empty"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "must be 0 or more"),
         ("/v1/completions", {"prompt": "a"}, None, "does not generate"),
