@@ -11,16 +11,21 @@ import msgspec
 from jaxllm.beam.params import BeamOptions
 from jaxllm.checked_names import CheckedNames
 from jaxllm.errors import RequestError
+from jaxllm.sampling_limits import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_SEQUENCES,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    check_at_most,
+    check_listed_tokens,
+)
 from jaxllm.structured.params import StructuredOutputsParams
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
-
-MAX_SEQUENCES: Final = 16384
-"""Most sequences one request may ask for (`n`, `best_of`)."""
-
-MAX_STOPS: Final = 1024
-"""Most stop strings of one request: each is looked for in every piece of text, while other requests wait."""
 
 
 class _Names(CheckedNames):
@@ -234,9 +239,30 @@ def _text(name: str, value: Any) -> str:
 
 def _stop(name: str, value: Any) -> Any:
     texts = _list_of(_text, "a string or a list of strings")(name, [value] if isinstance(value, str) else value)
-    if len(texts) > MAX_STOPS:
-        raise RequestError(f"{name}: {len(texts)} different strings; at most {MAX_STOPS} are allowed", name)
+    check_at_most(name, len(texts), MAX_STOPS, "different strings")
+    check_at_most(name, sum(map(len, texts)), MAX_STOP_CHARACTERS, "characters in all")
     return texts
+
+
+def _bad_words(name: str, value: Any) -> list[str]:
+    texts: list[str] = _list_of(_text, "a list of strings")(name, value)
+    check_at_most(name, len(texts), MAX_BAD_WORDS, "different strings")
+    check_at_most(name, sum(map(len, texts)), MAX_BAD_WORD_CHARACTERS, "characters in all")
+    return texts
+
+
+def _bad_words_token_ids(name: str, value: Any) -> list[list[int]]:
+    """What is wrong here came from `bad_words`, which is what its sender knows."""
+    words: list[list[int]] = _list_of(_word_ids, "a list of lists of token ids", unique=False)(name, value)
+    check_at_most("bad_words", len(words), 2 * MAX_BAD_WORDS, "sequences of tokens")
+    check_at_most("bad_words", sum(map(len, words)), MAX_BAD_WORD_TOKENS, "tokens in all, with and without a space")
+    return words
+
+
+def _stop_token_ids(name: str, value: Any) -> list[int]:
+    token_ids: list[int] = _token_ids(name, value)
+    check_at_most(name, len(token_ids), MAX_STOP_TOKEN_IDS, "different token ids")
+    return token_ids
 
 
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
@@ -262,7 +288,6 @@ def _beam_search(name: str, value: Any) -> BeamOptions:
 _token_id = _integer("token ids: integers of at least 0", 0, 2**31 - 1)
 _token_ids = _list_of(_token_id, "a list of token ids")
 _word_ids = _list_of(_token_id, "lists of token ids", unique=False)
-_words_ids = _list_of(_word_ids, "a list of lists of token ids", unique=False)
 _count = _integer(f"an integer from 1 to {MAX_SEQUENCES}", 1, MAX_SEQUENCES)
 _alternatives = _optional(_integer("an integer of at least 0, -1 for the whole vocabulary, or None", -1))
 _penalty = _number("a number from -2 to 2", lambda x: -2.0 <= x <= 2.0)
@@ -279,8 +304,8 @@ _CHECKS: Final[dict[str, _Check]] = {
     "min_p": _number("a number from 0 to 1", lambda x: 0.0 <= x <= 1.0),
     "seed": _optional(_integer("a 64-bit signed integer or None", -(2**63))),
     "stop": _optional(_stop),
-    "stop_token_ids": _optional(_token_ids),
-    "bad_words": _optional(_list_of(_text, "a list of strings")),
+    "stop_token_ids": _optional(_stop_token_ids),
+    "bad_words": _optional(_bad_words),
     "include_stop_str_in_output": _boolean,
     "ignore_eos": _boolean,
     "max_tokens": _optional(_integer("an integer of at least 1, or None", 1)),
@@ -296,7 +321,7 @@ _CHECKS: Final[dict[str, _Check]] = {
     "structured_outputs": _optional(lambda name, value: StructuredOutputsParams.of(value)),
     "thinking_token_budget": _optional(_integer("an integer of at least 0, or None", 0)),
     "beam_search": _optional(_beam_search),
-    "bad_words_token_ids": _optional(_words_ids),
+    "bad_words_token_ids": _optional(_bad_words_token_ids),
     "reasoning_end_token_ids": _optional(_word_ids),
 }
 
@@ -315,6 +340,10 @@ def _check_together(params: SamplingParams) -> None:
         raise _wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise _wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
+    check_listed_tokens(
+        params.num_sequences,
+        params.allowed_token_ids, params.logit_bias, params.stop_token_ids, *(params.bad_words_token_ids or ()),
+    )  # fmt: skip
     if params.beam_search is not None and params.structured_outputs is not None:
         raise RequestError("structured_outputs: do not go with beam search", "structured_outputs")
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:

@@ -94,9 +94,8 @@ class SamplingTable:
             num_outputs = num_outputs_of.get(slot)
             if num_outputs is None:
                 continue
-            # The last tokens only: an output may be long.
-            last = table.output_tokens(slot)[-bias.num_watched :].tolist() if bias.num_watched else []
-            entries += ((slot, token, value) for token, value in bias.changes(last, num_outputs))
+            output = table.output_tokens(slot)
+            entries += ((slot, token, value) for token, value in bias.changes(output, num_outputs))
             if bias.settled(num_outputs):
                 del self._changing[slot]
         return [_bias_update(entries[start : start + UPDATE_SIZE]) for start in range(0, len(entries), UPDATE_SIZE)]
@@ -123,8 +122,8 @@ class SamplingTable:
         return ints, floats
 
     def _dense_row(self, request: Request) -> DenseRow:
-        output = request.output_token_ids
-        counts = np.bincount(np.array(output, np.int64), minlength=self._vocab_size).astype(np.int32)
+        output = np.array(request.output_token_ids, np.int32)
+        counts = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
         seen = np.zeros(self._vocab_size, np.bool_)
         seen[request.prompt_token_ids] = True
         bias = TokenBias(request)

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import MAX_STOPS, SamplingParams
+from jaxllm.sampling_limits import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LISTED_TOKENS,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+)
+from jaxllm.sampling_params import SamplingParams
 
 NAN, INF = math.nan, math.inf
 
@@ -26,8 +35,9 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("min_p", [-0.1, 1.1, NAN, "0"]),
     ("seed", [2**63, -(2**63) - 1, 1.5, "1", True]),
     ("stop", ["", ["a", ""], [1], 3, {"a": 1}, [str(number) for number in range(MAX_STOPS + 1)]]),
-    ("stop_token_ids", [[-1], ["1"], 5, "12", [1.5], [True], [2**31]]),
-    ("bad_words", [[""], "word", [1], 1]),
+    ("stop", ["a" * (MAX_STOP_CHARACTERS + 1)]),
+    ("stop_token_ids", [[-1], ["1"], 5, "12", [1.5], [True], [2**31], range(MAX_STOP_TOKEN_IDS + 1)]),
+    ("bad_words", [[""], "word", [1], 1, map(str, range(MAX_BAD_WORDS + 1)), ["a" * (MAX_BAD_WORD_CHARACTERS + 1)]]),
     ("ignore_eos", [1, None, "true"]),
     ("max_tokens", [0, -1, 1.5, "16"]),
     ("min_tokens", [-1, 17, 0.5, None]),
@@ -53,6 +63,24 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
     assert caught.value.parameter == name
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words", [[[1, 2]] * (2 * MAX_BAD_WORDS + 1), [[1] * MAX_BAD_WORD_TOKENS, [1]]], ids=["many words", "many tokens"]
+)
+def test_bad_words_are_bounded_in_tokens(words: list[list[int]]) -> None:
+    with pytest.raises(RequestError, match=r"bad_words: \d+ .*; at most \d+ are allowed") as caught:
+        SamplingParams(bad_words_token_ids=words)
+    assert caught.value.parameter == "bad_words"
+    SamplingParams(bad_words_token_ids=words[:-1])
+
+
+def test_lists_of_tokens_count_once_for_each_sequence() -> None:
+    token_ids = list(range(MAX_LISTED_TOKENS // 8))
+    SamplingParams(n=8, allowed_token_ids=token_ids)
+    with pytest.raises(RequestError, match="n=9 with 65536 token ids in allowed_token_ids") as caught:
+        SamplingParams(n=9, allowed_token_ids=token_ids)
+    assert caught.value.parameter == "n"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from jaxllm.sampling_params import MAX_SEQUENCES
+from jaxllm.sampling_limits import MAX_SEQUENCES
 
 
 def documented(**keywords: Any) -> Meta:

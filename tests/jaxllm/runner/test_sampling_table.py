@@ -193,7 +193,8 @@ def test_updates_keep_the_device_equal_to_a_fresh_row(
             assert len(update.slots) == UPDATE_SIZE
             used = update.slots >= 0
             bias[update.slots[used], update.token_ids[used]] = update.values[used]
-        np.testing.assert_array_equal(bias[2], TokenBias(request).row(request.output_token_ids, VOCAB))
+        row = TokenBias(request).row(np.array(request.output_token_ids, np.int32), VOCAB)
+        np.testing.assert_array_equal(bias[2], row)
         request.output_token_ids.append(token)
         advance(requests, request)
     assert not bias[[0, 1, 3]].any()
