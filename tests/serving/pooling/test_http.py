@@ -130,8 +130,8 @@ def test_other_names_of_the_two_texts(crosser: ServerProcess, embedder: ServerPr
         first = _post(server, "/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json()
         for one, two in (("data_1", "data_2"), ("queries", "documents"), ("queries", "items")):
             other = _post(server, "/v1/score", {one: TEXTS[0], two: TEXTS}).json()
-            scores = [[each["score"] for each in made["data"]] for made in (first, other)]
-            np.testing.assert_allclose(*scores, atol=1e-5)
+            expected, scores = ([each["score"] for each in made["data"]] for made in (first, other))
+            np.testing.assert_allclose(scores, expected, atol=1e-5)
             assert other["usage"] == first["usage"]
 
 
