@@ -55,6 +55,7 @@ WITHOUT_MEANING = frozenset(
         "ssl_ciphers",
         "middleware",
         "enable_force_include_usage",
+        "enable_tokenizer_info_endpoint",
         "enable_request_id_headers",
         "api_server_count",
         "h11_max_incomplete_event_size",

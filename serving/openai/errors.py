@@ -120,6 +120,11 @@ def wrong_runner(path: str, model: str, *, pools: bool) -> HttpError:
     return HttpError(400, message, code="unsupported_for_model")
 
 
+def not_enabled(path: str, flag: str) -> HttpError:
+    """The route is there only if the server is started with a flag."""
+    return HttpError(404, f"{path}: this server does not offer it; start it with {flag}", code="not_enabled")
+
+
 def requests_running() -> HttpError:
     """The prefix cache is in use."""
     return HttpError(

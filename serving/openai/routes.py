@@ -28,7 +28,7 @@ from jaxllm.serving.openai.protocol import (
 )
 from jaxllm.serving.openai.protocol import operations as answers
 from jaxllm.serving.openai.responses import routes as response_routes
-from jaxllm.serving.openai.tokenize import detokenize
+from jaxllm.serving.openai.tokenize import detokenize, tokenizer_info
 from jaxllm.serving.openai.tokenize import tokenize as tokenize_text
 
 OPERATIONS = (
@@ -141,6 +141,7 @@ OPERATIONS = (
         request=tokenize.DetokenizeRequest,
         response=tokenize.DetokenizeResponse,
     ),
+    Operation(path="/tokenizer_info", handler=tokenizer_info, tag="Text", response=tokenize.TokenizerInfo),
     Operation(path="/health", handler=operations.health, tag="Operation", public=True),
     Operation(path="/ready", handler=operations.ready, tag="Operation", public=True),
     Operation(path="/ping", methods=("GET", "POST"), handler=operations.ping, tag="Operation", public=True),

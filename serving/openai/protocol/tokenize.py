@@ -2,6 +2,8 @@
 
 from typing import Annotated, Any
 
+from msgspec import UNSET, UnsetType
+
 from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
 from jaxllm.serving.openai.protocol.bounds import Natural
 from jaxllm.serving.openai.protocol.messages import Message, Tool
@@ -41,7 +43,8 @@ class TokenizeResponse(Answer, kw_only=True):
     max_model_len: int
     """Most tokens of a prompt and its completion together."""
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str | None] | None = None
+    """With return_token_strs: the tokens as the vocabulary has them, such as Ġthe."""
 
 
 class DetokenizeRequest(Body, kw_only=True):
@@ -57,3 +60,11 @@ class DetokenizeResponse(Answer, kw_only=True):
     """Text."""
 
     prompt: str
+
+
+class TokenizerInfo(Answer, kw_only=True):
+    """The tokenizer's settings, and whatever else its configuration file says."""
+
+    tokenizer_class: str
+    chat_template: str | UnsetType = UNSET
+    """Where there is one."""

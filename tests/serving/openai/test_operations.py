@@ -1,6 +1,7 @@
 """Routes for operators, models and tokens; keys, request ids and CORS on the way to them."""
 
 import json
+from pathlib import Path
 
 import httpx
 import pytest
@@ -8,6 +9,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxllm import __version__
+from jaxllm.serving.text.tokenizer import Tokenizer
 from tests.serving.openai.conftest import KEY, MAX_MODEL_LEN, NAMES, OTHER_KEY
 from tests.serving.server_process import ServerProcess
 
@@ -37,6 +39,19 @@ def test_tokens_and_back(http: httpx.Client, text: str) -> None:
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["max_model_len"] == MAX_MODEL_LEN
     assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+
+
+def test_tokens_as_the_vocabulary_has_them(http: httpx.Client, demo_folder: Path) -> None:
+    vocabulary = Tokenizer.load(demo_folder).hf
+    found = http.post("/tokenize", json={"prompt": "<|im_start|>once upon a time\n", "return_token_strs": True}).json()
+    assert found["token_strs"] == vocabulary.convert_ids_to_tokens(found["tokens"])
+    assert any(" " not in token and "\u0120" in token for token in found["token_strs"])
+
+
+def test_tokenizer_info_is_offered_only_on_demand(http: httpx.Client) -> None:
+    answer = http.get("/tokenizer_info")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_enabled")
+    assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]
 
 
 def test_tokens_of_a_conversation_are_those_of_its_completion(http: httpx.Client) -> None:
