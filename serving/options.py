@@ -57,7 +57,8 @@ class ServerOptions(Section):
     )
     response_role: str = option("assistant", "The role of messages that the model writes.")
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
-    enable_force_include_usage: bool = option(False, "End every stream with its usage, asked for or not.")
+    enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
+    enable_tokenizer_info_endpoint: bool = option(False, "Offer /tokenizer_info: the tokenizer's settings.")
     enable_request_id_headers: bool = option(False, "Give every response an X-Request-Id header.")
     max_queued_requests: int = option(
         1024, "Most requests that wait for the engine to start them; more are told to come back later.", minimum=1

@@ -64,7 +64,7 @@ class ChatWriter:
             model=identity.model,
             choices=[self._choice(completion) for completion in output.outputs],
             usage=self._counter.usage,
-            service_tier=self._tier,
+            service_tier=self._tier or None,
             system_fingerprint=self._fingerprint,
         )
         if output.prompt_logprobs is not None:
@@ -103,7 +103,7 @@ class ChatWriter:
         for delta in deltas:
             choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, token_ids=token_ids)
             events.append(self._frame.event(choice))
-            logprobs, token_ids = None, UNSET
+            logprobs, token_ids = None, None
         if completion.finish_reason is not None:
             last = ChatChunkChoice(
                 index=index,
@@ -133,9 +133,10 @@ class ChatWriter:
         content = self._begin if self._answers is None else self._begin or None
         delta = ChatDelta(role=self._role, content=content, refusal=None)
         choice = ChatChunkChoice(index=index, delta=delta)
-        if self._body.return_token_ids and not self._begun:
-            return self._frame.event(choice, prompt_token_ids=self._prompt_token_ids)
-        return self._frame.event(choice)
+        if self._begun:
+            return self._frame.first(choice)
+        shown = self._prompt_token_ids if self._body.return_token_ids else None
+        return self._frame.first(choice, prompt_token_ids=shown)
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         if self._answers is None:
@@ -158,8 +159,8 @@ class ChatWriter:
             return None
         return self._logprobs.chat(completion.logprobs)
 
-    def _token_ids_of(self, completion: CompletionOutput) -> list[int] | UnsetType:
-        return completion.token_ids if self._body.return_token_ids else UNSET
+    def _token_ids_of(self, completion: CompletionOutput) -> list[int] | None:
+        return completion.token_ids if self._body.return_token_ids else None
 
     def _empty_chunk(self) -> ChatChunk:
         return ChatChunk(

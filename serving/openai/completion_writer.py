@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msgspec import UNSET
-
 from jaxllm.serving.openai.generate import Identity
 from jaxllm.serving.openai.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
@@ -50,6 +48,7 @@ class CompletionWriter:
             [choice for index, output in enumerate(outputs) for choice in self._choices(index, output)]
         )
         answer.usage = self._counter.usage
+        answer.service_tier = answer.kv_transfer_params = None
         return answer
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
@@ -94,9 +93,11 @@ class CompletionWriter:
             choice.text = echoed(request, self._tokenizer) + choice.text
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
-            choice.prompt_token_ids = request.prompt_token_ids if first else UNSET
+            choice.prompt_token_ids = request.prompt_token_ids if first else None
         if self._body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(self._prompt_logprobs[prompt_index])
+        elif not self._body.stream:
+            choice.prompt_logprobs = None
         return choice
 
     def _prepare(self, index: int) -> None:
@@ -139,11 +140,12 @@ class CompletionWriter:
 
 
 def echoed(request: TextRequest, tokenizer: Tokenizer) -> str:
-    """The prompt as text: what was given, or what its tokens say."""
+    """The prompt as text: what was given, or what its tokens say, of which the client gave the special ones too."""
     params = request.params
     if request.prompt is not None and params.truncate_prompt_tokens is None:
         return request.prompt
-    return tokenizer.decode(request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens)
+    skip = request.prompt is not None and params.skip_special_tokens
+    return tokenizer.decode(request.prompt_token_ids, skip_special_tokens=skip)
 
 
 def hidden_in(request: TextRequest, tokenizer: Tokenizer) -> frozenset[int]:

@@ -91,17 +91,23 @@ class EventFrame:
         self._head = b"data: " + head + b'"choices":['
         self._counter = counter
         self._asked = bool(options and options.include_usage)
-        self._continuous = self._asked and bool(options and options.continuous_usage_stats)
+        self._continuous = force_usage or (self._asked and bool(options and options.continuous_usage_stats))
         self._usage_at_end = self._asked or force_usage
 
     def event(self, choice: Answer, **extra: object) -> bytes:
         """An event with one choice, and `extra` fields beside it."""
         if self._continuous:
-            extra["usage"] = self._counter.usage
+            extra.setdefault("usage", self._counter.usage)
         elif self._asked:
             extra["usage"] = None
         more = b"," + _encode(extra)[1:] if extra else b"}"
         return self._head + _encode(choice) + b"]" + more + b"\n\n"
+
+    def first(self, choice: Answer, **extra: object) -> bytes:
+        """`event` before there is any token."""
+        if self._continuous:
+            extra["usage"] = self._counter.prompt_usage
+        return self.event(choice, **extra)
 
     def text_event(self, choice: Answer) -> "TextEvent | None":
         """Events with this choice and different texts, of which `TEXT` stands for one. None: they differ in more."""

@@ -43,13 +43,19 @@ class UsageCounter:
     @property
     def usage(self) -> Usage:
         """The counts so far."""
-        reasoning = sum(counter.count for counter in self._reasoning.values())
+        return self._usage(self._completion_tokens, sum(counter.count for counter in self._reasoning.values()))
+
+    @property
+    def prompt_usage(self) -> Usage:
+        """The counts of the prompts alone."""
+        return self._usage(0, 0)
+
+    def _usage(self, completion_tokens: int, reasoning_tokens: int) -> Usage:
+        details = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
         return Usage(
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
-            total_tokens=self._prompt_tokens + self._completion_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=self._prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached)),
-            completion_tokens_details=(
-                UNSET if self._count_reasoning is None else CompletionTokensDetails(reasoning_tokens=reasoning)
-            ),
+            completion_tokens_details=UNSET if self._count_reasoning is None else details,
         )

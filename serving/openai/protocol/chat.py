@@ -98,10 +98,12 @@ class AssistantMessage(Answer, kw_only=True):
     """Null where there are only calls or reasoning."""
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
-    reasoning: str | UnsetType | None = UNSET
+    audio: None = None
+    function_call: None = None
+    reasoning: str | None = None
     """Where the server tells it from content."""
     reasoning_content: str | UnsetType | None = UNSET
-    """Another name of reasoning."""
+    """Another name of reasoning, where the server tells it from content."""
     tool_calls: list[ToolCallAnswer] | UnsetType = UNSET
     """Where there are any."""
 
@@ -117,7 +119,7 @@ class ChatChoice(Answer, kw_only=True):
     tool_calls: it ended by itself, and has calls of tools, of which tool_choice names none."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
     """With return_token_ids."""
 
 
@@ -130,12 +132,13 @@ class ChatCompletion(Answer, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    service_tier: str | UnsetType = UNSET
+    service_tier: str | None = None
     system_fingerprint: str
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
     """With prompt_logprobs."""
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
     """With return_token_ids."""
+    kv_transfer_params: None = None
 
 
 class FunctionDelta(Answer, kw_only=True):
@@ -182,7 +185,7 @@ class ChatChunkChoice(Answer, kw_only=True):
     """In the last chunk."""
     stop_reason: str | int | UnsetType | None = UNSET
     """In the last chunk."""
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
     """With return_token_ids."""
 
 
@@ -197,5 +200,5 @@ class ChatChunk(Answer, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    """In the first chunk, with return_token_ids."""
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    """In the first chunk; null without return_token_ids."""

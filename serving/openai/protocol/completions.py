@@ -38,12 +38,12 @@ class CompletionChoice(Answer, kw_only=True):
     """stop: it ended by itself or at a stop string. length: max_tokens or the model's context were full."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
     """With return_token_ids."""
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    """With return_token_ids."""
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    """With prompt_logprobs."""
+    prompt_token_ids: list[int] | None = None
+    """With return_token_ids; in a stream where the choice begins."""
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    """With prompt_logprobs; not in a stream."""
 
 
 class Completion(Answer, kw_only=True):
@@ -56,3 +56,7 @@ class Completion(Answer, kw_only=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    service_tier: UnsetType | None = UNSET
+    """Null; not in a stream."""
+    kv_transfer_params: UnsetType | None = UNSET
+    """Null; not in a stream."""

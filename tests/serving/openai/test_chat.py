@@ -200,6 +200,27 @@ def test_token_ids_and_prompt_logprobs(client: OpenAI) -> None:
     assert named == [f"token_id:{token_id}" for token_id in dump["choices"][0]["token_ids"]]
 
 
+def test_fields_that_are_null_where_nothing_was_asked_for(http: httpx.Client) -> None:
+    """Those that vLLM's answers always have."""
+    body = {"messages": HELLO, "max_tokens": 8}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    top = {"service_tier", "prompt_logprobs", "prompt_token_ids", "kv_transfer_params"}
+    assert {name for name, value in answer.items() if value is None} == top
+    (choice,) = answer["choices"]
+    assert {name for name, value in choice.items() if value is None} == {"logprobs", "stop_reason", "token_ids"}
+    assert {name for name, value in choice["message"].items() if value is None} == {
+        "refusal", "audio", "function_call", "reasoning"
+    }  # fmt: skip
+    lines = http.post("/v1/chat/completions", json={**body, "stream": True}).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert chunks[0]["prompt_token_ids"] is None
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        ends = {"stop_reason"} if chunk is chunks[-1] else {"finish_reason"}
+        assert {name for name, value in choice.items() if value is None} == {"logprobs", "token_ids"} | ends
+        assert chunk is chunks[0] or "prompt_token_ids" not in chunk
+
+
 def test_token_ids_in_a_stream(client: OpenAI) -> None:
     request: dict[str, Any] = {
         "model": "demo", "messages": HELLO, "max_tokens": 6, "n": 2, "seed": 4,

@@ -1,5 +1,6 @@
 """Completions through OpenAI's client."""
 
+import json
 from typing import Any
 
 import httpx
@@ -85,11 +86,15 @@ def test_echo_with_logprobs(client: OpenAI, http: httpx.Client) -> None:
 
 def test_special_tokens_take_room_in_the_echo_only_where_they_are_shown(http: httpx.Client) -> None:
     text = "<|im_start|>user\nhello"
-    shown = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 0}
+    shown: dict[str, Any] = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 0}
     (choice,) = http.post("/v1/completions", json=shown).json()["choices"]
     assert choice["text"] == text
     assert choice["logprobs"]["text_offset"][:2] == [0, len("<|im_start|>")]
-    hidden = {**shown, "prompt": token_ids_of(http, text)}
+    as_ids = {**shown, "prompt": token_ids_of(http, text)}
+    (choice,) = http.post("/v1/completions", json=as_ids).json()["choices"]
+    assert choice["text"] == text
+    assert choice["logprobs"]["text_offset"][:2] == [0, len("<|im_start|>")]
+    hidden = {**shown, "truncate_prompt_tokens": len(as_ids["prompt"])}
     (choice,) = http.post("/v1/completions", json=hidden).json()["choices"]
     assert choice["text"] == "user\nhello"
     assert choice["logprobs"]["text_offset"][:2] == [0, 0]
@@ -151,3 +156,16 @@ async def test_usage_of_several_prompts(async_client: AsyncOpenAI, http: httpx.C
     assert last.usage is not None
     assert last.usage.prompt_tokens == sum(len(token_ids_of(http, prompt)) for prompt in prompts)
     assert last.usage.completion_tokens == 6
+
+
+def test_fields_that_are_null_where_nothing_was_asked_for(http: httpx.Client) -> None:
+    """Those that vLLM's answers always have."""
+    answer = http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 2}).json()
+    assert {name for name, value in answer.items() if value is None} == {"service_tier", "kv_transfer_params"}
+    nulls = {"logprobs", "stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs"}
+    assert {name for name, value in answer["choices"][0].items() if value is None} == nulls
+    lines = http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 9, "stream": True}).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    for chunk in chunks:
+        expected = nulls - {"prompt_logprobs"} | ({"finish_reason"} if chunk is not chunks[-1] else set())
+        assert {name for name, value in chunk["choices"][0].items() if value is None} == expected

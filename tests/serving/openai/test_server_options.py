@@ -21,7 +21,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         *SMALL, "--trust-request-chat-template", "--response-role", "model", "--enable-force-include-usage",
         "--return-tokens-as-token-ids", "--enable-request-id-headers", "--disable-docs", "--root-path", "/llm",
         "--chat-template", TEMPLATE, "--default-chat-template-kwargs", json.dumps({"mark": "!"}),
-        "--max-stored-responses", "0", "--reasoning-parser", "qwen3",
+        "--max-stored-responses", "0", "--enable-tokenizer-info-endpoint", "--reasoning-parser", "qwen3",
         "--middleware", "starlette.middleware.gzip:GZipMiddleware",
     ]  # fmt: skip
     log: Path = tmp_path_factory.mktemp("server") / "log"
@@ -53,11 +53,26 @@ def test_the_role_and_tokens_of_answers(http: httpx.Client) -> None:
     assert not any(item["token"].startswith("token_id:") for item in choice["logprobs"]["content"])
 
 
-def test_every_stream_ends_with_its_usage(http: httpx.Client) -> None:
-    lines = http.post("/v1/chat/completions", json={**CHAT, "stream": True}).text.split("\n\n")
-    *chunks, usage = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    assert usage["usage"]["completion_tokens"] == 2
-    assert not any("usage" in chunk for chunk in chunks)
+def test_every_chunk_of_a_stream_has_the_usage_so_far(http: httpx.Client) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "hello", "max_tokens": 2})):
+        for options in ({}, {"stream_options": {"include_usage": False}}):
+            lines = http.post(path, json={**body, **options, "stream": True}).text.split("\n\n")
+            *chunks, end = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            assert not end["choices"]
+            assert end["usage"]["completion_tokens"] == 2
+            counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert counts == sorted(counts)
+            assert counts[-1] == 2
+            if path == "/v1/chat/completions":
+                assert counts[0] == 0, "the role is no token"
+                assert chunks[0]["usage"]["total_tokens"] == end["usage"]["prompt_tokens"]
+
+
+def test_the_tokenizers_settings(http: httpx.Client) -> None:
+    info = http.get("/tokenizer_info").json()
+    assert info["tokenizer_class"]
+    assert info["chat_template"] == TEMPLATE
+    assert isinstance(info["eos_token"], str)
 
 
 def test_every_response_has_a_request_id(http: httpx.Client) -> None:
