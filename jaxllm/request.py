@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from jaxllm.owner import NOBODY, Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.guide import Guide
 
@@ -28,6 +29,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     eos_token_ids: tuple[int, ...] = ()
+    owner: Owner = NOBODY
 
     slot: int = -1
     arrival: int = -1
@@ -55,4 +57,5 @@ class Request:
             priority=self.priority,
             cache_salt=self.cache_salt,
             eos_token_ids=self.eos_token_ids,
+            owner=self.owner,
         )

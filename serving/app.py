@@ -15,6 +15,7 @@ from jaxllm.serving.openai.openapi import show_document, show_page
 from jaxllm.serving.openai.routes import PUBLIC_PATHS, make_routes
 from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.options import ServerOptions
+from jaxllm.serving.tenancy.access import Access
 
 __all__ = ["ServerState", "create_app"]
 
@@ -26,7 +27,7 @@ def create_app(state: ServerState) -> Starlette:
         routes += [Route("/docs", guarded(show_page)), Route("/openapi.json", guarded(show_document))]
     app = Starlette(
         routes=routes,
-        middleware=_middleware(state.options),
+        middleware=_middleware(state.options, state.access),
         exception_handlers={HTTPException: handle, HttpError: handle, Exception: handle},
     )
     # Redirecting /v1/models/ would hide a wrong path from the client.
@@ -35,7 +36,7 @@ def create_app(state: ServerState) -> Starlette:
     return app
 
 
-def _middleware(options: ServerOptions) -> list[Middleware]:
+def _middleware(options: ServerOptions, access: Access) -> list[Middleware]:
     """From the outside in: the operator's own sees only requests with a key."""
     chain = [
         Middleware(RequestIds, always=options.enable_request_id_headers),
@@ -48,7 +49,6 @@ def _middleware(options: ServerOptions) -> list[Middleware]:
             expose_headers=[HEADER, "Retry-After"],
         ),
     ]
-    if options.api_key:
-        chain.append(Middleware(ApiKeys, keys=options.api_key, public_paths=PUBLIC_PATHS))
+    chain.append(Middleware(ApiKeys, access=access, public_paths=PUBLIC_PATHS))
     chain.append(Middleware(BodyLimit, limit=options.max_body_size))
     return chain + [load_middleware(path) for path in options.middleware]

@@ -26,6 +26,15 @@ class ServerOptions(Section):
     api_key: tuple[str, ...] = option(
         (), "Keys of which requests must bring one; all but health and metrics need it.", environment="JAXLLM_API_KEY"
     )
+    trusted_proxies: tuple[str, ...] = option(
+        (),
+        "Addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed; '*': of "
+        "everybody. Without it, all clients behind a proxy are one owner.",
+        environment="FORWARDED_ALLOW_IPS",
+    )
+    isolate_prefix_cache: bool = option(
+        False, "Let each owner (API key, else address) find only prefixes of its own in the prefix cache."
+    )
     allowed_origins: tuple[str, ...] = option(("*",), "Origins of web pages that may call this server (CORS).")
     allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that such pages may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that such pages may send.")

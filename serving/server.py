@@ -257,6 +257,8 @@ def _uvicorn_config(app: Any, options: ServerOptions, listener: Listener) -> uvi
         log_level="warning",
         access_log=options.access_log,
         server_header=False,
+        proxy_headers=bool(options.trusted_proxies),
+        forwarded_allow_ips=list(options.trusted_proxies),
         timeout_keep_alive=options.timeout_keep_alive,
         ssl_context_factory=None if context is None else lambda _config, _default: context,
     )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxllm.owner import NOBODY, Owner
 from jaxllm.pooling.params import PoolingParams
 
 
@@ -20,3 +21,4 @@ class PoolingRequest:
     params: PoolingParams
     priority: int = 0
     second_text: int | None = None
+    owner: Owner = NOBODY

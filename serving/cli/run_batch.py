@@ -44,6 +44,8 @@ WITHOUT_MEANING = frozenset(
         "uds",
         "root_path",
         "api_key",
+        "trusted_proxies",
+        "isolate_prefix_cache",
         "allowed_origins",
         "allowed_methods",
         "allowed_headers",

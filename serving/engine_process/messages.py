@@ -6,6 +6,7 @@ import numpy as np
 from jaxllm.config import EngineConfig
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
+from jaxllm.owner import Owner
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.request import Request
@@ -65,13 +66,16 @@ class Add(msgspec.Struct, tag=True):
     priority: int
     cache_salt: str | None
     eos_token_ids: tuple[int, ...]
+    owner: Owner
 
     @classmethod
     def of(cls, requests: list[Request]) -> "Add":
         """The message for requests that share their prompt."""
         first = requests[0]
         sequences = [(request.request_id, request.params) for request in requests]
-        return cls(first.prompt_token_ids, sequences, first.priority, first.cache_salt, first.eos_token_ids)
+        return cls(
+            first.prompt_token_ids, sequences, first.priority, first.cache_salt, first.eos_token_ids, first.owner
+        )
 
     def requests(self) -> list[Request]:
         """The requests that the message stands for."""
@@ -83,6 +87,7 @@ class Add(msgspec.Struct, tag=True):
                 priority=self.priority,
                 cache_salt=self.cache_salt,
                 eos_token_ids=self.eos_token_ids,
+                owner=self.owner,
             )
             for request_id, params in self.sequences
         ]
@@ -99,6 +104,7 @@ class Pool(msgspec.Struct, tag=True):
     params: PoolingParams
     priority: int
     second_text: int | None
+    owner: Owner
 
     @classmethod
     def of(cls, request: PoolingRequest) -> "Pool":

@@ -20,6 +20,7 @@ from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.openai.stream import EventStream, EventWriter
 from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.tenancy.owners import owner_of
 from jaxllm.serving.text.input_processor import TextRequest
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,12 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
     """Send requests to the engine, and log them if that is asked for. Raises `QueueFullError` and `EngineError`."""
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
+    owner = owner_of(request)
+    for child in (child for each in requests for child in each.children):
+        child.owner = owner
+        if server.options.isolate_prefix_cache:
+            # No name of an owner has a line break.
+            child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
     return server.llm.submit(requests)
 
 

@@ -45,7 +45,7 @@ async def show_page(_: Request) -> Response:
 
 async def show_document(request: Request) -> Response:
     """The OpenAPI document."""
-    document = openapi(with_keys=bool(server_of(request).options.api_key))
+    document = openapi(with_keys=server_of(request).access.needs_key)
     root = request.scope.get("root_path")
     if root:
         document = {**document, "servers": [{"url": root}]}

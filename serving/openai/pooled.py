@@ -19,6 +19,7 @@ from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
+from jaxllm.serving.tenancy.owners import owner_of
 from jaxllm.serving.text.prompts import Prompt
 
 
@@ -55,6 +56,8 @@ async def pool(
         )
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
+    for each in requests:
+        each.children[0].owner = owner_of(request)
     return identity, await unless_gone(request.receive, server.llm.pool(requests))
 
 

@@ -17,6 +17,7 @@ from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.responses.store import ResponseStore
 from jaxllm.serving.options import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
+from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -40,12 +41,14 @@ class ServerState:
     """What other API server processes have measured, if there are others."""
     token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
+    access: Access = field(init=False)
     responses: ResponseStore = field(init=False)
     replies: ReplyFormats = field(init=False)
     _own_template: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.token_bytes = TokenBytes(self.tokenizer)
+        self.access = Access.of(self.options)
         # Each of several processes would know only its own, and the next request may reach another.
         most = self.options.max_stored_responses if self.options.api_server_count == 1 else 0
         self.responses = ResponseStore(most, self.options.max_stored_response_bytes)

@@ -1,42 +1,45 @@
-"""Keys: who may use the server."""
-
-import hashlib
-import hmac
-from collections.abc import Sequence
+"""Keys: who may use the server, and who a request belongs to."""
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.serving.openai.errors import response_to, wrong_key
+from jaxllm.serving.tenancy.access import Access
+from jaxllm.serving.tenancy.keys import Key
+from jaxllm.serving.tenancy.owners import owner_by_address
 
 
 class ApiKeys:
-    """Lets requests pass that bring one of several keys, or go to a public path.
+    """Lets requests pass that bring a key, go to a public path, or come where no key is needed.
 
-    Every key is compared, in a time that depends on neither key.
+    It puts `owner` into the scope (`jaxllm.serving.tenancy.owners.owner_of`).
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], public_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, access: Access, public_paths: frozenset[str]) -> None:
         self._app = app
-        self._keys = [_digest(key.encode(errors="surrogateescape")) for key in keys]
+        self._access = access
         self._public = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer with an error."""
-        if scope["type"] == "lifespan" or self._is_public(scope):
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        keys = _keys_in(Headers(scope=scope))
-        if any(map(self._knows, keys)):
-            await self._app(scope, receive, send)
-            return
-        await response_to(wrong_key(given=bool(keys)), Request(scope))(scope, receive, send)
+        scope["owner"] = owner_by_address(scope)
+        if self._access.needs_key and not self._is_public(scope):
+            given = _keys_in(Headers(scope=scope))
+            key = self._find(given)
+            if key is None:
+                await response_to(wrong_key(given=bool(given)), Request(scope))(scope, receive, send)
+                return
+            scope["owner"] = key.owner
+        await self._app(scope, receive, send)
 
-    def _knows(self, key: str) -> bool:
+    def _find(self, given: list[str]) -> Key | None:
         # Headers are read as Latin-1, whatever they are.
-        digest = _digest(key.encode("latin-1"))
-        return any([hmac.compare_digest(digest, known) for known in self._keys])  # noqa: C419  (all are compared)
+        found = [self._access.find(key.encode("latin-1")) for key in given]
+        return next(filter(None, found), None)
 
     def _is_public(self, scope: Scope) -> bool:
         path: str = scope["path"]
@@ -48,8 +51,3 @@ def _keys_in(headers: Headers) -> list[str]:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     own = headers.get("x-api-key")
     return [key.strip()] * (scheme.lower() == "bearer") + ([] if own is None else [own.strip()])
-
-
-def _digest(key: bytes) -> bytes:
-    """Of equal length for all keys."""
-    return hashlib.sha256(key).digest()

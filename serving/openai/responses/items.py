@@ -1,6 +1,6 @@
 """Items of a request: read, numbered, and listed again."""
 
-import uuid
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +34,7 @@ _PREFIXES: dict[type[Item] | type[OutputItem], str] = {
 
 def new_id(kind: type[Item] | type[OutputItem]) -> str:
     """An id for an item."""
-    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
 def read_input(given: str | Sequence[dict[str, Any]]) -> list[Item | ItemReference]:

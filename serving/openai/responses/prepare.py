@@ -45,11 +45,14 @@ def check(body: ResponsesRequest, store: ResponseStore) -> None:
 NOT_KEPT = "this server keeps no responses (--max-stored-responses is 0, or --api-server-count above 1)"
 
 
-def read_turn(body: ResponsesRequest, store: ResponseStore) -> Turn:
-    """The request's input behind the conversation that it continues. Raises `RequestError` and `HttpError`."""
+def read_turn(body: ResponsesRequest, store: ResponseStore, owner: str) -> Turn:
+    """The request's input behind the conversation of the same owner that it continues.
+
+    Raises `RequestError` and `HttpError`.
+    """
     before: Turn | None = None
     if body.previous_response_id is not None:
-        previous = store.get(body.previous_response_id)
+        previous = store.get(owner, body.previous_response_id)
         if previous is None:
             raise errors.unknown_response(body.previous_response_id, "previous_response_id")
         if previous.runs:
@@ -58,14 +61,14 @@ def read_turn(body: ResponsesRequest, store: ResponseStore) -> Turn:
                 "previous_response_id",
             )
         before = previous.turn
-    given = [_resolved(item, f"input[{index}]", store) for index, item in enumerate(read_input(body.input))]
+    given = [_resolved(item, f"input[{index}]", store, owner) for index, item in enumerate(read_input(body.input))]
     return Turn(before, given)
 
 
-def _resolved(item: Item | ItemReference, path: str, store: ResponseStore) -> Item:
+def _resolved(item: Item | ItemReference, path: str, store: ResponseStore, owner: str) -> Item:
     if not isinstance(item, ItemReference):
         return numbered(item)
-    known = store.item(item.id)
+    known = store.item(owner, item.id)
     if known is None:
         raise RequestError(f"{path}.id={item.id!r}: no stored response has this item", f"{path}.id")
     return known

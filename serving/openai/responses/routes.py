@@ -1,7 +1,7 @@
 """The routes of the Responses API."""
 
+import secrets
 import time
-import uuid
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_
 from jaxllm.serving.openai.responses.store import EventLog, Stored
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.openai.state import ServerState, server_of
+from jaxllm.serving.tenancy.owners import owner_of
 
 _PAGE = 20
 _LONGEST_PAGE = 100
@@ -36,9 +37,10 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     identity = identify(request, server, body, "resp")
     check(body, server.responses)
-    turn = read_turn(body, server.responses)
+    owner = owner_of(request).name
+    turn = read_turn(body, server.responses, owner)
     call = await prepare(server, body, turn, identity.engine_ids)
-    stored = Stored(_begun(body, identity.model, call, stored=server.responses.enabled), turn)
+    stored = Stored(_begun(body, identity.model, call, stored=server.responses.enabled), turn, owner)
     writer = ResponseWriter(
         stored.response,
         call,
@@ -57,7 +59,8 @@ async def count_input_tokens(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     server.model_name(body.model)
     check(body, server.responses)
-    return json_response(InputTokens(input_tokens=await count(server, body, read_turn(body, server.responses))))
+    turn = read_turn(body, server.responses, owner_of(request).name)
+    return json_response(InputTokens(input_tokens=await count(server, body, turn)))
 
 
 def _begun(body: ResponsesRequest, model: str, call: ChatCall, *, stored: bool) -> ModelResponse:
@@ -66,7 +69,7 @@ def _begun(body: ResponsesRequest, model: str, call: ChatCall, *, stored: bool) 
     text_format = msgspec.to_builtins(body.text.format) if body.text and body.text.format else {"type": "text"}
     reasoning = body.reasoning
     return ModelResponse(
-        id=f"resp_{uuid.uuid4().hex}",
+        id=f"resp_{secrets.token_hex(16)}",
         created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
         background=bool(body.background),
@@ -127,7 +130,7 @@ def _run_on(
 
 def _stored(request: Request) -> Stored:
     name = request.path_params["response_id"]
-    stored = server_of(request).responses.get(name)
+    stored = server_of(request).responses.get(owner_of(request).name, name)
     if stored is None:
         raise errors.unknown_response(name, "response_id")
     return stored

@@ -1,7 +1,7 @@
 """Responses that are kept, to be retrieved and continued: bounded, in memory, the least recently used go first."""
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -73,6 +73,8 @@ class Stored:
 
     response: ModelResponse
     turn: Turn
+    owner: str = ""
+    """Whose it is: for everybody else it does not exist."""
     log: EventLog | None = None
     cancel: Callable[[], None] | None = None
     """Ends it while it runs; for responses in the background."""
@@ -88,15 +90,18 @@ class Stored:
 class ResponseStore:
     """Keeps at most `max_responses`, of together `max_bytes` bytes of JSON; what still runs is kept in any case.
 
-    A turn that several responses share counts once.
+    A turn that several responses share counts once. Responses and items belong to their owner: for others they do not
+    exist, not even by an id that a client has chosen. When there are too many, those of the owner with most go.
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self.max_responses = max_responses
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._stored: OrderedDict[str, Stored] = OrderedDict()
-        self._items: dict[str, Item] = {}
+        self._stored: OrderedDict[tuple[str, str], Stored] = OrderedDict()  # by owner and id
+        self._items: dict[tuple[str, str], Item] = {}
+        self._counts: Counter[str] = Counter()  # by owner
+        self._bytes: Counter[str] = Counter()
 
     @property
     def enabled(self) -> bool:
@@ -107,30 +112,32 @@ class ResponseStore:
         return len(self._stored)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
+        return (response_id for _, response_id in self._stored)
 
     def put(self, stored: Stored) -> None:
         """Keep a response. Call it again when the response has changed."""
-        known = self._stored.get(stored.response.id)
+        known = self._stored.get((stored.owner, stored.response.id))
         if known is not None:
             self._remove(known)
         self._add(stored)
-        for each in list(self._stored.values()):
-            if len(self._stored) <= self.max_responses and self.num_bytes <= self.max_bytes:
+        while (many := len(self._stored) > self.max_responses) or self.num_bytes > self.max_bytes:
+            shares = self._counts if many else self._bytes
+            ended = [each for each in self._stored.values() if not each.runs]
+            if not ended:
                 break
-            if not each.runs:
-                self._remove(each)
+            # `max` takes the first of equals: the least recently used.
+            self._remove(max(ended, key=lambda each: shares[each.owner]))
 
-    def get(self, response_id: str) -> Stored | None:
-        """A response, which so counts as used; None if it is not there, or not any more."""
-        stored = self._stored.get(response_id)
+    def get(self, owner: str, response_id: str) -> Stored | None:
+        """A response of this owner, which so counts as used; None if it is not there, or not any more."""
+        stored = self._stored.get((owner, response_id))
         if stored is not None:
-            self._stored.move_to_end(response_id)
+            self._stored.move_to_end((owner, response_id))
         return stored
 
-    def item(self, item_id: str) -> Item | None:
-        """An item of any conversation that is kept."""
-        return self._items.get(item_id)
+    def item(self, owner: str, item_id: str) -> Item | None:
+        """An item of any conversation of this owner that is kept."""
+        return self._items.get((owner, item_id))
 
     def delete(self, stored: Stored) -> None:
         """Forget a response. Its items stay in the conversations that continue it."""
@@ -140,23 +147,32 @@ class ResponseStore:
         stored.num_bytes = len(msgspec.json.encode(stored.response))
         if stored.log is not None:
             stored.num_bytes += sum(map(len, stored.log.events))
-        self.num_bytes += stored.num_bytes
-        self._stored[stored.response.id] = stored
+        self._count_bytes(stored.owner, stored.num_bytes)
+        self._stored[stored.owner, stored.response.id] = stored
+        self._counts[stored.owner] += 1
         for turn in stored.turn.history():
             if turn.num_users == 0:
                 items = turn.given + turn.made
                 turn.num_bytes = len(msgspec.json.encode(items))
-                self.num_bytes += turn.num_bytes
-                self._items.update({item.id: item for item in items if item.id})
+                self._count_bytes(stored.owner, turn.num_bytes)
+                self._items.update({(stored.owner, item.id): item for item in items if item.id})
             turn.num_users += 1
 
     def _remove(self, stored: Stored) -> None:
-        del self._stored[stored.response.id]
-        self.num_bytes -= stored.num_bytes
+        del self._stored[stored.owner, stored.response.id]
+        self._counts[stored.owner] -= 1
+        self._count_bytes(stored.owner, -stored.num_bytes)
         for turn in stored.turn.history():
             turn.num_users -= 1
             if turn.num_users == 0:
-                self.num_bytes -= turn.num_bytes
+                self._count_bytes(stored.owner, -turn.num_bytes)
                 for item in turn.given + turn.made:
-                    if item.id and self._items.get(item.id) is item:
-                        del self._items[item.id]
+                    key = (stored.owner, item.id or "")
+                    if self._items.get(key) is item:
+                        del self._items[key]
+        if not self._counts[stored.owner]:
+            del self._counts[stored.owner], self._bytes[stored.owner]
+
+    def _count_bytes(self, owner: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._bytes[owner] += num_bytes

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.outputs import EngineOutput
+from jaxllm.owner import NOBODY
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.engine_process.clients import Client, Clients
 from jaxllm.serving.engine_process.messages import Abort, Add, Finish, Outputs
@@ -18,7 +19,7 @@ COUNT = 3
 
 def add(*names: str) -> Add:
     sequences = [(name, SamplingParams()) for name in names]
-    return Add(np.array([1], np.int32), sequences, 0, None, ())
+    return Add(np.array([1], np.int32), sequences, 0, None, (), NOBODY)
 
 
 def news(client: Client) -> tuple[list[str], bool]:

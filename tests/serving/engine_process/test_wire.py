@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from jaxllm.config import EngineConfig
+from jaxllm.owner import Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.engine_process.messages import Abort, Add, Configure, ToEngine
@@ -79,6 +80,7 @@ def test_a_request_with_all_its_parameters() -> None:
             priority=3,
             cache_salt="salt",
             eos_token_ids=(1, 2),
+            owner=Owner("ada", 2.5),
         )
         for index in range(2)
     ]
@@ -87,7 +89,7 @@ def test_a_request_with_all_its_parameters() -> None:
     for ours, theirs in zip(requests, arrived.requests(), strict=True):
         np.testing.assert_array_equal(ours.prompt_token_ids, theirs.prompt_token_ids)
         assert theirs.prompt_token_ids.dtype == np.int32
-        for name in ("request_id", "params", "priority", "cache_salt", "eos_token_ids"):
+        for name in ("request_id", "params", "priority", "cache_salt", "eos_token_ids", "owner"):
             assert getattr(ours, name) == getattr(theirs, name)
 
 

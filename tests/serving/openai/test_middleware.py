@@ -19,6 +19,7 @@ from jaxllm.serving.openai.middleware.body_size import BodyLimit
 from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.openai.middleware.keys import ApiKeys
 from jaxllm.serving.openai.middleware.request_ids import RequestIds
+from jaxllm.serving.tenancy.access import Access
 
 
 async def echo(request: Request) -> Response:
@@ -43,7 +44,7 @@ async def ask(
         return await client.request("POST" if "content" in request else "GET", root_path + path, **request)  # type: ignore[arg-type]
 
 
-KEYS = Middleware(ApiKeys, keys=["one", "two"], public_paths=frozenset({"/health"}))
+KEYS = Middleware(ApiKeys, access=Access(["one", "two"]), public_paths=frozenset({"/health"}))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.serving.openai.responses.test_writer import PARTS, news, writer
 def chat_of(items: list[dict[str, Any]]) -> Chat:
     body = ResponsesRequest(input=items)
     chat = Chat()
-    for index, item in enumerate(read_turn(body, ResponseStore(1, 1000)).given):
+    for index, item in enumerate(read_turn(body, ResponseStore(1, 1000), "").given):
         chat.add(item, f"input[{index}]")
     return chat
 
@@ -136,7 +136,7 @@ def check_reply(items: list[Any]) -> None:
     ],
 )
 def test_items_are_listed_as_the_client_knows_them(item: dict[str, Any]) -> None:
-    (given,) = read_turn(ResponsesRequest(input=[item]), ResponseStore(1, 1000)).given
+    (given,) = read_turn(ResponsesRequest(input=[item]), ResponseStore(1, 1000), "").given
     TypeAdapter[object](ResponseItem).validate_python(listed(given))
 
 

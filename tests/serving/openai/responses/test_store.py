@@ -55,7 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 99))
     def get(self, choice: int) -> None:
         name = self.order[choice % len(self.order)]
-        assert self.store.get(name) is self.all[name]
+        assert self.store.get("", name) is self.all[name]
         self.order.remove(name)
         self.order.append(name)
 
@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, choice: int) -> None:
         name = self.order.pop(choice % len(self.order))
         self.store.delete(self.all[name])
-        assert self.store.get(name) is None
+        assert self.store.get("", name) is None
 
     def _evict(self) -> None:
         for name in list(self.order):
@@ -98,9 +98,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert list(self.store) == self.order
         assert self.store.num_bytes == self._bytes()
         items = {item.id for name in self.order for item in self.all[name].turn.items()}
-        assert all(self.store.item(f"msg_{number}") is not None for number in range(1, self.number + 1)
+        assert all(self.store.item("", f"msg_{number}") is not None for number in range(1, self.number + 1)
                    if f"msg_{number}" in items)  # fmt: skip
-        assert all(self.store.item(f"msg_{number}") is None for number in range(1, self.number + 1)
+        assert all(self.store.item("", f"msg_{number}") is None for number in range(1, self.number + 1)
                    if f"msg_{number}" not in items)  # fmt: skip
 
 

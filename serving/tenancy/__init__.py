@@ -1,0 +1,1 @@
+"""Who may use the server, how much of it, and what belongs to whom."""
