@@ -41,7 +41,9 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
     softmax: bool | None = None
     """Older name of `use_activation`."""
     truncate_prompt_tokens: int | None = None
-    """Keep only this many tokens of the text, its first ones; -1: as many as the model allows."""
+    """Keep only this many tokens of the text; -1: as many as the model allows."""
+    truncation_side: str | None = None
+    """Which end of the text is lost then: left or right; None: right."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -55,6 +57,8 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
                 raise RequestError(f"{name}={value!r}: must be true or false", name)
+        if self.truncation_side not in (None, "left", "right"):
+            raise RequestError(f"truncation_side={self.truncation_side!r}: must be left or right", "truncation_side")
         _check_count("dimensions", self.dimensions, or_minus_one=False)
         _check_count("truncate_prompt_tokens", self.truncate_prompt_tokens, or_minus_one=True)
         given = {value for value in (self.use_activation, self.activation, self.softmax) if value is not None}

@@ -8,6 +8,7 @@ _PATHS = (
     "/v1/responses",
     "/v1/messages",
     "/v1/embeddings",
+    "/v2/embed",
     "/v1/score",
     "/score",
     "/v1/rerank",

@@ -1,12 +1,9 @@
 """Embeddings, classes, and pooling in general."""
 
-import base64
-
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.openai.decode import read_body
 from jaxllm.serving.openai.generate import json_response
@@ -23,6 +20,7 @@ from jaxllm.serving.openai.protocol.pooling import (
     PoolingResponse,
 )
 from jaxllm.serving.openai.state import server_of
+from jaxllm.serving.openai.vectors import VectorFormat
 
 
 async def create_embedding(request: Request) -> Response:
@@ -30,18 +28,18 @@ async def create_embedding(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await read_body(request, EmbeddingRequest)
-    encoded = _is_base64(body.encoding_format)
+    form = VectorFormat(body)
     params = PoolingParams(
         task="embed",
         dimensions=body.dimensions,
         normalize=body.normalize,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
     )
     identity, results = await pool_texts(request, server, body, params, "embd")
-    data = [
-        Embedding(index=index, embedding=_base64(each.outputs.data) if encoded else each.outputs.data.tolist())
-        for index, each in enumerate(results)
-    ]
+    if form.is_binary:
+        return form.response(identity, [each.outputs.data for each in results], usage(results))
+    data = [Embedding(index=index, embedding=form.json(each.outputs.data)) for index, each in enumerate(results)]
     return json_response(
         EmbeddingResponse(
             id=identity.id, created=identity.created, model=identity.model, data=data, usage=usage(results)
@@ -54,7 +52,7 @@ async def create_pooling(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await read_body(request, PoolingBody)
-    encoded = _is_base64(body.encoding_format)
+    form = VectorFormat(body)
     params = PoolingParams(
         task=body.task,
         dimensions=body.dimensions,
@@ -63,12 +61,12 @@ async def create_pooling(request: Request) -> Response:
         activation=body.activation,
         softmax=body.softmax,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
     )
     identity, results = await pool_texts(request, server, body, params, "pool")
-    data = [
-        Pooled(index=index, data=_base64(each.outputs.data) if encoded else each.outputs.data.tolist())
-        for index, each in enumerate(results)
-    ]
+    if form.is_binary:
+        return form.response(identity, [each.outputs.data for each in results], usage(results))
+    data = [Pooled(index=index, data=form.json(each.outputs.data)) for index, each in enumerate(results)]
     return json_response(
         PoolingResponse(id=identity.id, created=identity.created, model=identity.model, data=data, usage=usage(results))
     )
@@ -85,6 +83,7 @@ async def create_classification(request: Request) -> Response:
         activation=body.activation,
         softmax=body.softmax,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
     )
     identity, results = await pool_texts(request, server, body, params, "classify")
     labels = pooling_info(server).labels
@@ -102,13 +101,3 @@ async def create_classification(request: Request) -> Response:
             id=identity.id, created=identity.created, model=identity.model, data=data, usage=usage(results)
         )
     )
-
-
-def _is_base64(encoding_format: str | None) -> bool:
-    if encoding_format not in (None, "float", "base64"):
-        raise RequestError(f"encoding_format={encoding_format!r}: choose float or base64", "encoding_format")
-    return encoding_format == "base64"
-
-
-def _base64(values: np.ndarray) -> str:
-    return base64.b64encode(values.astype("<f4", copy=False).tobytes()).decode()

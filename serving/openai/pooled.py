@@ -1,7 +1,7 @@
 """From requests to results of a pooling model: what embeddings, classes and scores have in common."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -12,9 +12,9 @@ from jaxllm.serving.openai import parameters
 from jaxllm.serving.openai.chat_call import template_settings
 from jaxllm.serving.openai.completions import split_prompts
 from jaxllm.serving.openai.disconnect import unless_gone
-from jaxllm.serving.openai.generate import Identity, calling, identify, log_requests
+from jaxllm.serving.openai.generate import Identity, Named, calling, identify, log_requests
 from jaxllm.serving.openai.messages import conversation
-from jaxllm.serving.openai.protocol.pooling import PooledRequest, TextsRequest, TextUsage
+from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.pooling.inputs import TextPair
@@ -23,10 +23,14 @@ from jaxllm.serving.tenancy.owners import owner_of
 from jaxllm.serving.text.prompts import Prompt
 
 
+class PooledBody(Named, parameters.Prioritised, Protocol):
+    """A body of a request to a pooling model, of whichever interface."""
+
+
 async def pool(
     request: Request,
     server: ServerState,
-    body: PooledRequest,
+    body: PooledBody,
     prompts: Sequence[Prompt | TextPair],
     params: PoolingParams,
     *,

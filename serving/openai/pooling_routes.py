@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from jaxllm.serving.openai.cohere_embed import create_cohere_embedding
 from jaxllm.serving.openai.embeddings import create_classification, create_embedding, create_pooling
 from jaxllm.serving.openai.errors import Handler
 from jaxllm.serving.openai.operation import Operation
-from jaxllm.serving.openai.protocol import pooling, scores
+from jaxllm.serving.openai.protocol import cohere, pooling, scores
 from jaxllm.serving.openai.scores import create_rerank, create_score
 
 
@@ -26,6 +27,9 @@ def _operation(
 
 POOLING_OPERATIONS = (
     _operation("/v1/embeddings", create_embedding, pooling.EmbeddingRequest, pooling.EmbeddingResponse, tag="OpenAI"),
+    _operation(
+        "/v2/embed", create_cohere_embedding, cohere.CohereEmbedRequest, cohere.CohereEmbedResponse, tag="Cohere"
+    ),
     _operation("/pooling", create_pooling, pooling.PoolingBody, pooling.PoolingResponse),
     _operation("/classify", create_classification, pooling.ClassifyRequest, pooling.ClassifyResponse),
     _operation("/v1/pooling", create_pooling, pooling.PoolingBody, pooling.PoolingResponse, "create_pooling_v1"),

@@ -99,6 +99,7 @@ async def _scores(
         activation=body.activation,
         softmax=body.softmax,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
     )
     first = await _shortened(server, first, body, "max_tokens_per_query")
     second = await _shortened(server, second, body, "max_tokens_per_doc")

@@ -20,19 +20,22 @@ def encode(
     tokenizer: Tokenizer,
     texts: Sequence[str | tuple[str, str]],
     limits: Sequence[int | None],
+    sides: Sequence[str | None] | None = None,
     *,
     add_special_tokens: bool,
 ) -> list[Encoded]:
     """Token ids of texts, each of at most the tokens that `limits` says.
 
-    A text that is too long loses its end, of two texts the longer one first, as in transformers.
+    A text that is too long loses its end (its beginning where `sides` says left), of two texts the longer one first,
+    as in transformers.
     Raises `RequestError` when a limit does not even hold the special tokens.
     """
     backend: Any = tokenizer.hf.backend_tokenizer
     encodings = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
     for index, (text, limit) in enumerate(zip(texts, limits, strict=True)):
         if limit is not None and len(encodings[index].ids) > limit:
-            encodings[index] = _cut(backend, text, limit, add_special_tokens)
+            side = "left" if sides is not None and sides[index] == "left" else "right"
+            encodings[index] = _cut(backend, text, limit, add_special_tokens, side)
     return [Encoded(each.ids, _second_text(each.type_ids)) for each in encodings]
 
 
@@ -48,7 +51,7 @@ def shorten(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> list[str]:
     ]
 
 
-def _cut(backend: Any, text: str | tuple[str, str], limit: int, add_special_tokens: bool) -> Any:
+def _cut(backend: Any, text: str | tuple[str, str], limit: int, add_special_tokens: bool, side: str) -> Any:
     """The encoding of a text, or two, within `limit` tokens."""
     is_pair = isinstance(text, tuple)
     special = backend.num_special_tokens_to_add(is_pair) if add_special_tokens else 0
@@ -64,7 +67,7 @@ def _cut(backend: Any, text: str | tuple[str, str], limit: int, add_special_toke
     else:
         lengths = [room]
     for part, length in zip(parts, lengths, strict=True):
-        part.truncate(length)
+        part.truncate(length, direction="right" if is_pair else side)
     return backend.post_process(*parts, add_special_tokens=add_special_tokens)
 
 

@@ -112,7 +112,7 @@ class PoolingInputs:
             if isinstance(text_or_ids, (str, tuple)):
                 texts[index] = text_or_ids
             else:
-                found[index] = Encoded(text_or_ids[: limits[index]].tolist())
+                found[index] = Encoded(_cut(text_or_ids, limits[index], params[index]).tolist())
         if texts:
             if self._tokenizer is None:
                 raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
@@ -124,6 +124,7 @@ class PoolingInputs:
                 self._tokenizer,
                 list(plain.values()),
                 [limits[index] for index in plain],
+                [params[index].truncation_side for index in plain],
                 add_special_tokens=add_special_tokens,
             )
             found.update(zip(plain, results, strict=True))
@@ -133,6 +134,12 @@ class PoolingInputs:
         """Most tokens to keep; None: all."""
         keep = params.truncate_prompt_tokens
         return self.limits.max_model_len if keep == -1 else keep
+
+
+def _cut(token_ids: np.ndarray, most: int | None, params: PoolingParams) -> np.ndarray:
+    if most is None or len(token_ids) <= most:
+        return token_ids
+    return token_ids[-most:] if params.truncation_side == "left" else token_ids[:most]
 
 
 def _read(prompt: Any) -> str | tuple[str, str] | np.ndarray:

@@ -1,12 +1,11 @@
 """Embeddings, classes and plain pooling: texts in, numbers out. Fields beyond OpenAI's are vLLM's."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
 from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Int64, Natural, OrMinusOne, Text, documented
 from jaxllm.serving.openai.protocol.messages import Message
 
-_NUMBERS = "numbers are float32, and the bytes of base64 little-endian"
 _TEXT_ONLY = "this model reads text only"
 
 
@@ -19,12 +18,13 @@ class PooledRequest(Body, kw_only=True):
     """Accepted, without effect."""
     truncate_prompt_tokens: OrMinusOne | None = None
     """Keep only this many tokens of a text that is longer, special ones included; -1: as many as the model reads."""
+    truncation_side: Literal["left", "right"] | None = None
+    """With truncate_prompt_tokens: which end of a text is lost; default right. Of two texts always the right one."""
     priority: Int64 | None = None
     """Lower numbers go first, where the server schedules by priority; default 0."""
     request_id: str | None = None
     """Part of the response's id and of the log; by default random."""
 
-    truncation_side: Annotated[Any, Refused("truncation keeps the first tokens", ("right",))] = None
     cache_salt: Annotated[Any, Refused("a pooling model keeps nothing of a text")] = None
     mm_processor_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
 
@@ -52,14 +52,19 @@ class TextsRequest(PooledRequest, kw_only=True):
 class EmbeddingRequest(TextsRequest, kw_only=True):
     """Texts of which embeddings are asked."""
 
-    encoding_format: Annotated[str, documented(enum=["float", "base64"])] | None = None
-    """float: lists of numbers, the default. base64: the bytes of a float32 array."""
+    encoding_format: Annotated[str, documented(enum=["float", "base64", "bytes", "bytes_only"])] | None = None
+    """float: lists of numbers, the default. base64: the bytes of an array. bytes: the answer is the bytes of all arrays
+    and not JSON; the header metadata describes them. bytes_only: the same without the header."""
     dimensions: AtLeastOne | None = None
     """Keep this many first numbers; for models trained for it (Matryoshka)."""
     normalize: bool | None = None
     """Scale embeddings to length 1; by default as the model says, mostly true."""
-    embed_dtype: Annotated[Any, Refused(_NUMBERS, ("float32",))] = None
-    endianness: Annotated[Any, Refused(_NUMBERS, ("native", "little"))] = None
+    embed_dtype: Annotated[str, documented(enum=["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])] | None = (
+        None
+    )
+    """Numbers of such arrays; default float32."""
+    endianness: Annotated[str, documented(enum=["native", "little", "big"])] | None = None
+    """Order of the bytes of such numbers; default native, the server's."""
 
 
 class PoolingBody(EmbeddingRequest, kw_only=True):
@@ -99,7 +104,28 @@ class Embedding(Answer, kw_only=True):
     object: str = "embedding"
     index: int
     embedding: list[float] | str
-    """Numbers, or with base64 the bytes of a float32 array."""
+    """Numbers, or with base64 the bytes of an array."""
+
+
+class VectorBytes(Answer, kw_only=True):
+    """Where the array of one text is in an answer of bytes, and what it holds."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: list[int]
+
+
+class VectorsMetadata(Answer, kw_only=True):
+    """The header `metadata` of an answer of bytes."""
+
+    id: str
+    created: int
+    model: str
+    data: list[VectorBytes]
+    usage: TextUsage
 
 
 class EmbeddingResponse(Answer, kw_only=True):
@@ -119,7 +145,7 @@ class Pooled(Answer, kw_only=True):
     object: str = "pooling"
     index: int
     data: list[float | list[float]] | str
-    """Numbers; a list of them for every token with the tasks of tokens; with base64 the bytes of a float32 array."""
+    """Numbers; a list of them for every token with the tasks of tokens; with base64 the bytes of an array."""
 
 
 class PoolingResponse(Answer, kw_only=True):

@@ -1,6 +1,7 @@
 """Embeddings, classes and scores over HTTP: OpenAI's client, langchain, the shapes of Jina and Cohere."""
 
 import base64
+import json
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import ml_dtypes
 import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
@@ -74,6 +76,77 @@ def test_openais_client(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="does not generate") as error:
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hi"}])
     assert error.value.code == "unsupported_for_model"
+
+
+@pytest.mark.parametrize("order", ["native", "little", "big"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    [
+        ("float32", np.float32, 1e-6),
+        ("float16", np.float16, 1e-3),
+        ("bfloat16", ml_dtypes.bfloat16, 1e-2),
+        ("fp8_e4m3", ml_dtypes.float8_e4m3fn, 0.05),
+        ("fp8_e5m2", ml_dtypes.float8_e5m2, 0.1),
+    ],
+)
+def test_forms_of_numbers(embedder: ServerProcess, name: str, dtype: Any, tolerance: float, order: str) -> None:
+    plain = [each["embedding"] for each in _post(embedder, "/v1/embeddings", {"input": TEXTS}).json()["data"]]
+    body = {"input": TEXTS, "embed_dtype": name, "endianness": order}
+
+    def read(data: bytes) -> np.ndarray:
+        words = np.frombuffer(data, f"{'>' if order == 'big' else '<'}u{np.dtype(dtype).itemsize}")
+        return words.astype(words.dtype.newbyteorder("=")).view(dtype).astype(np.float32)
+
+    encoded = _post(embedder, "/v1/embeddings", {**body, "encoding_format": "base64"}).json()["data"]
+    for each, expected in zip(encoded, plain, strict=True):
+        np.testing.assert_allclose(read(base64.b64decode(each["embedding"])), expected, atol=tolerance)
+    answer = _post(embedder, "/v1/embeddings", {**body, "encoding_format": "bytes"})
+    metadata = json.loads(answer.headers["metadata"])
+    assert answer.headers["content-type"] == "application/octet-stream"
+    for each, expected in zip(metadata["data"], plain, strict=True):
+        assert (each["embed_dtype"], each["shape"]) == (name, [128])
+        assert each["endianness"] == ("big" if order == "big" else "little")
+        np.testing.assert_allclose(read(answer.content[each["start"] : each["end"]]), expected, atol=tolerance)
+    assert metadata["usage"]["prompt_tokens"] > 0
+    only = _post(embedder, "/pooling", {**body, "encoding_format": "bytes_only"})
+    assert (only.content, "metadata" in only.headers) == (answer.content, False)
+
+
+def test_coheres_embeddings(embedder: ServerProcess) -> None:
+    plain = np.array([each["embedding"] for each in _post(embedder, "/v1/embeddings", {"input": TEXTS}).json()["data"]])
+    types = ["float", "base64", "binary", "ubinary"]
+    body = {"model": "demo", "texts": TEXTS, "input_type": "search_document", "embedding_types": types}
+    answer = _post(embedder, "/v2/embed", body).json()
+    assert set(answer["embeddings"]) == set(types)
+    np.testing.assert_allclose(answer["embeddings"]["float"], plain, atol=1e-6)
+    decoded = [np.frombuffer(base64.b64decode(each), "<f4") for each in answer["embeddings"]["base64"]]
+    np.testing.assert_allclose(decoded, plain, atol=1e-6)
+    bits = np.packbits(np.array(answer["embeddings"]["float"]) >= 0, axis=1)
+    assert answer["embeddings"]["ubinary"] == bits.tolist()
+    assert answer["embeddings"]["binary"] == (bits.astype(int) - 128).tolist()
+    assert (answer["texts"], answer["response_type"]) == (TEXTS, "embeddings_by_type")
+    assert answer["meta"]["billed_units"]["input_tokens"] > len(TEXTS)
+    parts = {"inputs": [{"content": [{"type": "text", "text": TEXTS[0]}]}]}
+    again = _post(embedder, "/v2/embed", parts).json()
+    assert set(again["embeddings"]) == {"float"}
+    np.testing.assert_allclose(again["embeddings"]["float"], plain[:1], atol=1e-6)
+
+
+def test_texts_lose_either_end(embedder: ServerProcess) -> None:
+    long = "one two three four five six seven eight nine ten"
+    ids = _post(embedder, "/tokenize", {"prompt": long}).json()["tokens"]
+
+    def embed(**body: Any) -> list[float]:
+        found: list[float] = _post(embedder, "/v2/embed", {"max_tokens": 4, **body}).json()["embeddings"]["float"][0]
+        return found
+
+    for truncate, kept, side in (("END", ids[:4], "right"), ("START", ids[-4:], "left")):
+        expected = _post(embedder, "/v1/embeddings", {"input": [kept]}).json()["data"][0]["embedding"]
+        np.testing.assert_allclose(embed(texts=[long], truncate=truncate), expected, atol=1e-5)
+        cut = {"truncate_prompt_tokens": 4, "truncation_side": side}
+        for given in (long, ids):
+            found = _post(embedder, "/v1/embeddings", {"input": given, **cut}).json()["data"][0]["embedding"]
+            np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -159,11 +232,20 @@ def test_documents_are_cut(crosser: ServerProcess) -> None:
         ("/v1/embeddings", {"input": ["a"] * 33}, "input", "at most 32"),
         ("/v1/embeddings", {"input": ["sky", "cat " * 400]}, "input", "prompt 1: the text has 401 tokens"),
         ("/v1/embeddings", {"input": [5, 99999]}, "input", "prompt token 1 is 99999"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "choose float or base64"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "choose float, base64"),
         ("/v1/embeddings", {"input": "a", "dimensions": 500}, "dimensions", "have 128"),
         ("/v1/embeddings", {"input": "a", "dimension": 5}, "dimension", "did you mean 'dimensions'"),
         ("/v1/embeddings", {"input": "a", "priority": 1}, "priority", "--scheduling-policy priority"),
-        ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, "embed_dtype", "numbers are float32"),
+        ("/v1/embeddings", {"input": "a", "embed_dtype": "float64"}, "embed_dtype", "float16"),
+        ("/v1/embeddings", {"input": "a", "endianness": "middle"}, "endianness", "native, little or big"),
+        ("/v2/embed", {}, "texts", "give either texts or inputs"),
+        ("/v2/embed", {"texts": []}, "texts", "the list is empty"),
+        ("/v2/embed", {"texts": ["a"], "input_type": "music"}, "input_type", "search_query"),
+        ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types[0]", "nvalid"),
+        ("/v2/embed", {"texts": ["a"], "output_dimension": 500}, "output_dimension", "have 128"),
+        ("/v2/embed", {"texts": ["a b c d"], "max_tokens": 2, "truncate": "NONE"}, "texts", "more than max_tokens=2"),
+        ("/v2/embed", {"texts": ["cat " * 400], "truncate": "NONE"}, "texts", "401 tokens"),
+        ("/v2/embed", {"texts": ["a"], "images": ["b"]}, "images", "text only"),
         ("/pooling", {"input": "a", "task": "classify"}, "task", "does embed, token_embed"),
         ("/classify", {"input": "a"}, "task", "does embed, token_embed"),
         ("/score", {"text_1": ["a", "b"], "text_2": "c"}, "text_1", "2 first texts and 1 second ones"),
@@ -189,6 +271,7 @@ def test_answers_are_as_documented_and_counted(embedder: ServerProcess) -> None:
     document = openapi(with_keys=False)
     calls = {
         "EmbeddingResponse": ("/v1/embeddings", {"input": TEXTS}),
+        "CohereEmbedResponse": ("/v2/embed", {"texts": TEXTS, "embedding_types": ["float", "binary"]}),
         "PoolingResponse": ("/v1/pooling", {"input": TEXTS, "task": "token_embed"}),
         "ScoreResponse": ("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS}),
         "RerankResponse": ("/v2/rerank", {"query": TEXTS[0], "documents": TEXTS}),
@@ -198,7 +281,7 @@ def test_answers_are_as_documented_and_counted(embedder: ServerProcess) -> None:
     for name, (path, body) in calls.items():
         schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
         jsonschema.validate(_post(embedder, path, body).json(), schema, cls=jsonschema.Draft202012Validator)
-    assert _metric(embedder, "request_success_total") - before == 3 + 3 + 4 + 4
+    assert _metric(embedder, "request_success_total") - before == 3 + 3 + 3 + 4 + 4
     assert _metric(embedder, "prompt_tokens_total") > 0
     assert _metric(embedder, "compilations_after_warmup_total") == 0
 

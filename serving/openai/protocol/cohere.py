@@ -1,0 +1,92 @@
+"""Embeddings as Cohere's interface asks for them (https://docs.cohere.com/reference/embed)."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
+from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Int64, Text, documented
+
+_TEXT_ONLY = "this model reads text only"
+Vectors = list[list[float]]
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+
+
+class CoherePart(Body, kw_only=True):
+    """A part of an input."""
+
+    type: Literal["text"]
+    text: str
+    image_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
+
+
+class CohereInput(Body, kw_only=True):
+    """An input of several parts, which are read one behind the other."""
+
+    content: list[CoherePart]
+
+
+class CohereEmbedRequest(Body, kw_only=True):
+    """Texts of which embeddings are asked."""
+
+    model: str | None = None
+    """One of /v1/models; default: the first."""
+    texts: Annotated[list[Text], documented(minItems=1)] | None = None
+    """The texts; or else inputs."""
+    inputs: Annotated[list[CohereInput], documented(minItems=1)] | None = None
+    """The texts, in parts."""
+    input_type: str | None = None
+    """What the texts are for, such as search_query: chooses one of the model's own prompts, if it has any."""
+    embedding_types: list[EmbeddingType] | None = None
+    """Forms of the embeddings: float (the default), base64 of float32, or a bit for each number, in signed (binary) or
+    unsigned (ubinary) bytes."""
+    output_dimension: AtLeastOne | None = None
+    """Keep this many first numbers; for models trained for it (Matryoshka)."""
+    max_tokens: AtLeastOne | None = None
+    """Keep only this many tokens of a text that is longer."""
+    truncate: Literal["NONE", "START", "END"] | None = None
+    """What a text that is too long loses: its END (the default), its START, or NONE: it is an error."""
+    priority: Int64 | None = None
+    """Lower numbers go first, where the server schedules by priority; default 0."""
+    request_id: str | None = None
+    """Part of the response's id and of the log; by default random."""
+
+    images: Annotated[Any, Refused(_TEXT_ONLY, ([],))] = None
+
+
+class CohereEmbeddings(Answer, kw_only=True):
+    """The embeddings in each form that was asked for."""
+
+    float: Vectors | UnsetType = UNSET
+    base64: list[str] | UnsetType = UNSET
+    binary: list[list[int]] | UnsetType = UNSET
+    ubinary: list[list[int]] | UnsetType = UNSET
+
+
+class CohereVersion(Answer, kw_only=True):
+    """Cohere's version of the interface."""
+
+    version: str = "2"
+
+
+class CohereUnits(Answer, kw_only=True):
+    """Tokens that went in."""
+
+    input_tokens: int
+
+
+class CohereMeta(Answer, kw_only=True):
+    """What else is to be said."""
+
+    api_version: CohereVersion
+    billed_units: CohereUnits
+
+
+class CohereEmbedResponse(Answer, kw_only=True):
+    """Embeddings in the order of the texts."""
+
+    id: str
+    embeddings: CohereEmbeddings
+    texts: list[str] | None
+    meta: CohereMeta
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
