@@ -43,9 +43,9 @@ class EngineError(JaxLLMError, RuntimeError):
     """The engine itself failed; requests in flight are lost."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for an error message: `"; did you mean 'x'?"`, or an empty string when nothing is close."""
-    close = get_close_matches(name, list(known), n=3, cutoff=0.6)
+def nearest(name: str, known: Iterable[str], *, alike: float = 0.6) -> str:
+    """A hint for an error message: `"; did you mean 'x'?"`, or an empty string when nothing is `alike` (1: equal)."""
+    close = get_close_matches(name, list(known), n=3, cutoff=alike)
     if not close:
         return ""
     return f"; did you mean {' or '.join(repr(match) for match in close)}?"

@@ -6,7 +6,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from jaxllm.serving.openai.errors import HttpError, guarded, handle
+from jaxllm.serving.openai.errors import IGNORED_HEADER, HttpError, guarded, handle
 from jaxllm.serving.openai.middleware.body_size import BodyLimit
 from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.openai.middleware.keys import ApiKeys
@@ -46,7 +46,7 @@ def _middleware(options: ServerOptions, access: Access) -> list[Middleware]:
             allow_methods=options.allowed_methods,
             allow_headers=options.allowed_headers,
             allow_credentials=options.allow_credentials,
-            expose_headers=[HEADER, "Retry-After"],
+            expose_headers=[HEADER, IGNORED_HEADER, "Retry-After"],
         ),
     ]
     chain.append(Middleware(ApiKeys, access=access, public_paths=PUBLIC_PATHS))

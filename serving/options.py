@@ -65,6 +65,9 @@ class ServerOptions(Section):
         "its chat template shows.",
     )
     response_role: str = option("assistant", "The role of messages that the model writes.")
+    strict_fields: bool = option(
+        False, "Refuse requests with fields that are unknown or not served, instead of ignoring these."
+    )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
     enable_tokenizer_info_endpoint: bool = option(False, "Offer /tokenizer_info: the tokenizer's settings.")

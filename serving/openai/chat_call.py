@@ -112,6 +112,8 @@ def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, defaults: Ma
         if name in given:
             raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
     kwargs = {**defaults, **given}
+    if body.enable_thinking is not None and "enable_thinking" not in given:
+        kwargs["enable_thinking"] = body.enable_thinking
     if isinstance(body, ChatCompletionRequest):
         if body.documents is not None:
             kwargs["documents"] = body.documents

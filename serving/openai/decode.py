@@ -11,8 +11,11 @@ import msgspec
 from starlette.requests import Request
 
 from jaxllm.errors import nearest
-from jaxllm.serving.openai.errors import BodyError, not_json
-from jaxllm.serving.openai.protocol.base import Body, refuse_unsupported
+from jaxllm.serving.openai.errors import IGNORED, BodyError, not_json
+from jaxllm.serving.openai.ignored_fields import IgnoredFields
+from jaxllm.serving.openai.protocol.base import Body
+from jaxllm.serving.openai.state import server_of
+from jaxllm.serving.openai.unserved import prune, settle
 
 Kind = TypeVar("Kind", bound=Body)
 
@@ -27,30 +30,43 @@ _WORDS = {
     "array": "a list",
     "object": "an object",
 }
+_UNKNOWN = "Object contains unknown field"
 _EXPLAINED_BYTES = 2**20
 """Larger malformed bodies are not looked at a second time for a better message."""
 
 
 async def read_body(request: Request, kind: type[Kind]) -> Kind:
-    """The body of a request. Raises `RequestError`s that name the field, and `HttpError`."""
+    """The body of a request, without what is ignored. Raises `RequestError`s that name the field, and `HttpError`."""
     content_type = request.headers.get("content-type")
     if content_type is not None:
         media_type = content_type.partition(";")[0].strip().lower()
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise not_json(content_type)
-    body = decode(await request.body(), kind)
-    refuse_unsupported(body)
+    ignored = _ignored(request)
+    body = decode(await request.body(), kind, ignored)
+    settle(body, "", ignored)
     return body
 
 
-def decode(body: bytes, kind: type[Kind]) -> Kind:
-    """JSON text as `kind`. Raises `BodyError` for the first thing that is wrong."""
+def _ignored(request: Request) -> IgnoredFields:
+    """What becomes known to be ignored of a request; `errors.guarded` names it in the response."""
+    ignored: IgnoredFields = request.scope.setdefault(IGNORED, IgnoredFields(server_of(request).fields))
+    return ignored
+
+
+def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) -> Kind:
+    """JSON text as `kind`. Raises `BodyError` for the first thing that is wrong.
+
+    Unknown fields are added to `ignored`, or wrong without it.
+    """
     if not body.strip():
         raise BodyError("the body is empty: expected a JSON object", None, "invalid_json")
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise _explain_mismatch(str(error), kind) from None
+        if ignored is None or ignored.strict or not str(error).startswith(_UNKNOWN):
+            raise _explain_mismatch(str(error), kind) from None
+        return _decode_known(body, kind, ignored)
     except msgspec.DecodeError as error:
         raise _explain_malformed(str(error), body) from None
     except UnicodeDecodeError as error:
@@ -59,13 +75,25 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
         raise BodyError("the body is nested too deeply", None, "invalid_json") from None
 
 
+def _decode_known(body: bytes, kind: type[Kind], ignored: IgnoredFields) -> Kind:
+    """A body with unknown fields, which is parsed once more to find them all."""
+    try:
+        value = msgspec.json.decode(body)
+        prune(value, kind, "", ignored)
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain_mismatch(str(error), kind) from None
+    except msgspec.DecodeError as error:
+        raise _explain_malformed(str(error), body) from None
+
+
 def as_body(value: Any, kind: type[Kind], path: str) -> Kind:
     """A part of a body, decoded before, as `kind`; `path` is its place. Raises `BodyError` and `UnsupportedError`."""
     try:
         body = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _explain_mismatch(str(error), kind, path) from None
-    refuse_unsupported(body, f"{path}.")
+    settle(body, f"{path}.")
     return body
 
 
@@ -78,6 +106,9 @@ def read_query(request: Request, kind: type[Kind]) -> Kind:
             given.setdefault(name, []).append(value)
         else:
             given[name] = value
+    ignored = _ignored(request)
+    if not ignored.strict:
+        prune(given, kind, "", ignored)
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+IGNORED = "jaxllm.ignored_fields"
+"""Name in the scope of a request: its `IgnoredFields`."""
+IGNORED_HEADER = "X-Ignored-Fields"
+
 _CLIENT_GONE = 499
 """What nginx logs for a client that left before the answer; nobody receives it."""
 
@@ -133,13 +137,18 @@ def requests_running() -> HttpError:
 
 
 def guarded(handler: Handler) -> Handler:
-    """A handler whose every exception becomes a response."""
+    """A handler whose every exception becomes a response, and whose responses name the fields that were ignored."""
 
     async def guard(request: Request) -> Response:
         try:
-            return await handler(request)
+            response = await handler(request)
         except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer and the log the rest)
-            return response_to(error, request)
+            response = response_to(error, request)
+        ignored = request.scope.get(IGNORED)
+        names = ignored.header() if ignored is not None else None
+        if names:
+            response.headers[IGNORED_HEADER] = names
+        return response
 
     return guard
 

@@ -17,7 +17,7 @@ from jaxllm.serving.anthropic.errors import OVERLOADED
 from jaxllm.serving.openai.errors import DOCUMENTED
 from jaxllm.serving.openai.operation import Operation
 from jaxllm.serving.openai.protocol.anthropic_answers import MessagesError
-from jaxllm.serving.openai.protocol.base import Body, refused_fields
+from jaxllm.serving.openai.protocol.base import Body, Ignored, refused_fields
 from jaxllm.serving.openai.routes import OPERATIONS
 from jaxllm.serving.openai.state import server_of
 
@@ -45,7 +45,8 @@ async def show_page(_: Request) -> Response:
 
 async def show_document(request: Request) -> Response:
     """The OpenAPI document."""
-    document = openapi(with_keys=server_of(request).access.needs_key)
+    server = server_of(request)
+    document = openapi(with_keys=server.access.needs_key, strict=server.options.strict_fields)
     root = request.scope.get("root_path")
     if root:
         document = {**document, "servers": [{"url": root}]}
@@ -53,14 +54,14 @@ async def show_document(request: Request) -> Response:
 
 
 @cache
-def openapi(*, with_keys: bool) -> dict[str, Any]:
-    """The document, OpenAPI 3.1; `with_keys` if requests need one."""
+def openapi(*, with_keys: bool, strict: bool = False) -> dict[str, Any]:
+    """The document, OpenAPI 3.1; `with_keys` if requests need one, `strict` if unknown fields are refused."""
     kinds = {kind for each in OPERATIONS for kind in each.bodies}
     _, schemas = msgspec.json.schema_components(
         sorted(kinds, key=lambda kind: kind.__name__), ref_template="#/components/schemas/{name}"
     )
     for kind in _structs(kinds):
-        _describe(schemas[kind.__name__], kind)
+        _describe(schemas[kind.__name__], kind, strict=strict)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         path = operation.path.replace(":path}", "}")
@@ -151,17 +152,21 @@ def _structs(kinds: set[Any]) -> Iterator[type[msgspec.Struct]]:
             waiting += [field.type for field in info.fields]
         for name in ("types", "item_types"):
             waiting += getattr(info, name, ())
-        for name in ("item_type", "key_type", "value_type"):
+        for name in ("type", "item_type", "key_type", "value_type"):
             inner = getattr(info, name, None)
             waiting += [] if inner is None else [inner]
 
 
-def _describe(schema: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+def _describe(schema: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool) -> None:
     """Put the descriptions of fields into a schema, and what is accepted of fields that are not served."""
     descriptions = {name: text for each in reversed(kind.__mro__) for name, text in _field_docs(each).items()}
     refused = refused_fields(kind) if issubclass(kind, Body) else {}
+    if not strict:
+        schema.pop("additionalProperties", None)
     for name, field in schema["properties"].items():
-        if name in refused:
+        if not strict and isinstance(refused.get(name), Ignored):
+            field["description"] = f"Ignored: {refused[name].reason}."
+        elif name in refused:
             field["enum"] = [None, *refused[name].allowed]
             field["description"] = f"Not served: {refused[name].reason}."
         elif name in descriptions:

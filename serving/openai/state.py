@@ -13,6 +13,7 @@ from jaxllm.serving.api_servers.board import Board
 from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.metrics import Metrics
 from jaxllm.serving.openai import errors
+from jaxllm.serving.openai.ignored_fields import FieldPolicy
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.responses.store import ResponseStore
 from jaxllm.serving.options import ServerOptions
@@ -39,6 +40,7 @@ class ServerState:
     created: int
     board: Board | None = None
     """What other API server processes have measured, if there are others."""
+    fields: FieldPolicy = field(init=False)
     token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
     access: Access = field(init=False)
@@ -47,6 +49,7 @@ class ServerState:
     _own_template: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.fields = FieldPolicy(strict=self.options.strict_fields)
         self.token_bytes = TokenBytes(self.tokenizer)
         self.access = Access.of(self.options)
         # Each of several processes would know only its own, and the next request may reach another.

@@ -103,7 +103,9 @@ def _choice(
         return "none", None
     if choice == "required":
         if not functions:
-            raise RequestError("tool_choice='required': give tools with it", "tool_choice")
+            raise RequestError(
+                "tool_choice='required': give tools of type 'function' with it; others are ignored", "tool_choice"
+            )
         return "required", None
     if isinstance(choice, str):
         raise RequestError(

@@ -5,10 +5,10 @@ The specification: https://docs.anthropic.com/en/api/messages, and the types in 
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.base import Body, Ignored, OneOf, Refused
 from jaxllm.serving.openai.protocol.bounds import AtLeastOne, NonEmpty, Text, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
-from jaxllm.serving.openai.protocol.responses import any_of
+from jaxllm.serving.openai.protocol.responses import any_of, any_of_or_ignored
 
 _ONE = "a message has one answer"
 _OTHER = "a field of OpenAI's; the Messages API has "
@@ -30,6 +30,10 @@ class MessagesText(_Cached, kw_only=True):
     """Accepted, without effect: clients put the text there as an object."""
 
 
+_TEXT = documented(**any_of("MessagesText"))
+_TEXT_KIND = OneOf({"text": MessagesText})
+
+
 class MessagesToolUse(_Cached, kw_only=True):
     """A call that the model made before."""
 
@@ -38,8 +42,8 @@ class MessagesToolUse(_Cached, kw_only=True):
     name: NonEmpty
     input: dict[str, Any]
     """The arguments."""
-    caller: Annotated[Any, Refused("only the model itself calls tools", ({"type": "direct"},))] = None
-    toolset_name: Annotated[Any, Refused("there are no toolsets")] = None
+    caller: Annotated[Any, Ignored("only the model itself calls tools", ({"type": "direct"},))] = None
+    toolset_name: Annotated[Any, Ignored("there are no toolsets")] = None
 
 
 class MessagesToolResult(_Cached, kw_only=True):
@@ -48,10 +52,10 @@ class MessagesToolResult(_Cached, kw_only=True):
     type: Literal["tool_result"]
     tool_use_id: NonEmpty
     """The call that it answers."""
-    content: str | list[Annotated[dict[str, Any], documented(**any_of("MessagesText"))]] | None = None
+    content: str | list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]] | None = None
     is_error: bool | None = None
     """Accepted, without effect: the model reads what content says."""
-    toolset_name: Annotated[Any, Refused("there are no toolsets")] = None
+    toolset_name: Annotated[Any, Ignored("there are no toolsets")] = None
 
 
 class MessagesThinking(Body, kw_only=True):
@@ -80,14 +84,14 @@ BLOCK_KINDS: dict[str, type[Body]] = {
 """Blocks that are understood, by type."""
 
 _BLOCK = documented(**any_of(*(kind.__name__ for kind in BLOCK_KINDS.values())))
-_TEXT = documented(**any_of("MessagesText"))
+_BLOCK_KIND = OneOf(BLOCK_KINDS)
 
 
 class MessagesMessage(Body, kw_only=True):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Annotated[dict[str, Any], _BLOCK]]
+    content: str | list[Annotated[dict[str, Any], _BLOCK, _BLOCK_KIND]]
 
 
 class MessagesTool(_Cached, kw_only=True):
@@ -104,8 +108,8 @@ class MessagesTool(_Cached, kw_only=True):
     """Accepted, without effect."""
     eager_input_streaming: bool | None = None
     """Accepted, without effect: arguments are always sent as they come."""
-    defer_loading: Annotated[Any, Refused("there is no search for tools", (False,))] = None
-    allowed_callers: Annotated[Any, Refused("only the model itself calls tools", (["direct"],))] = None
+    defer_loading: Annotated[Any, Ignored("there is no search for tools", (False,))] = None
+    allowed_callers: Annotated[Any, Ignored("only the model itself calls tools", (["direct"],))] = None
 
 
 class MessagesToolChoice(Body, kw_only=True):
@@ -153,8 +157,9 @@ class MessagesMetadata(Body, kw_only=True):
 
 
 _Messages = Annotated[list[MessagesMessage], documented(minItems=1)]
-_System = str | list[Annotated[dict[str, Any], _TEXT]]
-_Tools = list[Annotated[dict[str, Any], documented(**any_of("MessagesTool"))]]
+_System = str | list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]]
+_TOOL_KIND = OneOf({"custom": MessagesTool}, default=lambda _: "custom", drop_others=True)
+_Tools = list[Annotated[dict[str, Any], documented(**any_of_or_ignored("MessagesTool", "custom")), _TOOL_KIND]]
 
 
 class MessagesRequest(GenerationRequest, kw_only=True):
@@ -169,7 +174,7 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     stop_sequences: list[Text] | None = None
     """Strings that end the text; they are not part of it."""
     tools: _Tools | None = None
-    """Tools that the model may call; Anthropic's own tools run nowhere here and are refused."""
+    """Tools that the model may call; Anthropic's own tools run nowhere here and are ignored."""
     tool_choice: MessagesToolChoice | None = None
     """Which of them the model is to call; default auto."""
     thinking: ThinkingSettings | None = None
@@ -199,16 +204,16 @@ class MessagesRequest(GenerationRequest, kw_only=True):
 
     n: Annotated[Any, Refused(_ONE, (1,))] = None
     stop: Annotated[Any, Refused(f"{_OTHER}stop_sequences", ([],))] = None
-    stream_options: Annotated[Any, Refused("streams always tell the usage")] = None
+    stream_options: Annotated[Any, Ignored("streams always tell the usage")] = None
     response_format: Annotated[Any, Refused(f"{_OTHER}output_config.format", ({"type": "text"},))] = None
     thinking_token_budget: Annotated[Any, Refused(f"{_OTHER}thinking.budget_tokens", (-1,))] = None
-    prompt_logprobs: Annotated[Any, Refused("messages have no logprobs; see /v1/chat/completions")] = None
-    return_token_ids: Annotated[Any, Refused("messages have no token ids; see /v1/chat/completions", (False,))] = None
-    return_tokens_as_token_ids: Annotated[Any, Refused("messages have no logprobs", (False,))] = None
-    container: Annotated[Any, Refused("no tools run on this server")] = None
-    mcp_servers: Annotated[Any, Refused("no tools run on this server", ([],))] = None
-    context_management: Annotated[Any, Refused("nothing is edited or compacted")] = None
-    diagnostics: Annotated[Any, Refused("there are none")] = None
+    prompt_logprobs: Annotated[Any, Ignored("messages have no logprobs; see /v1/chat/completions")] = None
+    return_token_ids: Annotated[Any, Ignored("messages have no token ids; see /v1/chat/completions", (False,))] = None
+    return_tokens_as_token_ids: Annotated[Any, Ignored("messages have no logprobs", (False,))] = None
+    container: Annotated[Any, Ignored("no tools run on this server")] = None
+    mcp_servers: Annotated[Any, Ignored("no tools run on this server", ([],))] = None
+    context_management: Annotated[Any, Ignored("nothing is edited or compacted")] = None
+    diagnostics: Annotated[Any, Ignored("there are none")] = None
 
 
 class CountTokensRequest(Body, kw_only=True):
@@ -240,4 +245,4 @@ class CountTokensRequest(Body, kw_only=True):
     """Accepted, without effect."""
     workspace_id: str | None = None
     """Accepted, without effect."""
-    context_management: Annotated[Any, Refused("nothing is edited or compacted")] = None
+    context_management: Annotated[Any, Ignored("nothing is edited or compacted")] = None

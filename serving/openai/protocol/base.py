@@ -1,5 +1,6 @@
-"""What all bodies share: unknown fields are errors, and known fields that are not served say why."""
+"""What all bodies share, and marks for fields that are not served, or hold one of several bodies."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
@@ -32,39 +33,51 @@ class Refused:
         return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.allowed)
 
 
+@dataclass(frozen=True)
+class Ignored(Refused):
+    """Marks a field that is not served either, but without which the answer is still one to the request.
+
+    It is ignored, and the response names it, unless the server is to be strict.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Marks an object, in `Annotated`, that is one of several bodies, by its `type`.
+
+    `default` tells the type of an object that has none; `drop_others`: objects of other types are left out of their
+    list, and named in the response, instead of being refused.
+    """
+
+    kinds: Mapping[str, type[Body]]
+    default: Callable[[Mapping[str, Any]], str | None] = lambda _: None
+    drop_others: bool = False
+
+    def kind_of(self, value: Mapping[str, Any]) -> type[Body] | None:
+        """What the object is; None: none of them."""
+        name = value.get("type")
+        if name is None:
+            name = self.default(value)
+        return self.kinds.get(name) if isinstance(name, str) else None
+
+
+@dataclass(frozen=True, eq=False)
+class KnownValues:
+    """Marks a list of strings, in `Annotated`, of which others than these are left out and named in the response."""
+
+    values: tuple[str, ...]
+
+
 class UnsupportedError(RequestError):
     """A field asks for something that this server knows of and does not do."""
 
 
 @cache
 def refused_fields(kind: type[Body]) -> dict[str, Refused]:
-    """The fields of a body that are not served."""
+    """The fields of a body that are not served, ignored or refused."""
     found = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         for note in getattr(hint, "__metadata__", ()):
             if isinstance(note, Refused):
                 found[name] = note
     return found
-
-
-def refuse_unsupported(body: Body, path: str = "") -> None:
-    """Raise `UnsupportedError` if the body, or one inside it, asks for what is not served.
-
-    `path` is what stands before the names of its fields in messages.
-    """
-    refused = refused_fields(type(body))
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
-        if value is None:
-            continue
-        reason = refused.get(name)
-        if reason is not None:
-            if not reason.allows(value):
-                raise UnsupportedError(f"{path}{name}: {reason.reason}", f"{path}{name}")
-        elif isinstance(value, Body):
-            refuse_unsupported(value, f"{path}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], (Body, str)):
-            # Texts and bodies may be mixed. Lists of numbers are long, and hold no bodies.
-            for index, item in enumerate(value):
-                if isinstance(item, Body):
-                    refuse_unsupported(item, f"{path}{name}[{index}].")

@@ -4,12 +4,14 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer, Refused
+from jaxllm.serving.openai.protocol.base import Answer, Ignored, OneOf, Refused
 from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Natural, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs, PromptLogprobs
 from jaxllm.serving.openai.protocol.messages import Message, Tool
 from jaxllm.serving.openai.protocol.usage import Usage
+
+_TOOL_KINDS = OneOf({"function": Tool}, default=lambda _: "function", drop_others=True)
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
@@ -25,8 +27,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Return the log-probabilities of the generated tokens."""
     top_logprobs: Natural | None = None
     """Most likely alternatives to return at each place; only with logprobs."""
-    tools: list[Tool] | None = None
-    """Functions that the model may call."""
+    tools: list[Annotated[Tool, _TOOL_KINDS]] | None = None
+    """Functions that the model may call; tools of other types are ignored."""
     tool_choice: str | dict[str, Any] | None = None
     """none, auto (the default), required, or an object that names a function or the tools that are allowed."""
     parallel_tool_calls: bool | None = None
@@ -37,6 +39,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """A chat template (Jinja) for this request; refused unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
+    enable_thinking: bool | None = None
+    """An argument for the chat template that many know; chat_template_kwargs comes before it."""
     documents: list[dict[str, Any]] | None = None
     """Documents for chat templates that show them to the model."""
     add_generation_prompt: bool | None = None
@@ -62,16 +66,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     prompt_cache_retention: str | None = None
     """Accepted, without effect: prefixes are kept as long as there is room."""
 
-    audio: Annotated[Any, Refused("this model writes text only")] = None
-    modalities: Annotated[Any, Refused("this model writes text only", (["text"],))] = None
-    function_call: Annotated[Any, Refused("OpenAI has replaced it: use tool_choice", ("none",))] = None
-    functions: Annotated[Any, Refused("OpenAI has replaced it: use tools", ([],))] = None
-    moderation: Annotated[Any, Refused("there is no moderation")] = None
-    store: Annotated[Any, Refused("chat completions are not stored; see /v1/responses", (False,))] = None
-    verbosity: Annotated[Any, Refused("this model has one verbosity; ask for less or more in words", ("medium",))] = (
+    audio: Annotated[Any, Ignored("this model writes text only")] = None
+    modalities: Annotated[Any, Ignored("this model writes text only", (["text"],))] = None
+    function_call: Annotated[Any, Refused("OpenAI has replaced it: use tool_choice", ("none", "auto"))] = None
+    functions: Annotated[Any, Ignored("OpenAI has replaced it: use tools", ([],))] = None
+    moderation: Annotated[Any, Ignored("there is no moderation")] = None
+    store: Annotated[Any, Ignored("chat completions are not stored; see /v1/responses", (False,))] = None
+    verbosity: Annotated[Any, Ignored("this model has one verbosity; ask for less or more in words", ("medium",))] = (
         None
     )
-    web_search_options: Annotated[Any, Refused("this model does not search the web")] = None
+    web_search_options: Annotated[Any, Ignored("this model does not search the web")] = None
 
 
 class CalledFunctionAnswer(Answer, kw_only=True):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxllm.serving.openai.protocol.bounds import (
     Count,
     Int64,
@@ -132,21 +132,21 @@ class GenerationRequest(Body, kw_only=True):
     thinking_token_budget: OrMinusOne | None = None
     """Most tokens of reasoning; -1: no limit. Only where the server tells reasoning from text."""
 
-    guided_decoding_backend: Annotated[Any, Refused(_BACKEND, ("auto", "guidance", "llguidance"))] = None
+    guided_decoding_backend: Annotated[Any, Ignored(_BACKEND, ("auto", "guidance", "llguidance"))] = None
     logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
     logprob_token_ids: Annotated[Any, Refused("only the most likely tokens have logprobs; use top_logprobs")] = None
     truncation_side: Annotated[Any, Refused("truncation keeps the last tokens", ("left",))] = None
-    stream_interval: Annotated[Any, Refused("tokens are sent as they come", (1,))] = None
-    repetition_detection: Annotated[Any, Refused("not supported; see frequency_penalty")] = None
-    watermarking: Annotated[Any, Refused("there is no watermark", (False,))] = None
-    return_token_offsets: Annotated[Any, Refused("not supported; completions have logprobs.text_offset", (False,))] = (
+    stream_interval: Annotated[Any, Ignored("tokens are sent as they come", (1,))] = None
+    repetition_detection: Annotated[Any, Ignored("not supported; see frequency_penalty")] = None
+    watermarking: Annotated[Any, Ignored("there is no watermark", (False,))] = None
+    return_token_offsets: Annotated[Any, Ignored("not supported; completions have logprobs.text_offset", (False,))] = (
         None
     )
-    return_prompt_text: Annotated[Any, Refused("not supported; see /tokenize", (False,))] = None
-    return_mm_kwargs: Annotated[Any, Refused(_TEXT_ONLY, (True, False))] = None
-    media_io_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
-    mm_processor_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
-    routed_experts_prompt_start: Annotated[Any, Refused("routing of experts is not returned", (0,))] = None
-    kv_transfer_params: Annotated[Any, Refused(_TRANSFER, ({},))] = None
-    ec_transfer_params: Annotated[Any, Refused(_TRANSFER, ({},))] = None
-    vllm_xargs: Annotated[Any, Refused("there are no extensions that read it", ({},))] = None
+    return_prompt_text: Annotated[Any, Ignored("not supported; see /tokenize", (False,))] = None
+    return_mm_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, (True, False))] = None
+    media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
+    routed_experts_prompt_start: Annotated[Any, Ignored("routing of experts is not returned", (0,))] = None
+    kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
+    ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
+    vllm_xargs: Annotated[Any, Ignored("there are no extensions that read it", ({},))] = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
+from jaxllm.serving.openai.protocol.base import Answer, Body, Ignored
 from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Int64, Natural, OrMinusOne, Text, documented
 from jaxllm.serving.openai.protocol.messages import Message
 
@@ -25,8 +25,8 @@ class PooledRequest(Body, kw_only=True):
     request_id: str | None = None
     """Part of the response's id and of the log; by default random."""
 
-    cache_salt: Annotated[Any, Refused("a pooling model keeps nothing of a text")] = None
-    mm_processor_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
+    cache_salt: Annotated[Any, Ignored("a pooling model keeps nothing of a text")] = None
+    mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
 
 
 class TextsRequest(PooledRequest, kw_only=True):
@@ -46,7 +46,7 @@ class TextsRequest(PooledRequest, kw_only=True):
     """A chat template (Jinja) for this request; refused unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
-    media_io_kwargs: Annotated[Any, Refused(_TEXT_ONLY, ({},))] = None
+    media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
 
 
 class EmbeddingRequest(TextsRequest, kw_only=True):

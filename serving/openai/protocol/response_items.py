@@ -3,9 +3,10 @@
 The specification: https://platform.openai.com/docs/api-reference/responses, and the types in `openai.types.responses`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxllm.serving.openai.protocol.bounds import NonEmpty
 
 _TEXT_ONLY = "this model reads text only"
@@ -30,7 +31,7 @@ class InputPart(Body, kw_only=True):
     parsed: Any = None
     """Accepted, without effect: clients put the text there as an object."""
     image_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    detail: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    detail: Annotated[Any, Ignored(_TEXT_ONLY)] = None
     file_id: Annotated[Any, Refused(_TEXT_ONLY)] = None
     file_data: Annotated[Any, Refused(_TEXT_ONLY)] = None
     file_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
@@ -66,8 +67,8 @@ class FunctionCallInput(Body, kw_only=True):
     status: ItemStatus | None = None
     parsed_arguments: Any = None
     """Accepted, without effect: clients put the arguments there as an object."""
-    namespace: Annotated[Any, Refused("functions have no namespaces")] = None
-    caller: Annotated[Any, Refused(_NO_PROGRAMS, ({"type": "direct"},))] = None
+    namespace: Annotated[Any, Ignored("functions have no namespaces")] = None
+    caller: Annotated[Any, Ignored(_NO_PROGRAMS, ({"type": "direct"},))] = None
 
 
 class FunctionCallOutput(Body, kw_only=True):
@@ -81,8 +82,8 @@ class FunctionCallOutput(Body, kw_only=True):
     status: ItemStatus | None = None
     name: str | None = None
     """The function; accepted, without effect."""
-    namespace: Annotated[Any, Refused("functions have no namespaces")] = None
-    caller: Annotated[Any, Refused(_NO_PROGRAMS, ({"type": "direct"},))] = None
+    namespace: Annotated[Any, Ignored("functions have no namespaces")] = None
+    caller: Annotated[Any, Ignored(_NO_PROGRAMS, ({"type": "direct"},))] = None
 
 
 class ReasoningPart(Body, kw_only=True):
@@ -101,7 +102,7 @@ class ReasoningInput(Body, kw_only=True):
     """Shown to the model where there is no content."""
     content: list[ReasoningPart] | None = None
     status: ItemStatus | None = None
-    encrypted_content: Annotated[Any, Refused("reasoning is never encrypted here: send its content")] = None
+    encrypted_content: Annotated[Any, Ignored("reasoning is never encrypted here: send its content")] = None
 
 
 class ItemReference(Body, kw_only=True):
@@ -124,6 +125,11 @@ ITEM_KINDS: dict[str, type[Body]] = {
 """Items that are understood, by type."""
 
 
+def kind_of_untyped(item: Mapping[str, Any]) -> str:
+    """The type of an item that does not say it."""
+    return "message" if "role" in item else "item_reference"
+
+
 class ResponseTool(Body, kw_only=True):
     """A function that the model may call."""
 
@@ -136,5 +142,5 @@ class ResponseTool(Body, kw_only=True):
     """Whether calls must fit the schema."""
     output_schema: dict[str, Any] | None = None
     """Accepted, without effect."""
-    defer_loading: Annotated[Any, Refused("there is no search for tools", (False,))] = None
-    allowed_callers: Annotated[Any, Refused(_NO_PROGRAMS, (["direct"],))] = None
+    defer_loading: Annotated[Any, Ignored("there is no search for tools", (False,))] = None
+    allowed_callers: Annotated[Any, Ignored(_NO_PROGRAMS, (["direct"],))] = None

@@ -2,9 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.openai.protocol.base import Body, Refused
+from jaxllm.serving.openai.protocol.base import Body, Ignored, KnownValues, OneOf, Refused
 from jaxllm.serving.openai.protocol.bounds import AtLeastOne, FromZero, Natural, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS, ResponseTool, kind_of_untyped
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` may ask for."""
 
 _ONE = "a response has one answer"
 
@@ -14,10 +18,22 @@ def any_of(*names: str) -> dict[str, Any]:
     return {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
 
 
+def any_of_or_ignored(name: str, type_name: str) -> dict[str, Any]:
+    """Keywords of JSON Schema for an object of this Struct, whose type is `type_name`, or of another type."""
+    other = {
+        "type": "object",
+        "required": ["type"],
+        "properties": {"type": {"type": "string", "not": {"const": type_name}}},
+    }
+    return {"anyOf": [*any_of(name)["anyOf"], other]}
+
+
 _ITEM = documented(
     **any_of("MessageItem", "FunctionCallInput", "FunctionCallOutput", "ReasoningInput", "ItemReference")
 )
-_TOOL = documented(**any_of("ResponseTool"))
+_ITEM_KINDS = OneOf(ITEM_KINDS, default=kind_of_untyped)
+_TOOL = documented(**any_of_or_ignored("ResponseTool", "function"))
+_TOOL_KINDS = OneOf({"function": ResponseTool}, drop_others=True)
 
 
 class TextFormat(Body, kw_only=True):
@@ -39,7 +55,7 @@ class TextSettings(Body, kw_only=True):
 
     format: TextFormat | None = None
     """Plain text, or JSON."""
-    verbosity: Annotated[Any, Refused("this model has one verbosity; ask for less or more in words", ("medium",))] = (
+    verbosity: Annotated[Any, Ignored("this model has one verbosity; ask for less or more in words", ("medium",))] = (
         None
     )
 
@@ -55,13 +71,13 @@ class ReasoningSettings(Body, kw_only=True):
     """The older name of summary."""
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     """Accepted, without effect: the chat template decides what it shows of earlier reasoning."""
-    mode: Annotated[Any, Refused("this model has one mode", ("standard",))] = None
+    mode: Annotated[Any, Ignored("this model has one mode", ("standard",))] = None
 
 
 class ResponsesRequest(GenerationRequest, kw_only=True):
     """A conversation, or what is new in it, to be answered."""
 
-    input: str | Annotated[list[Annotated[dict[str, Any], _ITEM]], documented(minItems=1)]
+    input: str | Annotated[list[Annotated[dict[str, Any], _ITEM, _ITEM_KINDS]], documented(minItems=1)]
     """A text, which is a message of the user, or a list of items."""
     instructions: str | None = None
     """A message of the system before the input; of an earlier response's there is nothing left."""
@@ -75,16 +91,16 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """Most tokens to generate, of reasoning too; default: the room left in the model's context."""
     text: TextSettings | None = None
     """Options of the text."""
-    tools: list[Annotated[dict[str, Any], _TOOL]] | None = None
-    """Functions that the model may call; OpenAI's own tools run nowhere here and are refused."""
+    tools: list[Annotated[dict[str, Any], _TOOL, _TOOL_KINDS]] | None = None
+    """Functions that the model may call; OpenAI's own tools run nowhere here and are ignored."""
     tool_choice: str | dict[str, Any] | None = None
     """auto, none, required, or {type: function, name}, or {type: allowed_tools, mode, tools}."""
     parallel_tool_calls: bool | None = None
     """Whether the model may call several functions at once; default true."""
     reasoning: ReasoningSettings | None = None
     """Options of the reasoning."""
-    include: list[str] | None = None
-    """What to add: message.output_text.logprobs."""
+    include: Annotated[list[str], KnownValues((LOGPROBS,))] | None = None
+    """What to add: message.output_text.logprobs; all else is ignored."""
     top_logprobs: Natural | None = None
     """Most likely alternatives to return at each place; only with message.output_text.logprobs in include."""
     truncation: Literal["auto", "disabled"] | None = None
@@ -114,14 +130,14 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """Part of the log; by default random."""
 
     n: Annotated[Any, Refused(_ONE, (1,))] = None
-    prompt_logprobs: Annotated[Any, Refused("responses have no logprobs of the prompt; see /v1/chat/completions")] = (
+    prompt_logprobs: Annotated[Any, Ignored("responses have no logprobs of the prompt; see /v1/chat/completions")] = (
         None
     )
-    return_token_ids: Annotated[Any, Refused("responses have no token ids; see /v1/chat/completions", (False,))] = None
+    return_token_ids: Annotated[Any, Ignored("responses have no token ids; see /v1/chat/completions", (False,))] = None
     response_format: Annotated[Any, Refused("responses call it text.format", ({"type": "text"},))] = None
     conversation: Annotated[Any, Refused("there are no conversations; use previous_response_id")] = None
-    context_management: Annotated[Any, Refused("nothing is compacted; see truncation", ([],))] = None
-    moderation: Annotated[Any, Refused("there is no moderation")] = None
+    context_management: Annotated[Any, Ignored("nothing is compacted; see truncation", ([],))] = None
+    moderation: Annotated[Any, Ignored("there is no moderation")] = None
     prompt: Annotated[Any, Refused("there are no prompt templates: send instructions and input")] = None
 
 

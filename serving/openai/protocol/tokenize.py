@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
+from jaxllm.serving.openai.protocol.base import Answer, Body, Ignored
 from jaxllm.serving.openai.protocol.bounds import Natural
 from jaxllm.serving.openai.protocol.messages import Message, Tool
 
@@ -30,10 +30,12 @@ class TokenizeRequest(Body, kw_only=True):
     """A chat template (Jinja) for this request; refused unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments for the chat template."""
+    enable_thinking: bool | None = None
+    """With messages: an argument for the chat template that many know; chat_template_kwargs comes before it."""
     tools: list[Tool] | None = None
     """Functions to show to the model."""
-    media_io_kwargs: Annotated[Any, Refused("this model reads text only", ({},))] = None
-    mm_processor_kwargs: Annotated[Any, Refused("this model reads text only", ({},))] = None
+    media_io_kwargs: Annotated[Any, Ignored("this model reads text only", ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Ignored("this model reads text only", ({},))] = None
 
 
 class TokenizeResponse(Answer, kw_only=True):

@@ -22,10 +22,7 @@ from jaxllm.serving.openai.protocol.response_items import (
     ReasoningInput,
     ResponseTool,
 )
-from jaxllm.serving.openai.protocol.responses import ResponsesRequest, TextFormat
-
-LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for."""
+from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest, TextFormat
 
 FIELDS = {
     "messages": "input",

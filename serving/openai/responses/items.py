@@ -19,6 +19,7 @@ from jaxllm.serving.openai.protocol.response_items import (
     ItemReference,
     MessageItem,
     ReasoningInput,
+    kind_of_untyped,
 )
 
 _PREFIXES: dict[type[Item] | type[OutputItem], str] = {
@@ -49,7 +50,7 @@ def read_input(given: str | Sequence[dict[str, Any]]) -> list[Item | ItemReferen
 def _read_item(item: dict[str, Any], path: str) -> Item | ItemReference:
     kind = item.get("type")
     if kind is None:
-        kind = "message" if "role" in item else "item_reference"
+        kind = kind_of_untyped(item)
     if not isinstance(kind, str) or kind not in ITEM_KINDS:
         known = ", ".join(map(repr, ITEM_KINDS))
         raise UnsupportedError(

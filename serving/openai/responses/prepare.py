@@ -8,9 +8,9 @@ from jaxllm.serving.openai.chat_call import ChatCall, count_tokens, prepare_chat
 from jaxllm.serving.openai.protocol.base import UnsupportedError
 from jaxllm.serving.openai.protocol.messages import Message
 from jaxllm.serving.openai.protocol.response_items import Item, ItemReference, MessageItem
-from jaxllm.serving.openai.protocol.responses import ResponsesRequest
+from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest
 from jaxllm.serving.openai.renaming import renaming
-from jaxllm.serving.openai.responses.convert import FIELDS, LOGPROBS, Chat, chat_request
+from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
 from jaxllm.serving.openai.responses.items import numbered, read_input
 from jaxllm.serving.openai.responses.store import ResponseStore, Turn
 from jaxllm.serving.openai.state import ServerState

@@ -16,9 +16,9 @@ from jaxllm.serving.openai.decode import read_body, read_query
 from jaxllm.serving.openai.generate import identify, json_response, respond, submit
 from jaxllm.serving.openai.logprobs import LogprobFormat
 from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, InputTokens, ItemPage, ModelResponse
-from jaxllm.serving.openai.protocol.responses import InputItemsQuery, ResponsesRequest, RetrieveQuery
+from jaxllm.serving.openai.protocol.responses import LOGPROBS, InputItemsQuery, ResponsesRequest, RetrieveQuery
 from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
-from jaxllm.serving.openai.responses.convert import LOGPROBS, response_tools
+from jaxllm.serving.openai.responses.convert import response_tools
 from jaxllm.serving.openai.responses.items import from_output, listed
 from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_turn
 from jaxllm.serving.openai.responses.store import EventLog, Stored

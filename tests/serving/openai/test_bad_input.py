@@ -110,8 +110,7 @@ def test_fields_of_both(http: httpx.Client, fields: Any, param: str, stream: boo
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}], "tool_choice": "none"}, "tools[0].function"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
-        ({"audio": {"voice": "x"}}, "audio"),
-        ({"web_search_options": {}}, "web_search_options"),
+        ({"function_call": {"name": "f"}}, "function_call"),
     ],
 )
 def test_fields_of_chats(http: httpx.Client, fields: Any, param: str) -> None:
@@ -140,7 +139,7 @@ def test_fields_of_chats(http: httpx.Client, fields: Any, param: str) -> None:
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 3, "stream": True}, "best_of"),
         ({"suffix": "the end"}, "suffix"),
-        ({"messages": MESSAGES}, "messages"),
+        ({"prompts": ["x"]}, "prompts"),
     ],
 )
 def test_fields_of_completions(http: httpx.Client, fields: Any, param: str) -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from jaxllm.serving.openai.decode import decode
 from jaxllm.serving.openai.errors import BodyError
-from jaxllm.serving.openai.protocol.base import UnsupportedError, refuse_unsupported
+from jaxllm.serving.openai.protocol.base import UnsupportedError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
+from jaxllm.serving.openai.unserved import settle
 
 CHAT = b'{"messages":[{"role":"user","content":"hello"}]'
 
@@ -87,7 +88,7 @@ def test_prompts_of_all_shapes(prompt: bytes) -> None:
 def test_known_fields_that_are_not_served_say_why(kind: Any, field: bytes, value: bytes) -> None:
     body = _with(kind, field, value)
     with pytest.raises(UnsupportedError) as caught:
-        refuse_unsupported(body)
+        settle(body)
     assert caught.value.parameter == field.decode()
     assert len(str(caught.value)) > len(field) + 10
 
@@ -104,14 +105,14 @@ def test_known_fields_that_are_not_served_say_why(kind: Any, field: bytes, value
     ],
 )
 def test_values_of_theirs_that_ask_for_nothing_are_accepted(kind: Any, field: bytes, value: bytes) -> None:
-    refuse_unsupported(_with(kind, field, value))
+    settle(_with(kind, field, value))
 
 
 def test_parts_that_are_not_text_are_refused_where_they_stand() -> None:
     image = b'{"type": "image_url", "image_url": {"url": "http://x/y.png"}}'
     body = decode(b'{"messages": [{"role": "user", "content": [' + image + b"]}]}", ChatCompletionRequest)
     with pytest.raises(UnsupportedError) as caught:
-        refuse_unsupported(body)
+        settle(body)
     assert caught.value.parameter == "messages[0].content[0].image_url"
 
 

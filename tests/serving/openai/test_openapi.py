@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from jaxllm.serving.openai.openapi import openapi
-from jaxllm.serving.openai.responses.convert import LOGPROBS
+from jaxllm.serving.openai.protocol.responses import LOGPROBS
 from jaxllm.serving.openai.routes import OPERATIONS
 from tests.serving.openai.conftest import KEY
 from tests.serving.server_process import ServerProcess

@@ -7,9 +7,9 @@ import pytest
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.openai.decode import decode
-from jaxllm.serving.openai.protocol.base import refuse_unsupported
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.structured import structured_outputs
+from jaxllm.serving.openai.unserved import settle
 from jaxllm.structured.params import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -18,7 +18,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 def read(**fields: Any) -> StructuredOutputsParams | None:
     """What a request with these fields asks for."""
     body = decode(msgspec.json.encode({"prompt": "x", **fields}), CompletionRequest)
-    refuse_unsupported(body)
+    settle(body)
     return structured_outputs(body)
 
 

@@ -255,7 +255,7 @@ def _tool(**function: Any) -> dict[str, Any]:
         ({"tools": [_tool(parameters={"required": "a"})]}, "tools[0].function.parameters"),
         ({"tools": [_tool(strict=True, parameters={"properties": {"a": {"type": "strin"}}})]}, "tools"),
         ({"tools": [_tool(parameters={"properties": {"a": {"type": "strin"}}})], "tool_choice": "required"}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [_tool()], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [_tool()], "tool_choice": named("g")}, "tool_choice.function.name"),
