@@ -48,6 +48,7 @@ async def prepare_chat(
     use = tool_use(body)
     messages = conversation(body.messages, server.chat_template(body.chat_template))
     limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
+    parameters.check_max_tokens(limit, _asked_tokens(body), server.llm.info.max_model_len)
     names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
     with calling(**names, beam_width=parameters.width_name(body)), _blaming(use), naming_form(body):
         params = _params(body, server.llm.default_params)
@@ -61,7 +62,6 @@ async def prepare_chat(
             stream=bool(body.stream),
             add_special_tokens=bool(body.add_special_tokens),
         )
-    parameters.check_room(requests, limit, _asked_tokens(body), server.llm.info.max_model_len)
     requests[0].kept_tokens = plan.kept_tokens
     begin = last_content(messages, server.options.response_role) if body.echo else ""
     return ChatCall(

@@ -37,7 +37,6 @@ async def create_completion(request: Request) -> Response:
             stream=bool(body.stream),
             add_special_tokens=body.add_special_tokens is not False,
         )
-    parameters.check_room(requests, "max_tokens", body.max_tokens, server.llm.info.max_model_len)
     return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
 
 
@@ -63,6 +62,7 @@ def _with_salt(prompt: str | list[int], salt: str | None) -> Prompt:
 
 def _check(body: CompletionRequest, server: ServerState, num_prompts: int) -> None:
     """Raise `RequestError` for fields that do not go together, or are too large."""
+    parameters.check_max_tokens("max_tokens", body.max_tokens, server.llm.info.max_model_len)
     parameters.check_stream(body)
     parameters.check_sequences(body, num_prompts, server.most_sequences)
     parameters.check_alternatives("logprobs", body.logprobs, server.llm.info.max_logprobs)

@@ -1,6 +1,6 @@
 """Sampling parameters from requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -13,7 +13,6 @@ from jaxllm.serving.openai.errors import BodyError
 from jaxllm.serving.openai.protocol.base import refused_fields
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.structured import structured_outputs
-from jaxllm.serving.text.input_processor import TextRequest
 
 _OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
 """Fields that chats and completions understand differently, or that are not what they are in the engine."""
@@ -129,15 +128,15 @@ def checked_priority(body: Prioritised, config: EngineConfig) -> int:
     return priority
 
 
-def check_room(requests: Sequence[TextRequest], name: str, asked: int | None, max_model_len: int) -> None:
-    """Raise an error if a prompt and the `asked` tokens, of the field `name`, are too long for the model together."""
-    if asked is None:
-        return
-    longest = max(len(request.prompt_token_ids) for request in requests)
-    if longest + asked > max_model_len:
+def check_max_tokens(name: str, asked: int | None, max_model_len: int) -> None:
+    """Raise an error if the `asked` tokens, of the field `name`, are more than the model's context holds.
+
+    More than what the prompt leaves of it is accepted: the text then ends where the context does.
+    """
+    if asked is not None and asked > max_model_len:
         raise BodyError(
-            f"{name}={asked}: this model's maximum context length is {max_model_len} tokens, and the prompt has "
-            f"{longest}; ask for at most {max_model_len - longest}",
+            f"{name}={asked}: this model's maximum context length is {max_model_len} tokens, prompt and answer "
+            "together; ask for no more than that",
             name,
             "context_length_exceeded",
         )

@@ -133,7 +133,7 @@ def test_fields_of_chats(http: httpx.Client, fields: Any, param: str) -> None:
         ({"prompt": "x " * MAX_MODEL_LEN}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**12}, "max_tokens"),
-        ({"max_tokens": MAX_MODEL_LEN}, "max_tokens"),
+        ({"max_tokens": MAX_MODEL_LEN + 1}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"best_of": 1, "n": 2}, "best_of"),
@@ -148,12 +148,47 @@ def test_fields_of_completions(http: httpx.Client, fields: Any, param: str) -> N
 
 def test_too_many_tokens_are_said_as_openai_does(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=f"maximum context length is {MAX_MODEL_LEN} tokens") as caught:
-        client.completions.create(model="demo", prompt="hello", max_tokens=MAX_MODEL_LEN)
+        client.completions.create(model="demo", prompt="hello", max_tokens=MAX_MODEL_LEN + 1)
     assert caught.value.code == "context_length_exceeded"
     for prompt in ("hello " * MAX_MODEL_LEN, ["hello", "hello " * MAX_MODEL_LEN]):
         with pytest.raises(openai.BadRequestError, match=f"at most {MAX_MODEL_LEN - 1}") as caught:
             client.completions.create(model="demo", prompt=prompt)
         assert caught.value.code == "context_length_exceeded"
+
+
+LONG_ASK = [{"role": "user", "content": "hello " * 200}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/completions", {"prompt": "hello " * 200, "ignore_eos": True}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": LONG_ASK, "ignore_eos": True}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": LONG_ASK, "ignore_eos": True}, "max_completion_tokens"),
+        ("/v1/responses", {"input": "hello " * 200, "ignore_eos": True}, "max_output_tokens"),
+        ("/v1/messages", {"messages": LONG_ASK, "ignore_eos": True}, "max_tokens"),
+    ],
+)
+def test_more_tokens_than_there_is_room_for_end_with_the_context(
+    http: httpx.Client, path: str, body: dict[str, Any], limit: str
+) -> None:
+    answer = http.post(path, json={**body, limit: MAX_MODEL_LEN})
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    usage = made["usage"]
+    # Anthropic counts what was cached beside the rest.
+    parts = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "cache_read_input_tokens")
+    assert sum(usage.get(part) or 0 for part in parts) == MAX_MODEL_LEN
+    reasons = {
+        "/v1/responses": ("incomplete_details", {"reason": "max_output_tokens"}),
+        "/v1/messages": ("stop_reason", "max_tokens"),
+    }
+    choice = made["choices"][0] if "choices" in made else made
+    name, expected = reasons.get(path, ("finish_reason", "length"))
+    assert choice[name] == expected
+    refused = http.post(path, json={**body, limit: MAX_MODEL_LEN + 1})
+    assert refused.status_code == 400
+    assert f"{limit}={MAX_MODEL_LEN + 1}: this model's maximum context length is {MAX_MODEL_LEN}" in refused.text
 
 
 @pytest.mark.parametrize("depth", [50, 200, 500, 800, 900, 950, 970, 980, 990, 1000, 10_000])
