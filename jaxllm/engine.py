@@ -109,6 +109,14 @@ class Engine:
         """Whether `step` has anything to do."""
         return self.scheduler.has_unfinished or bool(self._ended)
 
+    def unfinished_ids(self) -> set[str]:
+        """Ids of the requests that wait or run."""
+        return self.scheduler.unfinished_ids()
+
+    def is_ending(self, request_id: str) -> bool:
+        """Whether a request has ended, and the next step's outputs will say so."""
+        return any(output.request_id == request_id for output in self._ended)
+
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns the news, one output per request that has any."""
         if self._guided.requests:

@@ -40,7 +40,14 @@ class QueueFullError(CapacityError):
 
 
 class EngineError(JaxLLMError, RuntimeError):
-    """The engine itself failed; requests in flight are lost."""
+    """The engine itself failed; requests in flight are lost.
+
+    `retry_after` seconds are a good time to wait before the next try, where another engine is being started.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 def nearest(name: str, known: Iterable[str], *, alike: float = 0.6) -> str:

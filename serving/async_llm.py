@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import RequestError
+from jaxllm.errors import EngineError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.progress import Progress, silent
@@ -18,6 +18,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.clients.asynchronous import AsyncEngine, Observer
 from jaxllm.serving.clients.connection import Launch
 from jaxllm.serving.clients.process import EngineProcess
+from jaxllm.serving.clients.restarts import RestartBudget
 from jaxllm.serving.engine_process.messages import Add, Pool
 from jaxllm.serving.generation_config import read_default_params
 from jaxllm.serving.llm_engine import check_vocabulary, load_tokenizer
@@ -71,16 +72,24 @@ class AsyncLLM:
         log_level: str = "info",
         json_logs: bool = False,
         launch: Launch = EngineProcess,
+        max_restarts: int | None = 0,
+        restart_window: float = 600.0,
     ) -> Self:
         """Start the engine process and load model and tokenizer, side by side.
 
         `max_queued_requests` limits the sequences that wait beside those that can run; None: no limit. An engine that
-        says nothing for `step_timeout` seconds, although it should, counts as hanging. `chat_template` is Jinja text or
-        a file; `launch` starts the engine process. Raises `ConfigError`, `CapacityError` and
-        `EngineError`.
+        says nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
+        again `max_restarts` times within `restart_window` seconds (None: always); what it had gets an `EngineError`.
+        `chat_template` is Jinja text or a file; `launch` starts the engine process. Raises `ConfigError`,
+        `CapacityError` and `EngineError`.
         """
         template = None if chat_template is None else load_chat_template(chat_template)
-        engine = AsyncEngine(max_queued_requests=max_queued_requests, step_timeout=step_timeout, launch=launch)
+        engine = AsyncEngine(
+            max_queued_requests=max_queued_requests,
+            step_timeout=step_timeout,
+            launch=launch,
+            restarts=RestartBudget(max_restarts, restart_window),
+        )
         llm = cls(config, engine, template)
         tokenizer = llm.run_text(load_tokenizer, config.model)
         try:
@@ -123,6 +132,16 @@ class AsyncLLM:
     def observers(self) -> list[Observer]:
         """They see every message of the engine; a list to append to."""
         return self._engine.observers
+
+    @property
+    def on_restart(self) -> list[Callable[[], None]]:
+        """Called when another engine has taken the place of one that ended; a list to append to."""
+        return self._engine.on_restart
+
+    @property
+    def loss(self) -> "asyncio.Future[EngineError]":
+        """Done when the engine is gone for good, with the reason."""
+        return self._engine.loss
 
     # Text
 

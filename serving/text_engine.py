@@ -32,6 +32,9 @@ class Follower(Protocol[Request_contra]):
     def __contains__(self, request_id: str) -> bool:
         """Whether this one is unfinished."""
 
+    def running(self) -> dict[str, str]:
+        """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+
     def add(self, request: Request_contra, reader: Any = None) -> None:
         """Expect outputs of it; `reader` waits for them."""
 

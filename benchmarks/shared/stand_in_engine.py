@@ -20,7 +20,16 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress
 from jaxllm.serving.engine_process.__main__ import main
 from jaxllm.serving.engine_process.clients import Client, Clients, Inbox
-from jaxllm.serving.engine_process.messages import Abort, Add, Finish, Ping, Pong, Reply, ResetPrefixCache, ToEngine
+from jaxllm.serving.engine_process.messages import (
+    Abort,
+    Add,
+    Finish,
+    Reconcile,
+    Reconciled,
+    Reply,
+    ResetPrefixCache,
+    ToEngine,
+)
 from jaxllm.stats import StepStats
 
 MAX_MODEL_LEN = 10_000_000
@@ -57,12 +66,13 @@ class StandIn:
                     break
                 if arrived is None:
                     return
-                clients.notice(*arrived)
-                self._obey(*arrived)
+                self._obey(*arrived, clients)
             if self._left:
                 clients.put_outputs(*self._advance(seconds))
 
-    def _obey(self, client: Client, message: ToEngine) -> None:
+    def _obey(self, client: Client, message: ToEngine | Exception, clients: Clients) -> None:
+        for name in clients.take(client, message):
+            self._left.pop(name, None)
         match message:
             case Add():
                 for name, params in message.sequences:
@@ -73,8 +83,8 @@ class StandIn:
             case Finish(stopped):
                 for name, _ in stopped:
                     self._left.pop(name, None)
-            case Ping():
-                client.outbox.put(Pong())
+            case Reconcile(number, names):
+                client.outbox.put_behind(Reconciled(number, [name for name in names if name not in self._left]))
             case ResetPrefixCache(number):
                 client.outbox.put(Reply(number, result=True))
 

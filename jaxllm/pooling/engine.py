@@ -78,6 +78,15 @@ class PoolingEngine:
         """Whether `step` has anything to do."""
         return bool(len(self._queue) or self._under_way or self._ended)
 
+    def unfinished_ids(self) -> set[str]:
+        """Ids of the requests that wait or run."""
+        running = {each.request_id for _, step in self._under_way for each in step.requests}
+        return self._queue.ids() | (running - self._aborted)
+
+    def is_ending(self, request_id: str) -> bool:
+        """Whether a request has ended, and the next step's outputs will say so."""
+        return any(output.request_id == request_id for output in self._ended)
+
     def step(self) -> list[EngineOutput]:
         """Pool one batch of texts. Returns one output for each, with its `data`, and those of aborted requests."""
         ended, self._ended = self._ended, []

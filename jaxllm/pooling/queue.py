@@ -23,6 +23,10 @@ class PoolingQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    def ids(self) -> set[str]:
+        """Ids of the texts that wait."""
+        return set(self._waiting)
+
     def add(self, request: PoolingRequest) -> None:
         """Let a text wait. It is not longer than a step."""
         assert len(request.prompt_token_ids) <= self._tokens

@@ -74,6 +74,10 @@ class Scheduler:
         """Whether any request waits or runs."""
         return bool(self._requests)
 
+    def unfinished_ids(self) -> set[str]:
+        """Ids of the requests that wait or run."""
+        return set(self._requests)
+
     def get(self, request_id: str) -> Request | None:
         """The unfinished request of this name. While it has a slot, its output is `table.output_tokens(slot)`."""
         return self._requests.get(request_id)

@@ -38,8 +38,9 @@ class SharedEngine:
         del at_once
         _settle(self._end, "left")
 
-    def kill(self) -> None:
+    def kill(self, reason: str) -> None:
         """Leave it at once."""
+        del reason
         self.end()
 
 

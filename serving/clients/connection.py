@@ -5,6 +5,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import zmq
@@ -15,8 +16,10 @@ from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
 from jaxllm.serving.clients.process import EngineProcess
+from jaxllm.serving.clients.send_queue import SendQueue
 from jaxllm.serving.engine_process.messages import (
     Configure,
+    Credit,
     Failed,
     FromEngine,
     Hello,
@@ -25,7 +28,8 @@ from jaxllm.serving.engine_process.messages import (
     Release,
     ToEngine,
 )
-from jaxllm.serving.engine_process.wire import Decoder, Encoder, Frame
+from jaxllm.serving.engine_process.numbering import LostMessageError, NumberedDecoder, NumberedEncoder
+from jaxllm.serving.engine_process.wire import Decoder, Encoder
 
 Listener = Callable[[FromEngine], None]
 
@@ -40,8 +44,8 @@ class EngineHandle(Protocol):
     def end(self, *, at_once: bool = False) -> None:
         """End it, and wait for that."""
 
-    def kill(self) -> None:
-        """End it at once."""
+    def kill(self, reason: str) -> None:
+        """End it at once, because it does not do what it should."""
 
 
 Launch = Callable[[str, Callable[[str], None]], EngineHandle]
@@ -49,10 +53,11 @@ Launch = Callable[[str, Callable[[str], None]], EngineHandle]
 
 
 class EngineConnection:
-    """Starts an engine process and talks to it.
+    """Starts one engine process and talks to it, until it ends; another process needs another connection.
 
     After `start`, every message is given to `on_message` and the end of the process, once, to `on_end`; both are called
-    in the listening thread. `send` may be called from any thread.
+    in the listening thread. `send` may be called from any thread, also before `start`: the engine gets it when it is
+    ready.
     """
 
     def __init__(
@@ -61,10 +66,12 @@ class EngineConnection:
         """`launch` starts the process."""
         self.info: EngineInfo
         self._on_message, self._on_end, self._launch = on_message, on_end, launch
-        self._encoder = Encoder(share=True)
-        self._decoder: Decoder[FromEngine] = Decoder(FromEngine)
+        self._encoder = NumberedEncoder(Encoder(share=True))
+        self._decoder: NumberedDecoder[FromEngine] = NumberedDecoder(Decoder(FromEngine))
+        self._queue = SendQueue(self._transmit)
         self._sending = threading.Lock()
         self._closing = False
+        self._disposed = False
         self._exit = ""
         self._listener: threading.Thread | None = None
         self._process: EngineHandle | None = None
@@ -81,7 +88,9 @@ class EngineConnection:
         # Only this user may enter the folder, so nobody else reaches the sockets.
         self._folder = tempfile.mkdtemp(prefix="jaxllm-")
         self._context = zmq.Context()
-        self._input = self._context.socket(zmq.ROUTER)
+        # Neither kind of socket drops messages; how many are under way is the queue's to say.
+        self._input = self._context.socket(zmq.PUSH)
+        self._input.set_hwm(0)
         self._output = self._context.socket(zmq.PULL)
         # Outputs that are not read wait on the other side, where they merge.
         self._output.set_hwm(4)
@@ -92,8 +101,8 @@ class EngineConnection:
         self._poller.register(self._woken, zmq.POLLIN)
         try:
             self._run_process()
-            self._identity = self._greet()
-            self.send(Configure(config, log_level, json_logs))
+            self._greet()
+            self._transmit(Configure(config, log_level, json_logs))
             self.info = self._load(progress)
         except BaseException:
             self.close()
@@ -101,6 +110,7 @@ class EngineConnection:
             raise
         self._listener = threading.Thread(target=self._listen, name="engine-listener", daemon=True)
         self._listener.start()
+        self._queue.open()
         return self.info
 
     @property
@@ -115,27 +125,44 @@ class EngineConnection:
         return self._exit
 
     def send(self, message: ToEngine) -> None:
-        """Send a message. It is lost if the process has ended, which `on_end` says or has said."""
+        """Send a message, as soon as the engine takes it. It is lost if the process ends, which `on_end` says."""
+        self._queue.put(message)
+
+    def unsent(self) -> list[ToEngine]:
+        """Requests that were never sent, for another connection; nothing more can be sent by this one."""
+        return self._queue.close()
+
+    def _transmit(self, message: ToEngine) -> None:
         with self._sending:
-            if not self._closing:
-                frames: list[Frame] = [self._identity, *self._encoder.encode(message)]
-                self._input.send_multipart(frames, copy=False)
+            if not self._disposed:
+                # Without a peer there is nobody left to send to.
+                with suppress(zmq.Again):
+                    self._input.send_multipart(self._encoder.encode(message), zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
         """End the process and forget about it. May be called again, and from any thread, also while it starts."""
+        # One that is still loading has nothing to lose, and may be deep in a compilation.
+        self._close(at_once=self._listener is None)
+
+    def _close(self, *, at_once: bool) -> None:
         with self._sending:
             if self._closing:
                 return
             self._closing = True
             process = self._process
         if process is not None:
-            # One that is still loading has nothing to lose, and may be deep in a compilation.
-            process.end(at_once=self._listener is None)
+            process.end(at_once=at_once)
 
-    def kill(self) -> None:
-        """Kill the process at once; `on_end` will say so."""
+    def kill(self, reason: str) -> None:
+        """Kill the process at once, for a reason; `on_end` will say that it has ended. Only after `start`."""
         assert self._process is not None
-        self._process.kill()
+        self._process.kill(reason)
+
+    def join(self, seconds: float) -> bool:
+        """Wait until the process has ended and everything of it is given back; whether it has."""
+        if self._listener is not None:
+            self._listener.join(seconds)
+        return self._listener is None or not self._listener.is_alive()
 
     def _run_process(self) -> None:
         with self._sending:
@@ -143,19 +170,18 @@ class EngineConnection:
                 raise EngineError("the engine was closed while it started")
             self._process = self._launch(self._folder, self._exited)
 
-    def _greet(self) -> bytes:
-        """Wait for the process to say hello; returns its address."""
-        poller = zmq.Poller()
-        poller.register(self._input, zmq.POLLIN)
-        poller.register(self._woken, zmq.POLLIN)
-        if self._input not in dict(poller.poll()):
+    def _greet(self) -> None:
+        """Wait for the process to say hello, and until it can be answered."""
+        hello = self._receive()
+        if hello is None:
             raise EngineError(f"the engine process ended while it started ({self._exit})")
-        identity, *frames = self._input.recv_multipart()
-        hello = self._decoder.decode(frames)
         assert isinstance(hello, Hello)
         if hello.version != jaxllm.__version__:
             raise EngineError(f"the engine process is version {hello.version}, and this is {jaxllm.__version__}")
-        return identity
+        poller = zmq.Poller()
+        poller.register(self._input, zmq.POLLOUT)
+        poller.register(self._woken, zmq.POLLIN)
+        poller.poll()
 
     def _load(self, progress: Progress) -> EngineInfo:
         while True:
@@ -181,31 +207,45 @@ class EngineConnection:
         return self._decoder.decode([frame.buffer for frame in frames])
 
     def _listen(self) -> None:
-        reason = ""
-        while (message := self._receive()) is not None:
-            if isinstance(message, Failed):
-                reason = message.message
-                break
-            if isinstance(message, Release):
-                with self._sending:
-                    self._encoder.release(message.handles)
-            else:
-                self._on_message(message)
-        if not self._closing:
-            error = EngineError(f"the engine failed: {reason}" if reason else f"the engine process died: {self._exit}")
+        error = self._listen_until_it_ends()
+        unasked = not self._closing
+        # Gone before anybody hears of it: there may be no room for another beside it.
+        self._close(at_once=True)
+        if unasked:
             self._on_end(error)
-        self.close()
         self._dispose()
+
+    def _listen_until_it_ends(self) -> EngineError:
+        """Hand on all messages; then why there are no more."""
+        try:
+            while (message := self._receive()) is not None:
+                self._queue.grant(self._decoder.taken)
+                match message:
+                    case Failed():
+                        return EngineError(f"the engine failed: {message.message}")
+                    case Release(handles):
+                        with self._sending:
+                            self._encoder.encoder.release(handles)
+                    case Credit():
+                        pass
+                    case _:
+                        self._on_message(message)
+        except LostMessageError as error:
+            return EngineError(f"the engine cannot be understood: {error}")
+        return EngineError(f"the engine process died: {self._exit}")
 
     def _dispose(self) -> None:
         """Give back what the system lent. For the thread that starts or listens, and uses the sockets last."""
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._sending:
-            self._encoder.close()
+            self._disposed = True
+            self._encoder.encoder.close()
             self._context.destroy(linger=0)
             self._woken.close()
             self._wake.close()
 
     def _exited(self, reason: str) -> None:
         self._exit = reason
-        self._wake.send(b"x")
+        # One that could not be killed may end long after.
+        with suppress(OSError):
+            self._wake.send(b"x")

@@ -1,7 +1,4 @@
-"""One engine process: started as a command of its own, watched, and ended.
-
-Restarting a process that died is the business of whoever holds it; this is the place for a supervisor to come.
-"""
+"""One engine process: started as a command of its own, watched, and ended. `EngineSupervisor` restarts it."""
 
 import os
 import signal
@@ -56,10 +53,12 @@ class EngineProcess:
             self._child.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._child.kill()
-        self._waiter.join()
+        # One that cannot be killed, in a driver of the device, must not keep us.
+        self._waiter.join(END_SECONDS)
 
-    def kill(self) -> None:
+    def kill(self, reason: str) -> None:
         """Kill the process at once."""
+        del reason  # Whoever kills it will say so.
         self._child.kill()
 
     def _wait(self) -> None:

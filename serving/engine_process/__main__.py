@@ -58,7 +58,8 @@ def main(
     inbox: Inbox = Inbox()
     _start(_watch_client, inbox, folder)
     client = Client(folder)
-    configure = client.connect()
+    client.open()
+    configure = client.greet()
     _configure_logging(configure)
     try:
         engine = _load(configure.config, client, load)

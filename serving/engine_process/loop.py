@@ -17,10 +17,11 @@ from jaxllm.serving.engine_process.messages import (
     Add,
     Attach,
     Configure,
+    Detach,
     Finish,
-    Ping,
-    Pong,
     Pool,
+    Reconcile,
+    Reconciled,
     Reply,
     ResetPrefixCache,
     ToEngine,
@@ -42,14 +43,17 @@ def run(engine: AnyEngine, inbox: Inbox, clients: Clients) -> None:
             if arrived is None:
                 return
             client, message = arrived
-            clients.notice(client, message)
-            _obey(message, engine, client, clients)
+            left = clients.take(client, message)
+            if left:
+                engine.abort_request(left)
+            if not isinstance(message, Exception):
+                _obey(message, engine, client, clients)
         if engine.has_unfinished_requests():
             outputs = engine.step()
             clients.put_outputs(outputs, engine.stats())
 
 
-def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[tuple[Client, ToEngine] | None]:
+def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[tuple[Client, ToEngine | Exception] | None]:
     """The messages that are here; with `wait`, at least one."""
     if wait:
         yield inbox.get()
@@ -72,12 +76,12 @@ def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients
         case Finish(stopped):
             for request_id, stop in stopped:
                 engine.finish_request(request_id, stop)
-        case Ping():
-            client.outbox.put(Pong())
+        case Reconcile():
+            _reconcile(message, engine, client, clients)
         case ResetPrefixCache(number):
             client.outbox.put(Reply(number, engine.reset_prefix_cache()))
-        case Attach():
-            pass  # It is about clients alone.
+        case Attach() | Detach():
+            pass  # They are about clients alone.
         case Configure():
             raise AssertionError("the engine is configured once, before the loop")
 
@@ -93,3 +97,14 @@ def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients)
             request.request_id, [], finish_reason="abort", refusal=str(error), refused_parameter=error.parameter
         )
         clients.put_outputs([refused], None)
+
+
+def _reconcile(message: Reconcile, engine: AnyEngine, client: Client, clients: Clients) -> None:
+    """End what the client does not know of, and tell it what the engine does not know of."""
+    unfinished = engine.unfinished_ids()
+    strays = clients.not_expected(client, message.request_ids, unfinished)
+    if strays:
+        logger.error("%d requests of which no client knows are ended: %s", len(strays), ", ".join(strays[:5]))
+        engine.abort_request(strays)
+    unknown = [name for name in message.request_ids if name not in unfinished and not engine.is_ending(name)]
+    client.outbox.put_behind(Reconciled(message.number, unknown))

@@ -34,6 +34,12 @@ class Attach(msgspec.Struct, tag=True):
     folder: str
 
 
+class Detach(msgspec.Struct, tag=True):
+    """A client that was attached is gone: end its requests, and forget it."""
+
+    folder: str
+
+
 class Loading(msgspec.Struct, tag=True):
     """How far loading has come; see `jaxllm.progress`."""
 
@@ -128,12 +134,26 @@ class Finish(msgspec.Struct, tag=True):
     stopped: list[tuple[str, str]]
 
 
-class Ping(msgspec.Struct, tag=True):
-    """Asks for a `Pong` from the loop that runs the steps."""
+class Reconcile(msgspec.Struct, tag=True):
+    """Every request of which the client expects outputs; answered by `Reconciled` with the same number.
+
+    What only the engine knows is ended there, what only the client knows is told. It also asks whether the loop that
+    runs the steps is alive.
+    """
+
+    number: int
+    request_ids: list[str]
 
 
-class Pong(msgspec.Struct, tag=True):
-    """The loop is alive."""
+class Reconciled(msgspec.Struct, tag=True):
+    """The answer: requests that the engine does not know. It comes after all outputs from before the question."""
+
+    number: int
+    unknown: list[str]
+
+
+class Credit(msgspec.Struct, tag=True):
+    """Nothing: the numbers in front of it tell how many messages the engine has taken."""
 
 
 class ResetPrefixCache(msgspec.Struct, tag=True):
@@ -162,8 +182,8 @@ class Outputs(msgspec.Struct, tag=True):
     stats: StepStats | None
 
 
-ToEngine = Configure | Attach | Add | Pool | Abort | Finish | Ping | ResetPrefixCache
+ToEngine = Configure | Attach | Detach | Add | Pool | Abort | Finish | Reconcile | ResetPrefixCache
 """What a client sends."""
 
-FromEngine = Hello | Loading | Ready | Failed | Outputs | Pong | Reply | Release
+FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | Reply | Release
 """What an engine process sends."""

@@ -4,7 +4,8 @@ import threading
 from collections import deque
 
 from jaxllm.outputs import EngineOutput
-from jaxllm.serving.engine_process.messages import FromEngine, Outputs
+from jaxllm.serving.engine_process.messages import Credit, FromEngine, Outputs
+from jaxllm.serving.engine_process.numbering import CREDIT
 from jaxllm.stats import StepStats
 
 
@@ -19,7 +20,25 @@ class Outbox:
         self._messages: deque[FromEngine] = deque()
         self._outputs: dict[str, EngineOutput] = {}
         self._stats: StepStats | None = None
+        self._behind: list[FromEngine] = []
         self._closed = False
+        self._told = 0
+        self.taken = 0
+        """Messages of the client that the loop has taken. Every message tells it."""
+
+    def count_taken(self) -> None:
+        """The loop has taken one more message of the client."""
+        self.taken += 1
+        if self.taken - self._told == CREDIT // 2:
+            # The client may run out of credit before there are outputs.
+            with self._changed:
+                self._changed.notify()
+
+    def put_behind(self, message: FromEngine) -> None:
+        """Queue a message behind the outputs that wait."""
+        with self._changed:
+            self._behind.append(message)
+            self._changed.notify()
 
     def put(self, message: FromEngine) -> None:
         """Queue a message. It overtakes outputs that still wait."""
@@ -49,15 +68,26 @@ class Outbox:
     def take(self) -> FromEngine | None:
         """Wait for the next message. None after `close`."""
         with self._changed:
-            while not (self._messages or self._has_news() or self._closed):
+            while (message := self._next()) is None and not self._closed:
                 self._changed.wait()
-            if self._messages:
-                return self._messages.popleft()
-            if not self._has_news():
-                return None
+            self._told = self.taken
+            return message
+
+    def _next(self) -> FromEngine | None:
+        if self._messages:
+            return self._messages.popleft()
+        message: FromEngine | None = None
+        if self._has_news():
             message = Outputs(list(self._outputs.values()), self._stats)
             self._outputs, self._stats = {}, None
-            return message
+        # All outputs from before are in this message.
+        self._messages.extend(self._behind)
+        self._behind.clear()
+        if message is None and self._messages:
+            return self._messages.popleft()
+        if message is None and self.taken - self._told >= CREDIT // 2:
+            return Credit()
+        return message
 
     def _has_news(self) -> bool:
         return bool(self._outputs) or self._stats is not None

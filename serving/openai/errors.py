@@ -1,6 +1,7 @@
 """Errors as HTTP sees them. No other module knows a status code of an error."""
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 
@@ -203,10 +204,13 @@ def describe(error: Exception, request_id: str) -> HttpError:
         case RequestError():
             return HttpError(400, str(error), param=error.parameter, code="invalid_value")
         case QueueFullError():
-            seconds = {"Retry-After": str(max(1, round(error.retry_after)))}
-            return HttpError(503, str(error), code="queue_full", headers=seconds)
+            headers = {"Retry-After": str(max(1, round(error.retry_after)))}
+            return HttpError(503, str(error), code="queue_full", headers=headers)
         case RecursionError():
             return HttpError(400, "the body is nested too deeply", code="invalid_json")
+        case EngineError(retry_after=float(seconds)):
+            headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
+            return HttpError(503, str(error), code="engine_unavailable", headers=headers)
         case EngineError() | CapacityError():
             return HttpError(503, str(error), code="engine_unavailable")
     logger.error("internal error in request %s", request_id, exc_info=error, extra={"request_id": request_id})

@@ -25,6 +25,10 @@ class PoolingProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    def running(self) -> dict[str, str]:
+        """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+        return {name: name for name in self._requests}
+
     def add(self, request: PooledText, reader: object = None) -> None:
         """Expect an output of this request from now on. There is nothing that `reader` could have before."""
         self._requests[request.request_id] = request

@@ -50,6 +50,10 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    def running(self) -> dict[str, str]:
+        """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+        return {child: sequence.state.request.request_id for child, sequence in self._sequences.items()}
+
     def add(self, request: TextRequest, reader: TextReader | None = None) -> None:
         """Expect outputs of this request's children from now on.
 

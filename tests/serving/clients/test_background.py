@@ -112,7 +112,7 @@ def test_the_engine_dies_and_everybody_learns_of_it() -> None:
     engine = llm.llm_engine
     engine.add_request("a", "Once upon a time", SamplingParams(max_tokens=2000, ignore_eos=True))
     engine.step()
-    engine_of(llm)._connection.kill()
+    engine_of(llm)._connection.kill("a test")
     with pytest.raises(EngineError, match="SIGKILL"):
         exhaust(engine)
     with pytest.raises(EngineError, match="SIGKILL"):

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.outputs import EngineOutput, TokenLogprobs
-from jaxllm.serving.engine_process.messages import Outputs, Pong
+from jaxllm.serving.engine_process.messages import Credit, Outputs, Reconciled, Reply
+from jaxllm.serving.engine_process.numbering import CREDIT
 from jaxllm.serving.engine_process.outbox import Outbox
 from jaxllm.stats import StepStats
 
@@ -76,10 +77,32 @@ def test_news_outside_of_a_step() -> None:
 def test_messages_go_first_and_closing_ends_the_reader() -> None:
     outbox = Outbox()
     step(outbox, 1, "a")
-    outbox.put(Pong())
+    outbox.put(Reply(1, result=True))
     taken: list[object] = []
     reader = threading.Thread(target=lambda: taken.extend(iter(outbox.take, None)))
     reader.start()
     outbox.close()
     reader.join(10)
-    assert [type(message) for message in taken] == [Pong, Outputs]
+    assert [type(message) for message in taken] == [Reply, Outputs]
+
+
+def test_what_is_to_come_behind_the_outputs_of_before() -> None:
+    outbox = Outbox()
+    step(outbox, 1, "a")
+    outbox.put_behind(Reconciled(7, []))
+    assert isinstance(outbox.take(), Outputs)
+    # It does not wait until there are no outputs at all: under load there always are some.
+    step(outbox, 2, "a")
+    assert outbox.take() == Reconciled(7, [])
+    assert isinstance(outbox.take(), Outputs)
+    outbox.put_behind(Reconciled(8, []))
+    assert outbox.take() == Reconciled(8, [])
+
+
+def test_credit_is_given_also_when_there_is_nothing_else_to_say() -> None:
+    outbox = Outbox()
+    for _ in range(CREDIT // 2):
+        outbox.count_taken()
+    assert outbox.take() == Credit()
+    outbox.close()
+    assert outbox.take() is None

@@ -1,6 +1,8 @@
 """`AsyncLLM` with a pooling model: many texts on one event loop, and those nobody waits for any more."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -63,6 +65,6 @@ async def test_when_the_engine_dies(llm: AsyncLLM) -> None:
     requests = await llm.prepare_texts(["cat " * 50] * 20, PoolingParams(), [f"lost-{index}" for index in range(20)])
     waiting = asyncio.create_task(llm.pool(requests))
     await asyncio.sleep(0)
-    llm._engine._connection.kill()
+    os.kill(llm.engine_pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="engine process died"):
         await waiting

@@ -1,0 +1,68 @@
+"""The requests in flight, and all that is kept of them on this side of the engine."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxllm.errors import QueueFullError, RequestError
+
+
+class InFlight:
+    """Readers by request, counted in sequences. Belongs to an event loop.
+
+    A reader has `request`, `put`, `fail` and `close`, as an `OutputStream` has.
+    """
+
+    def __init__(self) -> None:
+        self.idle = asyncio.Event()
+        """Set while there is none."""
+        self.idle.set()
+        self._readers: dict[str, Any] = {}
+        self._sequences = 0
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._readers
+
+    def __getitem__(self, request_id: str) -> Any:
+        return self._readers[request_id]
+
+    def get(self, request_id: str) -> Any:
+        """The reader of this request; None when it is not in flight."""
+        return self._readers.get(request_id)
+
+    def ids(self) -> list[str]:
+        """All requests."""
+        return list(self._readers)
+
+    def check(self, requests: Sequence[Any], most: int | None) -> None:
+        """Raise `QueueFullError` if these are too many beside `most` sequences, `RequestError` for an id in use."""
+        count = sum(len(request.children) for request in requests)
+        if most is not None and self._sequences + count > most:
+            raise QueueFullError(f"{self._sequences} sequences run or wait already, of {most}: try again later")
+        known: set[str] = set()
+        for request in requests:
+            name = request.request_id
+            if name in self._readers or name in known:
+                raise RequestError(f"request_id={name!r} is in use", "request_id")
+            known.add(name)
+
+    def add(self, request: Any, reader: Any) -> None:
+        """One more request."""
+        self._readers[request.request_id] = reader
+        self._sequences += len(request.children)
+        self.idle.clear()
+
+    def remove(self, request_id: str) -> Any:
+        """A request has ended; returns its reader."""
+        reader = self._readers.pop(request_id)
+        self._sequences -= len(reader.request.children)
+        if not self._readers:
+            self.idle.set()
+        return reader
+
+    def readers(self, request_ids: Iterable[str]) -> list[Any]:
+        """The readers of these requests."""
+        return [self._readers[name] for name in request_ids]
