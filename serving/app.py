@@ -6,6 +6,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from jaxllm.serving.http.limits import body_size
 from jaxllm.serving.openai.errors import IGNORED_HEADER, HttpError, guarded, handle
 from jaxllm.serving.openai.middleware.body_size import BodyLimit
 from jaxllm.serving.openai.middleware.custom import load_middleware
@@ -14,8 +15,6 @@ from jaxllm.serving.openai.middleware.request_ids import HEADER, RequestIds
 from jaxllm.serving.openai.openapi import show_document, show_page
 from jaxllm.serving.openai.routes import PUBLIC_PATHS, make_routes
 from jaxllm.serving.openai.state import ServerState
-from jaxllm.serving.options import ServerOptions
-from jaxllm.serving.tenancy.access import Access
 
 __all__ = ["ServerState", "create_app"]
 
@@ -27,7 +26,7 @@ def create_app(state: ServerState) -> Starlette:
         routes += [Route("/docs", guarded(show_page)), Route("/openapi.json", guarded(show_document))]
     app = Starlette(
         routes=routes,
-        middleware=_middleware(state.options, state.access),
+        middleware=_middleware(state),
         exception_handlers={HTTPException: handle, HttpError: handle, Exception: handle},
     )
     # Redirecting /v1/models/ would hide a wrong path from the client.
@@ -36,19 +35,22 @@ def create_app(state: ServerState) -> Starlette:
     return app
 
 
-def _middleware(options: ServerOptions, access: Access) -> list[Middleware]:
+def _middleware(state: ServerState) -> list[Middleware]:
     """From the outside in: the operator's own sees only requests with a key."""
+    options = state.options
     chain = [
         Middleware(RequestIds, always=options.enable_request_id_headers),
-        Middleware(
+    ]
+    if options.allowed_origins:
+        cors = Middleware(
             CORSMiddleware,
             allow_origins=options.allowed_origins,
             allow_methods=options.allowed_methods,
             allow_headers=options.allowed_headers,
             allow_credentials=options.allow_credentials,
             expose_headers=[HEADER, IGNORED_HEADER, "Retry-After"],
-        ),
-    ]
-    chain.append(Middleware(ApiKeys, access=access, public_paths=PUBLIC_PATHS))
-    chain.append(Middleware(BodyLimit, limit=options.max_body_size))
+        )
+        chain.append(cors)
+    chain.append(Middleware(ApiKeys, access=state.access, public_paths=PUBLIC_PATHS))
+    chain.append(Middleware(BodyLimit, limit=body_size(options, state.llm.info)))
     return chain + [load_middleware(path) for path in options.middleware]

@@ -3,6 +3,7 @@
 import errno
 import socket
 import ssl
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,6 +37,11 @@ class Listener:
     def port(self) -> int | None:
         """The real port, also where 0 was asked for; None for a Unix socket."""
         return None if self._path is not None else int(self.socket.getsockname()[1])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines may reach it."""
+        return self._path is None and not ip_address(self.socket.getsockname()[0].partition("%")[0]).is_loopback
 
     def urls(self, root_path: str | None = None) -> list[str]:
         """Where clients on this machine find the server."""

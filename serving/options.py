@@ -35,7 +35,9 @@ class ServerOptions(Section):
     isolate_prefix_cache: bool = option(
         False, "Let each owner (API key, else address) find only prefixes of its own in the prefix cache."
     )
-    allowed_origins: tuple[str, ...] = option(("*",), "Origins of web pages that may call this server (CORS).")
+    allowed_origins: tuple[str, ...] = option(
+        (), "Origins of web pages that may call this server (CORS), such as https://example.org; * allows every page."
+    )
     allowed_methods: tuple[str, ...] = option(("*",), "HTTP methods that such pages may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "HTTP headers that such pages may send.")
     allow_credentials: bool = option(False, "Whether such pages may send cookies.")
@@ -90,10 +92,43 @@ class ServerOptions(Section):
     max_stored_response_bytes: int = option(
         256 * 2**20, "Most bytes that these take, as JSON; those that nobody used for longest go first.", minimum=0
     )
-    max_body_size: int = option(32 * 2**20, "Most bytes in the body of a request.", minimum=1024)
+    max_body_size: int | None = option(
+        None,
+        "Most bytes in the body of a request. Default: 32 for each token of --max-model-len, at least 4 MiB; four "
+        "times that for a model that pools.",
+        minimum=1024,
+    )
+    max_buffered_body_bytes: int = option(
+        256 * 2**20,
+        "Most bytes of bodies that are being received, of all connections; beyond it, the largest unfinished body is "
+        "refused. 0: no limit.",
+        minimum=0,
+    )
+    max_connections: int = option(
+        4096,
+        "Most connections; beyond it, the one that has waited longest for a whole request is closed. 0: no limit. "
+        "With --api-server-count, for each process.",
+        minimum=0,
+    )
+    max_connections_per_address: int = option(
+        2048, "Likewise of one address; of IPv6, of one network of 64 bits. 0: no limit.", minimum=0
+    )
     h11_max_incomplete_event_size: int = option(65536, "Most bytes in the headers of a request.", minimum=1024)
     h11_max_header_count: int = option(256, "Most headers of a request.", minimum=8)
     timeout_keep_alive: int = option(5, "Seconds that an idle connection is kept open.", minimum=1)
+    timeout_headers: float = option(
+        20.0,
+        "Seconds from connecting until the headers of the first request are there, with the TLS handshake; for later "
+        "ones from their first byte. 0: no limit.",
+        minimum=0.0,
+    )
+    timeout_body: float = option(30.0, "Most seconds between two parts of a request's body. 0: no limit.", minimum=0.0)
+    min_body_rate: int = option(
+        1024, "Fewest bytes per second of a request's body, once --timeout-body is over. 0: no limit.", minimum=0
+    )
+    timeout_send: float = option(
+        60.0, "Most seconds in which a client takes nothing of what is sent to it. 0: no limit.", minimum=0.0
+    )
     step_timeout: float = option(
         120.0, "Seconds after which an engine whose step does not end counts as hanging.", minimum=1.0
     )

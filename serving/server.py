@@ -4,8 +4,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,9 @@ from jaxllm.serving.app import ServerState, create_app
 from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.clients.connection import Launch
 from jaxllm.serving.clients.process import EngineProcess
-from jaxllm.serving.http_limits import limited_protocol
+from jaxllm.serving.http.connections import Connections
+from jaxllm.serving.http.limits import HttpLimits
+from jaxllm.serving.http.server import HttpServer
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.logs import ThroughputLog, banner, configure_logging
 from jaxllm.serving.metrics import Metrics
@@ -35,7 +36,6 @@ _log = logging.getLogger(__name__)
 _CLOSING_SECONDS = 5.0
 # What handlers get to notice that their clients are gone.
 _CUT_SECONDS = 1.0
-_SILENT_INTERVAL = 0.5
 _HEALTH_INTERVAL = 1.0
 _CERTIFICATE_INTERVAL = 60.0
 _POST_INTERVAL = 0.2
@@ -148,8 +148,9 @@ async def _answer(
     state = ServerState(
         llm=llm, options=options, metrics=metrics, model_names=names, accepting=True, created=int(time.time())
     )
-    http = _HttpServer(_uvicorn_config(create_app(state), options, listener))
-    background = [asyncio.create_task(_renew(listener))]
+    connections = Connections(HttpLimits.of(options))
+    http = HttpServer(_uvicorn_config(create_app(state), options, listener), connections)
+    background = [asyncio.create_task(_renew(listener)), asyncio.create_task(connections.watch())]
     if place is None:
         background.append(asyncio.create_task(_watch(llm)))
         if not options.disable_log_stats:
@@ -166,6 +167,11 @@ async def _answer(
         if place is None:
             urls = listener.urls(options.root_path)
             _log.info("%s", banner(llm.info, urls, time.monotonic() - started))
+            if listener.is_open and not state.access.needs_key:
+                _log.warning(
+                    "anybody who reaches this machine may use this server: set --api-key, or listen with --host "
+                    "127.0.0.1 for this machine alone"
+                )
         else:
             place.on_listening()
         if await before(signals.first, serving):
@@ -202,7 +208,7 @@ async def _drain(state: ServerState, signals: Signals) -> None:
     llm.fail_all("the server is shutting down")
 
 
-async def _close(http: "_HttpServer", serving: "asyncio.Task[None]", signals: Signals, seconds: float) -> None:
+async def _close(http: "HttpServer", serving: "asyncio.Task[None]", signals: Signals, seconds: float) -> None:
     """Let all responses reach their clients; connections that take longer than `seconds` are cut.
 
     Those that have nothing to send get less: a TLS client that keeps its connection for later may never say goodbye.
@@ -247,7 +253,6 @@ def _uvicorn_config(app: Any, options: ServerOptions, listener: Listener) -> uvi
     context = listener.ssl_context
     config = uvicorn.Config(
         app if options.root_path is None else _under(app, options.root_path),
-        http=limited_protocol(options.h11_max_incomplete_event_size, options.h11_max_header_count),
         ws="none",
         loop="none",
         interface="asgi3",
@@ -281,41 +286,3 @@ def _worth_logging(record: logging.LogRecord) -> bool:
     """Whether a line of uvicorn's access log is about more than health or metrics."""
     path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
     return str(path).partition("?")[0] not in _QUIET_PATHS
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn that leaves signals to us: ending begins with the engine's requests, not with connections."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def wait_until_it_listens(self, serving: "asyncio.Future[None]") -> None:
-        """Return when connections are taken. `serving` is what `serve` does."""
-        while not self.started:
-            if serving.done():
-                try:
-                    await serving
-                except OSError as error:
-                    raise ConfigError(f"cannot listen: {error.strerror or error}") from None
-            await asyncio.sleep(0.01)
-
-    async def cut_silent(self, after: float) -> None:
-        """After a while, close connections again and again on which nothing is left to be sent."""
-        await asyncio.sleep(after)
-        while True:
-            for connection in list(self.server_state.connections):
-                cycle, transport = getattr(connection, "cycle", None), connection.transport
-                is_silent = cycle is None or cycle.response_complete
-                if is_silent and not transport.get_write_buffer_size():
-                    transport.abort()
-            await asyncio.sleep(_SILENT_INTERVAL)
-
-    def cut_connections(self) -> None:
-        """Close what is still open. Handlers see their clients leave, which is no error; being cancelled would be."""
-        connections = list(self.server_state.connections)
-        if connections:
-            _log.warning("%d connections are cut", len(connections))
-        for connection in connections:
-            if connection.transport is not None:
-                connection.transport.abort()

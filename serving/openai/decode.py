@@ -42,6 +42,9 @@ async def read_body(request: Request, kind: type[Kind]) -> Kind:
         media_type = content_type.partition(";")[0].strip().lower()
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise not_json(content_type)
+    elif "origin" in request.headers:
+        # A browser sends this from any web page without asking the server whether the page may.
+        raise not_json("")
     ignored = _ignored(request)
     body = decode(await request.body(), kind, ignored)
     settle(body, "", ignored)

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxllm.serving.direct_body import DirectBody, direct_body
+from jaxllm.serving.http.direct_body import DirectBody, direct_body
 from jaxllm.serving.openai.disconnect import unless_gone
 from jaxllm.serving.openai.errors import event_of
 from jaxllm.serving.openai.protocol.base import Answer

@@ -22,7 +22,7 @@ FLAGS = [
     "--host=127.0.0.1", "--port=0", "--optimization-level=0", "--strict-compilation",
     f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=8", "--max-num-batched-tokens=64",
     "--num-gpu-blocks-override=200", "--max-queued-requests=24",
-    f"--max-body-size={MAX_BODY}", "--scheduling-policy=priority",
+    f"--max-body-size={MAX_BODY}", "--allowed-origins=*", "--scheduling-policy=priority",
     "--log-format=json", "--enable-log-requests", "--max-log-len=20", "--served-model-name", *NAMES,
 ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from jaxllm.errors import EngineError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.direct_body import EXTENSION
+from jaxllm.serving.http.direct_body import EXTENSION
 from jaxllm.serving.openai.protocol.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice
 from jaxllm.serving.openai.protocol.generation import StreamOptions

@@ -1,0 +1,84 @@
+"""What a connection may take of the server before there is a request on it."""
+
+import logging
+import resource
+from dataclasses import dataclass
+from typing import Self
+
+from jaxllm.info import EngineInfo
+from jaxllm.serving.options import ServerOptions
+
+logger = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN = 32
+"""Of a body: tokens of natural text take about 5, token ids as JSON 7, text that is escaped more."""
+_LEAST_BODY = 4 * 2**20
+"""Tools and their schemas take no tokens where the chat template does not show them."""
+_BATCH = 4
+"""Times as much for models that pool: their texts come in batches."""
+_OTHER_FILES = 256
+"""Files that the server may need beside its connections."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpLimits:
+    """Bounds of connections; 0 means none. Times are in seconds, sizes in bytes, rates in bytes per second."""
+
+    header_bytes: int = 65536
+    headers: int = 256
+    connections: int = 0
+    connections_per_address: int = 0
+    buffered_body_bytes: int = 0
+    headers_seconds: float = 0
+    idle_seconds: float = 0
+    body_seconds: float = 0
+    body_rate: int = 0
+    send_seconds: float = 0
+
+    @classmethod
+    def of(cls, options: ServerOptions) -> Self:
+        """The limits that the operator has chosen."""
+        return cls(
+            header_bytes=options.h11_max_incomplete_event_size,
+            headers=options.h11_max_header_count,
+            connections=open_files_for(options.max_connections),
+            connections_per_address=options.max_connections_per_address,
+            buffered_body_bytes=options.max_buffered_body_bytes,
+            headers_seconds=options.timeout_headers,
+            idle_seconds=options.timeout_keep_alive,
+            body_seconds=options.timeout_body,
+            body_rate=options.min_body_rate,
+            send_seconds=options.timeout_send,
+        )
+
+
+def body_size(options: ServerOptions, info: EngineInfo) -> int:
+    """Most bytes in the body of a request: what the operator says, or what the longest prompt could need."""
+    if options.max_body_size is not None:
+        return options.max_body_size
+    batch = 1 if info.pooling is None else _BATCH
+    return batch * max(_LEAST_BODY, _BYTES_PER_TOKEN * info.max_model_len)
+
+
+def open_files_for(connections: int) -> int:
+    """Let this process open as many files as `connections` need; how many connections that really allows.
+
+    A connection beyond the limit of open files could not even be refused.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or (connections and soft >= wanted):
+        return connections
+    raised = hard if connections == 0 else wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if raised != resource.RLIM_INFINITY and raised > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
+    allowed = max(1, soft - _OTHER_FILES)
+    if 0 < connections <= allowed:
+        return connections
+    if connections:
+        logger.warning(
+            "max_connections=%d: this process may open %d files, which leaves %d connections; `ulimit -n` allows more",
+            connections, soft, allowed,
+        )  # fmt: skip
+    return allowed
