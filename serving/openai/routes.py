@@ -9,6 +9,7 @@ from starlette.routing import Route
 from jaxllm.serving.anthropic.routes import count_message_tokens, create_message
 from jaxllm.serving.openai import operations
 from jaxllm.serving.openai.chat import create_chat_completion
+from jaxllm.serving.openai.chat_batch import create_chat_batch
 from jaxllm.serving.openai.completions import create_completion
 from jaxllm.serving.openai.errors import Handler, guarded
 from jaxllm.serving.openai.models import list_models, retrieve_model
@@ -18,6 +19,7 @@ from jaxllm.serving.openai.protocol import (
     anthropic,
     anthropic_answers,
     chat,
+    chat_batch,
     completions,
     models,
     response_answers,
@@ -40,6 +42,15 @@ OPERATIONS = (
         request=chat.ChatCompletionRequest,
         response=chat.ChatCompletion,
         stream=chat.ChatChunk,
+        runner="generate",
+    ),
+    Operation(
+        path="/v1/chat/completions/batch",
+        methods=("POST",),
+        handler=create_chat_batch,
+        tag="Chat",
+        request=chat_batch.BatchChatRequest,
+        response=chat.ChatCompletion,
         runner="generate",
     ),
     Operation(

@@ -1,5 +1,7 @@
 """Token counts of a response."""
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.openai.protocol.base import Answer
@@ -29,6 +31,20 @@ class Usage(Answer, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     """Where the server tells reasoning from content."""
+
+    @classmethod
+    def total(cls, usages: "Sequence[Usage]") -> "Usage":
+        """The sum of several, of which there is at least one."""
+        reasoning = CompletionTokensDetails(reasoning_tokens=sum(each.reasoning_tokens for each in usages))
+        return cls(
+            prompt_tokens=sum(each.prompt_tokens for each in usages),
+            completion_tokens=sum(each.completion_tokens for each in usages),
+            total_tokens=sum(each.total_tokens for each in usages),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(each.prompt_tokens_details.cached_tokens for each in usages)
+            ),
+            completion_tokens_details=reasoning if usages[0].completion_tokens_details is not UNSET else UNSET,
+        )
 
     @property
     def reasoning_tokens(self) -> int:

@@ -1,0 +1,32 @@
+"""Several conversations in one request."""
+
+from typing import Annotated, Any
+
+from jaxllm.serving.openai.protocol.base import Refused
+from jaxllm.serving.openai.protocol.bounds import documented
+from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.openai.protocol.messages import Message
+
+_ONE_EACH = "each conversation has one answer; see /v1/chat/completions"
+_NO_TOOLS = "a batch has no tools; see /v1/chat/completions"
+_WHOLE = "a batch is answered as a whole; see /v1/chat/completions"
+
+
+class BatchChatRequest(ChatCompletionRequest, kw_only=True):
+    """Conversations that are answered each on its own, all with the same settings."""
+
+    messages: Annotated[list[list[Message]], documented(minItems=1)]  # type: ignore[assignment]
+    """The conversations."""
+
+    n: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
+    best_of: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
+    use_beam_search: Annotated[Any, Refused(_ONE_EACH, (False,))] = None
+    stream: Annotated[Any, Refused(_WHOLE, (False,))] = None
+    tools: Annotated[Any, Refused(_NO_TOOLS, ([],))] = None
+    tool_choice: Annotated[Any, Refused(_NO_TOOLS, ("none",))] = None
+    prompt_logprobs: Annotated[Any, Refused(_WHOLE)] = None
+
+    def single(self, index: int) -> ChatCompletionRequest:
+        """The request for one of the conversations."""
+        fields = {name: getattr(self, name) for name in ChatCompletionRequest.__struct_fields__}
+        return ChatCompletionRequest(**{**fields, "messages": self.messages[index]})
