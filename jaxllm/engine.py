@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from jaxllm.beam.group import BeamGroup
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.garbage import trim_heap
 from jaxllm.guided import Forced, GuidedSteps
 from jaxllm.info import EngineInfo
 from jaxllm.kv.manager import KVManager
@@ -18,7 +19,7 @@ from jaxllm.models.checkpoint import resolve
 from jaxllm.models.errors import ModelError
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.progress import Progress, silent
-from jaxllm.request import FinishReason, Request
+from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runner.build import build_runner
 from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.plan import Plan, make_plan
@@ -93,9 +94,9 @@ class Engine:
         if params.prompt_logprobs is not None:
             self._prompt_logprobs[request] = [None] * len(request.prompt_token_ids)
 
-    def abort_request(self, request_ids: Iterable[str]) -> None:
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
-        for request_id in request_ids:
+        for request_id in as_request_ids(request_ids):
             scheduled = self._scheduled.get(request_id)
             request = self._finish(request_id, "abort", None)
             if request is not None:
@@ -203,6 +204,7 @@ class Engine:
         self._under_way.clear()
         self._guided.close()
         self.runner.close()
+        trim_heap()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
         self._scheduled.pop(request_id, None)

@@ -1,5 +1,6 @@
-"""Garbage collection at the right times: not while an engine starts, nor for what is in use in processes that serve."""
+"""Memory at the right times: no collections while an engine starts, and what a start needed is given back after it."""
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,3 +30,17 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
+def trim_heap() -> None:
+    """Give memory that was freed back to the system. Takes a few milliseconds.
+
+    Loading a model allocates and frees tens of MiB on several threads, each of which has an arena of its own. glibc
+    keeps what is free in them unless it is asked, so a process that makes engines again and again would grow with
+    every one. Other C libraries need no asking.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return
+    trim(0)

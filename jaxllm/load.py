@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.garbage import paused
+from jaxllm.garbage import paused, trim_heap
 from jaxllm.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -33,10 +33,16 @@ def choose_runner(config: EngineConfig) -> Literal["generate", "pooling"]:
 def load_engine(config: EngineConfig, progress: Progress = silent) -> "Engine | PoolingEngine":
     """Load the model into the engine that suits it. Raises `ConfigError` and `CapacityError`."""
     with paused():
-        if choose_runner(config) == "pooling":
-            from jaxllm.pooling.engine import PoolingEngine
+        engine = _make(config, progress)
+    trim_heap()
+    return engine
 
-            return PoolingEngine.from_config(config, progress)
-        from jaxllm.engine import Engine
 
-        return Engine.from_config(config, progress)
+def _make(config: EngineConfig, progress: Progress) -> "Engine | PoolingEngine":
+    if choose_runner(config) == "pooling":
+        from jaxllm.pooling.engine import PoolingEngine
+
+        return PoolingEngine.from_config(config, progress)
+    from jaxllm.engine import Engine
+
+    return Engine.from_config(config, progress)

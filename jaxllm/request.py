@@ -1,10 +1,12 @@
 """A request as the engine sees it: token ids, parameters, and how far it has come."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from jaxllm.errors import RequestError
 from jaxllm.owner import NOBODY, Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.guide import Guide
@@ -13,6 +15,16 @@ if TYPE_CHECKING:
     from jaxllm.beam.group import BeamGroup
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+def as_request_ids(request_ids: str | Iterable[str]) -> list[str]:
+    """One id or several, as a list: a string is one id, not its characters. Raises `RequestError` for anything else."""
+    if isinstance(request_ids, str):
+        return [request_ids]
+    if not isinstance(request_ids, Iterable):
+        given = type(request_ids).__name__
+        raise RequestError(f"request_ids: expected a string or a list of strings, got {given}", "request_ids")
+    return list(request_ids)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -248,7 +248,7 @@ class AsyncLLM:
 
     # The engine
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; nothing more comes of them. Unknown ids are ignored."""
         self._engine.abort(request_ids)
 

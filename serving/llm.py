@@ -1,6 +1,5 @@
 """`LLM`: offline generation in a script or a notebook."""
 
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
@@ -70,13 +69,10 @@ class LLM:
             )
         self._engine: LLMEngine | PoolingLLMEngine | None = engine
         self._runs = OfflineRuns()
-        self._finalizer = weakref.finalize(self, engine.close)
-        # At exit the process gives everything back by itself, and JAX may be gone already.
-        self._finalizer.atexit = False
 
     @property
     def llm_engine(self) -> LLMEngine:
-        """The engine beneath, for driving it step by step.
+        """The engine beneath, for driving it step by step. It stays open as long as anybody holds it.
 
         Raises `EngineError` after `close()`, and `RequestError` when the model pools instead of generating.
         """
@@ -238,8 +234,9 @@ class LLM:
 
     def close(self) -> None:
         """Free the device memory. Closing twice does no harm."""
-        self._engine = None
-        self._finalizer()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> Self:
         return self

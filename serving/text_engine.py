@@ -1,11 +1,13 @@
 """What is the same of engines with text at their ends, whether they generate or pool."""
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import EngineError, RequestError
 from jaxllm.outputs import EngineOutput
+from jaxllm.request import as_request_ids
 from jaxllm.serving.text.output_processor import Processed
 from jaxllm.serving.text.prompts import naming_prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -51,13 +53,17 @@ class Follower(Protocol[Request_contra]):
 class TextEngine(ABC, Generic[Request]):
     """An engine driven step by step. Not thread-safe.
 
-    `engine` runs token ids, `tokenizer` is None where there is no text.
+    `engine` runs token ids, `tokenizer` is None where there is no text. It owns `engine`, which is closed by `close()`
+    or when the last reference goes.
     """
 
     def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None, outputs: Follower[Request]) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._outputs = outputs
+        self._finalizer = weakref.finalize(self, engine.close)
+        # At exit the process gives everything back by itself, and JAX may be gone already.
+        self._finalizer.atexit = False
 
     @abstractmethod
     def step(self) -> list[Any]:
@@ -68,6 +74,8 @@ class TextEngine(ABC, Generic[Request]):
         added: list[str] = []
         try:
             for index, request in enumerate(requests):
+                if not isinstance(request.request_id, str):
+                    raise RequestError(f"request_id={request.request_id!r}: must be a string", "request_id")
                 if request.request_id in self._outputs:
                     raise RequestError(f"request_id={request.request_id!r} is in use", "request_id")
                 self._outputs.add(request)
@@ -83,9 +91,9 @@ class TextEngine(ABC, Generic[Request]):
         """Whether `step` has anything to do."""
         return len(self._outputs) > 0
 
-    def abort_request(self, request_ids: Iterable[str]) -> None:
-        """End requests without further outputs. Unknown ids are ignored."""
-        self._abort(self._outputs.abort(request_ids))
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End one request, or several, without further outputs. Unknown ids are ignored."""
+        self._abort(self._outputs.abort(as_request_ids(request_ids)))
 
     def abort_all(self) -> None:
         """End all requests without further outputs."""
@@ -96,5 +104,13 @@ class TextEngine(ABC, Generic[Request]):
             self.engine.abort_request(children)
 
     def close(self) -> None:
-        """Free the engine and its device memory. Nothing can be run afterwards."""
-        self.engine.close()
+        """Free the engine and its device memory: whatever is asked of it afterwards raises `EngineError`."""
+        self._finalizer()
+        self.engine = cast(TokenEngine, _ClosedEngine())
+
+
+class _ClosedEngine:
+    """Stands where an engine was, so that a step need not ask whether it is still there."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise EngineError("this engine is closed: make a new one")

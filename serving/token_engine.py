@@ -18,7 +18,7 @@ class TokenEngine(Protocol):
     def add_request(self, request: Any) -> None:
         """Queue a `Request`, or of a pooling model a `PoolingRequest`. Raises `RequestError`."""
 
-    def abort_request(self, request_ids: Iterable[str]) -> None:
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without further outputs."""
 
     def finish_request(self, request_id: str, stop_reason: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.garbage import trim_heap
 from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.build import build_pooling_runner
@@ -17,6 +18,7 @@ from jaxllm.pooling.queue import PoolingQueue
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.runner import Dispatched, PoolingRunner
 from jaxllm.progress import Progress, silent
+from jaxllm.request import as_request_ids
 from jaxllm.stats import StepStats
 
 
@@ -62,9 +64,9 @@ class PoolingEngine:
             request.params = replace(request.params, task=self.info.pooling.tasks[0])
         self._queue.add(request)
 
-    def abort_request(self, request_ids: Iterable[str]) -> None:
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
-        names = list(request_ids)
+        names = as_request_ids(request_ids)
         running = {each.request_id for _, step in self._under_way for each in step.requests}
         ended = [*self._queue.remove(names), *(name for name in names if name in running - self._aborted)]
         self._aborted.update(running.intersection(names))
@@ -134,6 +136,7 @@ class PoolingEngine:
         """Free the device memory. The engine cannot be used afterwards."""
         self._under_way.clear()
         self.runner.close()
+        trim_heap()
 
 
 def _output(request_id: str, data: np.ndarray, began: float) -> EngineOutput:

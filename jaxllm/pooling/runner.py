@@ -99,6 +99,7 @@ class PoolingRunner:
         self.watch.close()
         for leaf in self._parameters:
             leaf.delete()
+        self._executables.close()
 
     def _pack(self, requests: Sequence[PoolingRequest], bucket: Bucket) -> np.ndarray:
         packed, views = self._layouts[bucket].host_buffer()

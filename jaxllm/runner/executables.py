@@ -151,6 +151,10 @@ class Executables:
             made = self._ready[key] = self._make(key)
         return made
 
+    def close(self) -> None:
+        """Forget what was made: the code of a set of steps takes tens of MiB, however long somebody holds this."""
+        self._ready.clear()
+
     def _make(self, key: Key) -> Executable:
         how = self._spec.recipe(key)
         if self._saved is not None:

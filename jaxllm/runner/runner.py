@@ -203,6 +203,7 @@ class Runner:
         self.watch.close()
         for leaf in jax.tree.leaves((self._parameters, self._state)):
             leaf.delete()
+        self._executables.close()
 
     def _place_pages(self, plan: StepPlan, table: RequestTable) -> None:
         """Write the pages that are new by several, or of lanes that moved, into the device's table."""

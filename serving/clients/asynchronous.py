@@ -11,6 +11,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress
+from jaxllm.request import as_request_ids
 from jaxllm.serving.clients.connection import Launch
 from jaxllm.serving.clients.heartbeat import TICK_SECONDS, Heartbeat
 from jaxllm.serving.clients.in_flight import InFlight
@@ -139,9 +140,9 @@ class AsyncEngine:
             readers.append(reader)
         return readers
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests; nothing more comes of them. Unknown ids are ignored."""
-        names = [name for name in request_ids if name in self._in_flight]
+        names = [name for name in as_request_ids(request_ids) if name in self._in_flight]
         if not names:
             return
         children = self._outputs.abort(names)

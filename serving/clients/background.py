@@ -11,6 +11,7 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.progress import Progress, silent
+from jaxllm.request import as_request_ids
 from jaxllm.serving.clients.connection import EngineConnection
 from jaxllm.serving.engine_process.messages import (
     Abort,
@@ -61,9 +62,9 @@ class BackgroundEngine:
         self._connection.send(Pool.of(request) if isinstance(request, PoolingRequest) else Add.of([request]))
         self._unfinished.add(request.request_id)
 
-    def abort_request(self, request_ids: Iterable[str]) -> None:
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without further outputs. Unknown or finished ones are ignored."""
-        known = [request_id for request_id in request_ids if request_id in self._unfinished]
+        known = [request_id for request_id in as_request_ids(request_ids) if request_id in self._unfinished]
         self._unfinished.difference_update(known)
         if known and self._error is None:
             self._connection.send(Abort(known))

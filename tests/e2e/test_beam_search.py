@@ -158,7 +158,7 @@ def test_the_offline_interface(beam_engine: Engine, reference: Any, monkeypatch:
     monkeypatch.setattr(llm_engine, "_engine_here", lambda _config, _progress: beam_engine)
     llm = LLM("demo")
     # The engine is for the other tests, too.
-    llm._finalizer.detach()
+    llm.llm_engine._finalizer.detach()
     text, width = TEXTS[0], 3
     (output,) = llm.beam_search(text, BeamSearchParams(beam_width=width, max_tokens=8, ignore_eos=True))
     tokenizer = llm.get_tokenizer()
@@ -182,7 +182,7 @@ def test_the_offline_interface(beam_engine: Engine, reference: Any, monkeypatch:
 def test_end_tokens_are_hidden_unless_asked_for(beam_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm_engine, "_engine_here", lambda _config, _progress: beam_engine)
     llm = LLM("demo")
-    llm._finalizer.detach()
+    llm.llm_engine._finalizer.detach()
     prompt = llm.render_chat([{"role": "user", "content": "What is 2 plus 3?"}])
     short, whole = (
         llm.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=30, include_stop_str_in_output=included))[

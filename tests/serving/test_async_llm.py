@@ -198,6 +198,19 @@ async def test_ending_all_streams_with_an_error(llm: AsyncLLM) -> None:
     assert await llm.reset_prefix_cache()
 
 
+async def test_aborting_one_request_leaves_those_named_by_its_characters(llm: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    tasks = {
+        name: asyncio.ensure_future(collect(llm, "Once upon a time", params, request_id=name))
+        for name in ("1", "0", "10")
+    }
+    await until(lambda: llm.num_unfinished == 3)
+    llm.abort("10")
+    assert llm.num_unfinished == 2
+    assert [(await tasks[name])[-1].finished for name in ("1", "0")] == [True, True]
+    tasks["10"].cancel()
+
+
 async def test_observers_see_every_token(llm: AsyncLLM) -> None:
     # What is aborted is told with the next outputs: none of an earlier test's are still to come behind this.
     await collect(llm, "Mira is", SamplingParams(max_tokens=1))

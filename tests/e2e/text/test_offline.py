@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from jaxllm import LLM, RequestError, RequestOutput, SamplingParams
+from jaxllm import LLM, EngineError, RequestError, RequestOutput, SamplingParams
 from tests.conftest import RunPython
 from tests.e2e.text.conftest import SMALL
 
@@ -204,6 +204,31 @@ def test_wrong_requests_change_nothing(llm: LLM, prompts: Any, params: dict[str,
         generate(llm, prompts, SamplingParams(**params))
     assert not llm.llm_engine.engine.has_unfinished_requests()
     assert text_of(generate(llm, PROMPTS[0]))
+
+
+def test_aborting_one_request_leaves_those_named_by_its_characters(llm: LLM) -> None:
+    engine, params = llm.llm_engine, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    for abort in (engine.abort_request, engine.engine.abort_request):
+        for name in ("1", "0", "10"):
+            engine.add_request(name, PROMPTS[0], params, stream=False)
+        abort("10")
+        finished = []
+        while engine.engine.has_unfinished_requests():
+            finished += [each for each in engine.step() if each.outputs[0].token_ids]
+        engine.abort_all()
+        assert sorted(each.request_id for each in finished) == ["0", "1"]
+
+
+def test_the_engine_beneath_lives_as_long_as_somebody_has_it() -> None:
+    engine = LLM("demo", **SMALL, enforce_eager=True).llm_engine
+    engine.add_request("a", PROMPTS[0], SamplingParams(temperature=0, max_tokens=3))
+    assert [output.finished for output in (engine.step(), engine.step(), engine.step())[-1]] == [True]
+    engine.add_request("b", PROMPTS[0])
+    engine.close()
+    engine.close()
+    for call in (engine.step, lambda: engine.add_request("c", PROMPTS[0]), lambda: engine.abort_request("b")):
+        with pytest.raises(EngineError, match="this engine is closed: make a new one"):
+            call()
 
 
 def test_inside_a_running_event_loop(llm: LLM) -> None:

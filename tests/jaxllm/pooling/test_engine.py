@@ -60,6 +60,13 @@ def test_aborted_texts_end_and_give_nothing(engine: PoolingEngine) -> None:
     assert [output.request_id for output in first] == ["1", "0", "2"]
     assert [(output.request_id, output.finish_reason, output.data) for output in rest] == [("3", "abort", None)]
     assert not engine.has_unfinished_requests()
+    for name in ("1", "0", "10"):
+        engine.add_request(request(name, TEXTS[0]))
+    engine.abort_request("10")
+    pooled = set()
+    while engine.has_unfinished_requests():
+        pooled |= {output.request_id for output in engine.step() if output.data is not None}
+    assert pooled == {"0", "1"}
 
 
 def test_dimensions_and_normalisation(engine: PoolingEngine) -> None:

@@ -95,6 +95,11 @@ def test_one_step_at_a_time_with_aborts_and_a_cache_reset(llm: LLM) -> None:
     assert not engine.engine.has_unfinished_requests()
     # The abort is taken between two steps, so that the reset behind it finds nothing running.
     assert llm.reset_prefix_cache()
+    for name in ("1", "0", "10"):
+        engine.add_request(name, "Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
+    engine.engine.abort_request("10")
+    assert engine_of(llm)._unfinished == {"0", "1"}
+    engine.abort_all()
 
 
 def test_a_wrong_option_is_the_same_error_as_here(tmp_path: Path) -> None:
