@@ -238,6 +238,11 @@ class StructuredOptions(Section):
         "Read the vocabulary at start instead of with the first grammar, which may hold everybody up for seconds "
         "where it is large.",
     )
+    structured_outputs_canary: bool = option(
+        True,
+        "Try every new grammar in a process that may die of it, within limits of memory and time, before the engine "
+        "compiles it. A script that trusts its grammars may turn it off; a server may not.",
+    )
     disable_any_whitespace: bool = option(False, "No whitespace between the tokens of JSON, whatever requests say.")
     disable_additional_properties: bool = option(
         False, "JSON objects have only the properties that their schema names, unless it says otherwise."

@@ -54,6 +54,8 @@ class Request:
     group: "BeamGroup | None" = None
     """Of a lane of a beam search."""
     guide: Guide | None = None
+    grammar_bytes: int = 0
+    """Memory that its grammar takes when compiled, where that is known."""
 
     @property
     def num_tokens(self) -> int:
@@ -70,4 +72,5 @@ class Request:
             cache_salt=self.cache_salt,
             eos_token_ids=self.eos_token_ids,
             owner=self.owner,
+            grammar_bytes=self.grammar_bytes,
         )

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.info import EngineInfo
+from jaxllm.owner import NOBODY, Owner
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
@@ -21,7 +22,7 @@ from jaxllm.serving.clients.process import EngineProcess
 from jaxllm.serving.clients.restarts import RestartBudget
 from jaxllm.serving.engine_process.messages import Add, Pool
 from jaxllm.serving.generation_config import read_default_params
-from jaxllm.serving.llm_engine import check_vocabulary, load_tokenizer
+from jaxllm.serving.llm_engine import check_vocabulary, form_checker, load_tokenizer
 from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
@@ -33,6 +34,7 @@ from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.structured.checking import CanaryChecker
 from jaxllm.validation import RequestLimits
 
 TEXT_THREADS = 2
@@ -58,6 +60,7 @@ class AsyncLLM:
         self._loop = asyncio.get_running_loop()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
         self._inputs: InputProcessor | PoolingInputs
+        self._forms: CanaryChecker | None = None
         self._numbers = itertools.count()
 
     @classmethod
@@ -110,7 +113,9 @@ class AsyncLLM:
             self._inputs = PoolingInputs(tokenizer, info)
             self._engine.serve(PoolingProcessor())
         else:
-            self._inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids)
+            self._forms = form_checker(self.config, info, tokenizer)
+            self._inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
+            self.run_text(self._forms.start)
             self._engine.serve(OutputProcessor(tokenizer, measure=True))
 
     @property
@@ -172,11 +177,22 @@ class AsyncLLM:
         """
         name = request_id if request_id is not None else f"generate-{next(self._numbers)}"
         chosen = self.default_params if params is None else params
+        await self.try_grammar(chosen)
         requests = await self.prepare([prompt], chosen, [name], priority=priority, stream=stream)
         (results,) = self.submit(requests)
         with closing(results):
             async for output in results:
                 yield output
+
+    async def try_grammar(self, params: SamplingParams, owner: Owner = NOBODY) -> None:
+        """Have the grammar of these parameters, if they have one, tried by the canary process, unless it was before.
+
+        New grammars are tried a few at a time, in which owners take turns. If this is cancelled, a trial that nobody
+        else waits for ends. What is wrong with the grammar `prepare` says. Raises `RequestError` and `QueueFullError`.
+        """
+        forms, form = self._forms, params.structured_outputs
+        if forms is not None and form is not None:
+            await asyncio.wrap_future(await self.run_text(forms.ask, form, owner.name))
 
     async def prepare(
         self,
@@ -188,7 +204,10 @@ class AsyncLLM:
         stream: bool = False,
         add_special_tokens: bool = True,
     ) -> list[TextRequest]:
-        """Check and tokenize prompts, off the event loop. Raises `RequestError`."""
+        """Check and tokenize prompts, off the event loop. Raises `RequestError`.
+
+        Grammars should have been tried before (`try_grammar`): here a thread for text waits for those that were not.
+        """
         inputs = self._inputs
         if not isinstance(inputs, InputProcessor):
             raise RequestError("this model pools, it does not generate: ask for embeddings or scores instead")
@@ -272,3 +291,5 @@ class AsyncLLM:
         """End the engine process; whoever still waits gets an error. May be called again."""
         await self._engine.shutdown()
         self._text_threads.shutdown(wait=False)
+        if self._forms is not None:
+            self._forms.close()

@@ -6,6 +6,7 @@ from typing import Self
 
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.models.checkpoint import resolve
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
@@ -20,6 +21,8 @@ from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.serving.text_engine import TextEngine
 from jaxllm.serving.token_engine import TokenEngine
+from jaxllm.structured.backend import Vocabulary
+from jaxllm.structured.checking import CanaryChecker, make_canary_checker
 from jaxllm.validation import RequestLimits
 
 
@@ -57,6 +60,11 @@ class LLMEngine(TextEngine[TextRequest]):
                 f"{config.model.model} pools, it does not generate: use LLM and its embed(), score(), ..."
             )
         return engine
+
+    def close(self) -> None:
+        """Free the engine and its device memory. Nothing can be run afterwards."""
+        super().close()
+        self.inputs.close()
 
     def add_request(
         self,
@@ -112,11 +120,27 @@ def open_engine(
             check_vocabulary(tokenizer, info.vocab_size)
             if info.pooling is not None:
                 return PoolingLLMEngine(engine, tokenizer)
-            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids)
+            forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
+            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)
             return LLMEngine(engine, tokenizer, inputs, read_default_params(Path(info.model_folder)))
         except BaseException:
             engine.close()
             raise
+
+
+def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> CanaryChecker:
+    """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
+    options = config.model
+    ends = info.eos_token_ids
+    if not ends and tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends = (tokenizer.eos_token_id,)
+    try:
+        folder = Path(info.model_folder)
+        if options.tokenizer is not None:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        return make_canary_checker(config.structured, Vocabulary(folder, info.vocab_size, ends))
+    except (ModelError, RequestError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def _model_folder(options: ModelOptions) -> Path:

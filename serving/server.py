@@ -83,6 +83,10 @@ async def serve(
     `CapacityError` or `EngineError` when it cannot start; the address is checked before the model is loaded.
     """
     configure_logging(options.log_level, json_lines=options.log_format == "json")
+    if not config.structured.structured_outputs_canary:
+        raise ConfigError(
+            "structured_outputs_canary=False: a server cannot do without, as a single grammar could end it; leave it on"
+        )
     for path in options.middleware:
         # The application loads it again; here it fails before the model is loaded.
         load_middleware(path)

@@ -1,9 +1,12 @@
 """Grammars compiled beside the engine's loop, and kept."""
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -14,8 +17,24 @@ from jaxllm.structured.params import StructuredOutputsParams
 THREADS: Final = 2
 """Grammars that are compiled at a time."""
 
-MOST_BYTES: Final = 4 << 20
-"""Source of the grammars that are kept. Compiled they take several times as much."""
+STACK_BYTES: Final = 16 << 20
+"""Of a thread that compiles: twice what a grammar may need in the canary process (`canary.messages.Budget`)."""
+
+NICE: Final = 10
+"""Steps of the engine go before compiling."""
+
+MOST_BYTES: Final = 256 << 20
+"""Memory of the compiled grammars that are kept."""
+
+_LEAST_BYTES: Final = 1 << 20
+_BYTES_PER_SOURCE_BYTE: Final = 150
+"""As measured for schemas of 10 to 120 kB; for grammars that nobody has measured."""
+
+
+@dataclass
+class _Kept:
+    future: Future[Grammar]
+    size: int
 
 
 class GrammarCompiler:
@@ -24,11 +43,11 @@ class GrammarCompiler:
     The backend is made with the first grammar. Thread-safe.
     """
 
-    def __init__(self, make_backend: Callable[[], Backend], most_kept: int) -> None:
-        """`most_kept` grammars are kept, those used last."""
+    def __init__(self, make_backend: Callable[[], Backend], most_kept: int, most_bytes: int = MOST_BYTES) -> None:
+        """At most `most_kept` grammars are kept, and `most_bytes` of them, those used last."""
         self._make_backend = make_backend
-        self._most_kept = most_kept
-        self._kept: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
+        self._most_kept, self._most_bytes = most_kept, most_bytes
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
         self._backend_lock = threading.Lock()
@@ -43,24 +62,47 @@ class GrammarCompiler:
                 self._backend = self._make_backend()
             return self._backend
 
-    def compile(self, form: StructuredOutputsParams) -> "Future[Grammar]":
-        """The grammar of `form`, now or later; its exception is a `RequestError` for what is wrong with it."""
+    def compile(self, form: StructuredOutputsParams, size: int = 0) -> "Future[Grammar]":
+        """The grammar of `form`, now or later; its exception is a `RequestError` for what is wrong with it.
+
+        `size` is the memory that it takes, in bytes, where that is known.
+        """
         key = msgspec.msgpack.encode(form)
         with self._lock:
-            found = self._kept.pop(key, None)
-            if found is None:
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
-                found = self._pool.submit(self._compile, form)
-                self._bytes += len(key)
-            self._kept[key] = found
-            while len(self._kept) > 1 and (len(self._kept) > self._most_kept or self._bytes > MOST_BYTES):
-                oldest, _ = self._kept.popitem(last=False)
-                self._bytes -= len(oldest)
-        return found
+            kept = self._kept.pop(key, None)
+            if kept is None:
+                size = max(_LEAST_BYTES, size or _BYTES_PER_SOURCE_BYTE * len(key))
+                kept = _Kept(self._submit(form), size)
+                self._bytes += size
+            self._kept[key] = kept
+            while len(self._kept) > 1 and (len(self._kept) > self._most_kept or self._bytes > self._most_bytes):
+                _, oldest = self._kept.popitem(last=False)
+                self._bytes -= oldest.size
+        return kept.future
+
+    def _submit(self, form: StructuredOutputsParams) -> "Future[Grammar]":
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, "grammar", initializer=_step_back)
+        # Python knows no other way to say it; a thread that somebody else starts meanwhile gets it as well.
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            return self._pool.submit(self._compile, form)
+        finally:
+            threading.stack_size(before)
 
     def _compile(self, form: StructuredOutputsParams) -> Grammar:
         return self.backend.compile(form)
+
+    def cancel(self, future: "Future[Grammar]") -> None:
+        """Nobody waits for this grammar any more: if it has not begun to be compiled, it is not."""
+        with self._lock:
+            if not future.cancel():
+                return
+            for key, kept in self._kept.items():
+                if kept.future is future:
+                    self._bytes -= kept.size
+                    del self._kept[key]
+                    break
 
     def close(self) -> None:
         """End the threads; what has not begun is given up."""
@@ -68,3 +110,10 @@ class GrammarCompiler:
             self._kept.clear()
             if self._pool is not None:
                 self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _step_back() -> None:
+    """On Linux a thread has a priority of its own; elsewhere that would be the whole process's."""
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

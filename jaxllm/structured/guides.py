@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +13,7 @@ from jaxllm.request import Request
 from jaxllm.structured.backend import Grammar, Vocabulary, make_backend, mask_words
 from jaxllm.structured.compiler import GrammarCompiler
 from jaxllm.structured.guide import Guide
+from jaxllm.structured.options import with_options
 
 WAIT_SECONDS = 0.005
 """How long `wait` waits: as long as a request may have to that arrives meanwhile."""
@@ -46,14 +46,7 @@ class Guides:
         if form is None:
             request.guide = Guide(request.params, None, request.eos_token_ids)
             return True
-        options = self._options
-        form = msgspec.structs.replace(
-            form,
-            disable_any_whitespace=form.disable_any_whitespace or options.disable_any_whitespace,
-            whitespace_pattern=None if options.disable_any_whitespace else form.whitespace_pattern,
-            disable_additional_properties=form.disable_additional_properties or options.disable_additional_properties,
-        )
-        self._compiling[request] = self._compiler.compile(form)
+        self._compiling[request] = self._compiler.compile(with_options(form, self._options), request.grammar_bytes)
         return False
 
     def ready(self) -> Iterator[tuple[Request, RequestError | None]]:
@@ -77,8 +70,10 @@ class Guides:
         wait(self._compiling.values(), WAIT_SECONDS, FIRST_COMPLETED)
 
     def forget(self, request: Request) -> None:
-        """The request is gone."""
-        self._compiling.pop(request, None)
+        """The request is gone; a compilation that nobody else waits for does not begin any more."""
+        future = self._compiling.pop(request, None)
+        if future is not None and future not in self._compiling.values():
+            self._compiler.cancel(future)
 
     def fill(self, requests: Sequence[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """Which tokens may come next in each request, int32 [n, W], and what is wrong with it, mostly None."""

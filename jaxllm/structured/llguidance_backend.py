@@ -53,7 +53,7 @@ class LLGuidance:
         self._tokenizer = _tokenizer(vocabulary)
         self._words = mask_words(vocabulary.size)
         self._limits = llguidance.LLParserLimits(**LIMITS)
-        self._executor = llguidance.LLExecutor()
+        self._executor: Any = None
 
     def compile(self, form: StructuredOutputsParams) -> "LLGrammar":
         """Compile, and compute a first mask. Raises `RequestError`."""
@@ -75,6 +75,8 @@ class LLGuidance:
             for inner, row in pairs:
                 inner.unsafe_compute_mask_ptr(masks[row].ctypes.data, self._words * 4)
         else:
+            # Made late: who only compiles should have no threads of it.
+            self._executor = self._executor or llguidance.LLExecutor()
             self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, self._words * 4, len(masks))
         return [_first_line(inner.get_error()) if inner.is_error() else None for inner, _ in pairs]
 
@@ -136,6 +138,8 @@ def _error(form: StructuredOutputsParams, message: str) -> RequestError:
 
 def _first_line(message: str) -> str:
     """What llguidance says, without its state and without pages of grammar."""
+    if message.startswith("panic"):
+        return "the grammar is too complex, or a defect of llguidance"
     message = message.split("\n<state>", maxsplit=1)[0].strip() or "the grammar cannot be followed any further"
     message = re.sub(r"\s*\n\s*", " | ", message)
     return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."

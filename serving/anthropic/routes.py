@@ -25,7 +25,7 @@ async def create_message(request: Request) -> Response:
     identity = identify(request, server, body, "msg")
     chat = read_chat(body)
     with renaming(FIELDS, chat.origins):
-        call = await prepare_chat(server, chat_request(body, chat), identity.engine_ids, limit="max_tokens")
+        call = await prepare_chat(request, server, chat_request(body, chat), identity.engine_ids, limit="max_tokens")
     writer = MessageWriter(call, f"msg_{uuid.uuid4().hex}", identity.model)
     response = await respond(
         request, server, [call.request], writer, first=writer.begin(), last=b"", failure=writer.fail

@@ -73,6 +73,7 @@ class Add(msgspec.Struct, tag=True):
     cache_salt: str | None
     eos_token_ids: tuple[int, ...]
     owner: Owner
+    grammar_bytes: int = 0
 
     @classmethod
     def of(cls, requests: list[Request]) -> "Add":
@@ -80,7 +81,13 @@ class Add(msgspec.Struct, tag=True):
         first = requests[0]
         sequences = [(request.request_id, request.params) for request in requests]
         return cls(
-            first.prompt_token_ids, sequences, first.priority, first.cache_salt, first.eos_token_ids, first.owner
+            first.prompt_token_ids,
+            sequences,
+            first.priority,
+            first.cache_salt,
+            first.eos_token_ids,
+            first.owner,
+            first.grammar_bytes,
         )
 
     def requests(self) -> list[Request]:
@@ -94,6 +101,7 @@ class Add(msgspec.Struct, tag=True):
                 cache_salt=self.cache_salt,
                 eos_token_ids=self.eos_token_ids,
                 owner=self.owner,
+                grammar_bytes=self.grammar_bytes,
             )
             for request_id, params in self.sequences
         ]

@@ -17,5 +17,5 @@ async def create_chat_completion(request: Request) -> Response:
     server.check_accepting()
     body = await read_body(request, ChatCompletionRequest)
     identity = identify(request, server, body, "chatcmpl")
-    call = await prepare_chat(server, body, identity.engine_ids)
+    call = await prepare_chat(request, server, body, identity.engine_ids)
     return await respond(request, server, [call.request], ChatWriter(server, body, identity, call))

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai import parameters
-from jaxllm.serving.openai.generate import calling
+from jaxllm.serving.openai.generate import calling, try_grammar
 from jaxllm.serving.openai.messages import conversation, last_content, tool_dictionaries
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
@@ -37,7 +39,12 @@ class ChatCall:
 
 
 async def prepare_chat(
-    server: ServerState, body: ChatCompletionRequest, engine_ids: Sequence[str], *, limit: str | None = None
+    request: Request,
+    server: ServerState,
+    body: ChatCompletionRequest,
+    engine_ids: Sequence[str],
+    *,
+    limit: str | None = None,
 ) -> ChatCall:
     """Check a chat request, render its prompt, and make a request for the engine of the one id in `engine_ids`.
 
@@ -54,6 +61,7 @@ async def prepare_chat(
         params = _params(body, server.llm.default_params)
         prompt = await server.llm.render_chat(messages, **template_settings(body, server))
         plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
+        await try_grammar(request, server, plan.params)
         requests = await server.llm.prepare(
             [{"prompt": plan.prompt, "cache_salt": body.cache_salt}],
             plan.params,

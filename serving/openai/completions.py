@@ -10,7 +10,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai import parameters
 from jaxllm.serving.openai.completion_writer import CompletionWriter
 from jaxllm.serving.openai.decode import read_body
-from jaxllm.serving.openai.generate import calling, identify, respond
+from jaxllm.serving.openai.generate import calling, identify, respond, try_grammar
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.state import ServerState, server_of
 from jaxllm.serving.openai.structured import naming_form
@@ -29,9 +29,11 @@ async def create_completion(request: Request) -> Response:
     identity = identify(request, server, body, "cmpl", len(prompts))
     _check(body, server, len(prompts))
     with calling(beam_width=parameters.width_name(body)), naming_form(body):
+        params = _params(body, server.llm.default_params)
+        await try_grammar(request, server, params)
         requests = await server.llm.prepare(
             [_with_salt(prompt, body.cache_salt) for prompt in prompts],
-            _params(body, server.llm.default_params),
+            params,
             identity.engine_ids,
             priority=parameters.checked_priority(body, server.llm.config),
             stream=bool(body.stream),

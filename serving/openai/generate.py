@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
+from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai.disconnect import unless_gone
 from jaxllm.serving.openai.protocol.base import Answer
 from jaxllm.serving.openai.state import ServerState
@@ -73,6 +74,12 @@ def identify(request: Request, server: ServerState, body: Named, prefix: str, nu
     unique = f"{name}-{uuid.uuid4().hex[:8]}"
     engine_ids = [unique] if num_prompts == 1 else [f"{unique}-{index}" for index in range(num_prompts)]
     return Identity(name, engine_ids, int(time.time()), server.model_name(body.model))
+
+
+async def try_grammar(request: Request, server: ServerState, params: SamplingParams) -> None:
+    """Have the grammar that is asked for tried, if it is a new one; that ends when the client leaves."""
+    if params.structured_outputs is not None:
+        await unless_gone(request.receive, server.llm.try_grammar(params, owner_of(request)))
 
 
 def submit(request: Request, server: ServerState, requests: Sequence[TextRequest]) -> list[OutputStream]:

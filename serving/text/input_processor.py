@@ -20,7 +20,7 @@ from jaxllm.serving.text.prompts import (
     parse_prompt,
 )
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
-from jaxllm.structured.checking import FormChecker
+from jaxllm.structured.checking import DirectChecker, FormChecker
 from jaxllm.validation import RequestLimits
 
 
@@ -45,14 +45,22 @@ class InputProcessor:
     Stateless and thread-safe; encoding long texts is the only slow part.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, limits: RequestLimits, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        limits: RequestLimits,
+        eos_token_ids: Sequence[int] = (),
+        forms: FormChecker | None = None,
+    ) -> None:
         """`limits` are the engine's. `eos_token_ids` are the model's own; the tokenizer's end token is added.
+
+        `forms` looks at grammars; otherwise that is done in this process.
 
         Without a tokenizer, prompts must be token ids and no text is produced.
         """
         self._tokenizer = tokenizer
         self._limits = limits
-        self._forms = FormChecker(limits.structured_outputs_backend)
+        self._forms: FormChecker = forms or DirectChecker(limits.structured_outputs_backend)
         eos = dict.fromkeys(eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             eos[tokenizer.eos_token_id] = None
@@ -81,15 +89,22 @@ class InputProcessor:
             with naming_prompt(index, len(prompts)):
                 parsed.append(parse_prompt(prompt))
         self._encode(parsed, add_special_tokens)
-        each_params = self._finish_params(each_params)
+        finished = self._finish_params(each_params)
         requests = []
         for index, request_id in enumerate(request_ids):
             with naming_prompt(index, len(prompts)):
-                made = self._make(request_id, parsed[index], each_params[index], each_priority[index])
+                own_params, grammar_bytes = finished[index]
+                made = self._make(request_id, parsed[index], own_params, each_priority[index])
+                for child in made.children:
+                    child.grammar_bytes = grammar_bytes
                 made.stream, made.arrival_time = stream, arrival
                 _check_stream(made)
                 requests.append(made)
         return requests
+
+    def close(self) -> None:
+        """Give back what looks at grammars."""
+        self._forms.close()
 
     def _make(self, request_id: str, prompt: ParsedPrompt, params: SamplingParams, priority: int) -> TextRequest:
         token_ids = as_token_ids(prompt.token_ids)
@@ -134,19 +149,20 @@ class InputProcessor:
         ):
             prompts[index].token_ids = token_ids
 
-    def _finish_params(self, each: Sequence[SamplingParams]) -> list[SamplingParams]:
+    def _finish_params(self, each: Sequence[SamplingParams]) -> list[tuple[SamplingParams, int]]:
         """Check parameters again (fields may have been set since) and turn their bad words into token ids.
 
-        Parameters given once for many prompts are looked at once.
+        With each come the bytes that its grammar takes, if known. Parameters given once for many prompts are looked at
+        once.
         """
-        finished: dict[int, SamplingParams] = {}
+        finished: dict[int, tuple[SamplingParams, int]] = {}
         for index, params in enumerate(each):
             if id(params) not in finished:
                 with naming_prompt(index, len(each)):
                     params.validate()
-                    if params.structured_outputs is not None:
-                        self._forms.check(params.structured_outputs)
-                    finished[id(params)] = self._with_bad_words(params)
+                    form = params.structured_outputs
+                    size = 0 if form is None else self._forms.check(form)
+                    finished[id(params)] = self._with_bad_words(params), size
         return [finished[id(params)] for params in each]
 
     def _with_bad_words(self, params: SamplingParams) -> SamplingParams:

@@ -68,8 +68,22 @@ class ServerProcess:
 
     def engine(self) -> psutil.Process:
         """Its engine process."""
-        (engine,) = psutil.Process(self.process.pid).children()
-        return engine
+        return self._child("jaxllm.serving.engine_process")
+
+    def canary(self) -> psutil.Process:
+        """The process that tries new grammars."""
+        return self._child("jaxllm.structured.canary.process")
+
+    def _child(self, module: str) -> psutil.Process:
+        deadline = time.monotonic() + _END_SECONDS
+        # One that has just been forked is not what it will be.
+        while not (found := [child for child in self._children() if module in child.cmdline()]):
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
+        return found[0]
+
+    def _children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
 
     def wait_for(self, text: str) -> None:
         """Wait until its log has `text`."""

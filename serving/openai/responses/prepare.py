@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from starlette.requests import Request
+
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.serving.openai import errors
 from jaxllm.serving.openai.chat_call import ChatCall, count_tokens, prepare_chat
@@ -74,10 +76,10 @@ def _resolved(item: Item | ItemReference, path: str, store: ResponseStore, owner
     return known
 
 
-async def count(server: ServerState, body: ResponsesRequest, turn: Turn) -> int:
+async def count(request: Request, server: ServerState, body: ResponsesRequest, turn: Turn) -> int:
     """Tokens that the model would read, or would have to. Raises `RequestError` for whatever else is wrong."""
     try:
-        call = await prepare(server, body, turn, ["counted"])
+        call = await prepare(request, server, body, turn, ["counted"])
     except RequestError as error:
         if not _too_long(error):
             raise
@@ -88,13 +90,15 @@ async def count(server: ServerState, body: ResponsesRequest, turn: Turn) -> int:
         return await count_tokens(server, chat_request(body, chat))
 
 
-async def prepare(server: ServerState, body: ResponsesRequest, turn: Turn, engine_ids: Sequence[str]) -> ChatCall:
+async def prepare(
+    request: Request, server: ServerState, body: ResponsesRequest, turn: Turn, engine_ids: Sequence[str]
+) -> ChatCall:
     """Make a request for the engine. Raises `RequestError`."""
     chat = _conversation(body, turn)
     with renaming(FIELDS, chat.origins):
-        request = chat_request(body, chat)
+        asked = chat_request(body, chat)
         try:
-            return await prepare_chat(server, request, engine_ids, limit="max_output_tokens")
+            return await prepare_chat(request, server, asked, engine_ids, limit="max_output_tokens")
         except RequestError as error:
             if body.truncation != "auto" or not _too_long(error):
                 raise
@@ -105,9 +109,9 @@ async def prepare(server: ServerState, body: ResponsesRequest, turn: Turn, engin
         low, high = 0, len(cuts)
         while low < high:
             middle = (low + high) // 2
-            request.messages = _without(chat.messages, cuts[middle])
+            asked.messages = _without(chat.messages, cuts[middle])
             try:
-                kept = await prepare_chat(server, request, engine_ids, limit="max_output_tokens")
+                kept = await prepare_chat(request, server, asked, engine_ids, limit="max_output_tokens")
                 high = middle
             except RequestError as error:
                 if not _too_long(error):

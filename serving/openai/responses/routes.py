@@ -39,7 +39,7 @@ async def create_response(request: Request) -> Response:
     check(body, server.responses)
     owner = owner_of(request).name
     turn = read_turn(body, server.responses, owner)
-    call = await prepare(server, body, turn, identity.engine_ids)
+    call = await prepare(request, server, body, turn, identity.engine_ids)
     stored = Stored(_begun(body, identity.model, call, stored=server.responses.enabled), turn, owner)
     writer = ResponseWriter(
         stored.response,
@@ -60,7 +60,7 @@ async def count_input_tokens(request: Request) -> Response:
     server.model_name(body.model)
     check(body, server.responses)
     turn = read_turn(body, server.responses, owner_of(request).name)
-    return json_response(InputTokens(input_tokens=await count(server, body, turn)))
+    return json_response(InputTokens(input_tokens=await count(request, server, body, turn)))
 
 
 def _begun(body: ResponsesRequest, model: str, call: ChatCall, *, stored: bool) -> ModelResponse:

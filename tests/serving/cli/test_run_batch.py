@@ -81,7 +81,8 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
 
     process = start(tmp_path, "--concurrency", "3")
     wait_for_lines(file, len(interrupted) + 3, process)
-    (engine,) = psutil.Process(process.pid).children()
+    children = psutil.Process(process.pid).children()
+    (engine,) = (child for child in children if "jaxllm.serving.engine_process" in child.cmdline())
     engine.kill()
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1, said

@@ -1,0 +1,127 @@
+"""One grammar in a process of its own: compiled, and followed for some tokens, within a budget."""
+
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from jaxllm.errors import RequestError
+from jaxllm.structured.backend import Backend, Grammar, mask_words
+from jaxllm.structured.canary.messages import Budget, Verdict
+from jaxllm.structured.params import StructuredOutputsParams
+
+WALK_TOKENS: Final = 32
+"""So far an output is followed."""
+
+WALK_SECONDS: Final = 0.2
+"""Of processor time; so long."""
+
+_STATM: Final = Path("/proc/self/statm")
+
+Result = TypeVar("Result")
+
+
+def limit(budget: Budget) -> None:
+    """Have this process end by a signal when it uses more than the budget; `meaning` says what the signal tells."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if _STATM.exists():
+        data = int(_STATM.read_text().split()[5]) * resource.getpagesize()
+        most = data + budget.memory_bytes + budget.compile_stack_bytes + budget.mask_stack_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, budget.processor_seconds)
+    signal.setitimer(signal.ITIMER_REAL, budget.seconds)
+
+
+def meaning(status: int, budget: Budget) -> Verdict:
+    """What it says of a grammar that its process ended with this status, without a word."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number == signal.SIGPROF:
+        return _refused(f"compiling it takes more than {budget.processor_seconds:g} s of processor time")
+    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL):
+        return _refused("it is nested too deeply, along its references or its rules")
+    if number == signal.SIGABRT:
+        return _refused(f"compiling it takes more than {budget.memory_bytes >> 20} MiB of memory")
+    if number == signal.SIGALRM:
+        return _refused(f"compiling it took more than {budget.seconds:g} s", lasting=False)
+    return _refused("the process that tried it was ended", lasting=False)
+
+
+def _refused(why: str, *, lasting: bool = True) -> Verdict:
+    return Verdict(error=f"the grammar is too complex: {why}", lasting=lasting)
+
+
+def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> Verdict:
+    """Compile a form as an engine would, and follow it for some tokens; what is known of it then."""
+    form = msgspec.msgpack.decode(data, type=StructuredOutputsParams)
+    before = _resident()
+    try:
+        grammar = _on_stack(budget.compile_stack_bytes, lambda: backend.compile(form))
+        slowest = _on_stack(budget.mask_stack_bytes, lambda: _walk(backend, grammar, vocab_size))
+    except RequestError as error:
+        return Verdict(error=str(error), parameter=error.parameter)
+    except MemoryError:
+        return meaning(signal.SIGABRT, budget)
+    if slowest > budget.mask_seconds:
+        return _refused(f"following it takes more than {1e3 * budget.mask_seconds:.0f} ms for one token")
+    return Verdict(size=max(0, _resident() - before))
+
+
+def _on_stack(size: int, work: Callable[[], Result]) -> Result:
+    """The result of `work` on a thread with so large a stack, in bytes."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001  (it is raised again, where it belongs)
+            errors.append(error)
+
+    threading.stack_size(size)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _walk(backend: Backend, grammar: Grammar, vocab_size: int) -> float:
+    """Follow one output, the same for the same grammar; the most seconds of processor time for one token.
+
+    What llguidance refuses on the way, it may refuse of an output that goes there: no reason to refuse all.
+    """
+    chosen = random.Random(0)
+    matcher = grammar.matcher()
+    masks = np.zeros((1, mask_words(vocab_size)), np.int32)
+    slowest, began = 0.0, time.thread_time()
+    start = began
+    for _ in range(WALK_TOKENS):
+        start = time.thread_time()
+        if start - began > WALK_SECONDS or backend.fill([(matcher, 0)], masks)[0] is not None:
+            break
+        allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8)[0], bitorder="little"))
+        if not len(allowed) or matcher.take([int(chosen.choice(allowed))]) is not None or matcher.finished:
+            break
+        forced = matcher.forced()
+        if forced and matcher.take(forced) is not None:
+            break
+        slowest = max(slowest, time.thread_time() - start)
+    return max(slowest, time.thread_time() - start)
+
+
+def _resident() -> int:
+    """Most bytes of memory that this process has had."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,108 @@
+"""Grammars that would end a process, or take its memory, sent to a real server by every way there is."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from tests.serving.openai.conftest import KEY
+from tests.serving.openai.hostile_grammars import FORMS, SCHEMAS
+from tests.serving.server_process import ServerProcess
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+MOST_GROWTH = 150 << 20
+"""Bytes that a process which serves people may grow by all hostile grammars together."""
+
+MOST_GAP = 3.0
+"""Seconds between two tokens of a neighbour; much less on a machine that does nothing else."""
+
+
+@pytest_asyncio.fixture
+async def anyone(server: ServerProcess) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that sends whatever it is told."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=120) as made:
+        yield made
+
+
+def tool(schema: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a function that is to be called."""
+    return {"type": "object", "properties": {"value": {"$ref": "#/$defs/0"}}, "required": ["value"], **schema}
+
+
+def bodies() -> dict[str, tuple[str, dict[str, Any]]]:
+    """By name, a path and what is sent to it."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, form in FORMS.items():
+        found[name] = "/v1/completions", {"prompt": "Hello", "structured_outputs": form}
+    for name, schema in SCHEMAS.items():
+        json_schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        text = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+        found[f"response_format: {name}"] = (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "response_format": json_schema},
+        )
+        found[f"responses: {name}"] = "/v1/responses", {"input": "Hello", "text": text}
+        if "$ref" not in schema:
+            continue
+        parameters = {**tool(schema), "$ref": "#/$defs/0"}
+        function = {"name": "f", "parameters": parameters}
+        found[f"tools: {name}"] = (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+        )
+        found[f"messages: {name}"] = (
+            "/v1/messages",
+            {
+                "messages": MESSAGES,
+                "max_tokens": 9,
+                "tools": [{"name": "f", "input_schema": parameters}],
+                "tool_choice": {"type": "any"},
+            },
+        )
+    return found
+
+
+async def gaps(client: AsyncOpenAI, until: asyncio.Event) -> list[float]:
+    """Seconds between the tokens of streams that follow each other, until the event is set."""
+    found: list[float] = []
+    while not until.is_set():
+        stream = await client.completions.create(
+            model="demo", prompt="Once", max_tokens=240, stream=True, extra_body={"ignore_eos": True}
+        )
+        last = time.perf_counter()
+        async for _ in stream:
+            found.append(time.perf_counter() - last)
+            last = time.perf_counter()
+    return found
+
+
+def memory(server: ServerProcess) -> int:
+    """Bytes that the process for HTTP and the engine hold."""
+    return sum(each.memory_info().rss for each in (psutil.Process(server.process.pid), server.engine()))
+
+
+async def test_hostile_grammars_are_refused_and_nobody_notices(
+    server: ServerProcess, anyone: httpx.AsyncClient, async_client: AsyncOpenAI
+) -> None:
+    done = asyncio.Event()
+    neighbour = asyncio.create_task(gaps(async_client, done))
+    before = memory(server)
+    for name, (path, body) in bodies().items():
+        # The second time the verdict is known.
+        for _ in range(2):
+            answer = await anyone.post(path, json={"model": "demo", **body})
+            assert answer.status_code == 400, (name, answer.text[:300])
+            assert "too complex" in answer.text or "nested" in answer.text, (name, answer.text[:300])
+    done.set()
+    assert max(await neighbour) < MOST_GAP
+    assert memory(server) - before < MOST_GROWTH
+    assert (await anyone.get("/health")).status_code == 200
+    good = {"prompt": "Hello", "structured_outputs": {"choice": ["yes", "no"]}}
+    answer = await anyone.post("/v1/completions", json={"model": "demo", **good})
+    assert answer.json()["choices"][0]["text"] in ("yes", "no")
