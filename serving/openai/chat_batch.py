@@ -37,7 +37,7 @@ async def create_chat_batch(request: Request) -> Response:
         single = body.single(index)
         origins = [f"messages[{index}][{place}]" for place in range(len(single.messages))]
         with renaming({"messages": f"messages[{index}]"}, origins):
-            call = await prepare_chat(server, single, [name])
+            call = await prepare_chat(request, server, single, [name])
         calls.append(call)
         writers.append(ChatWriter(server, single, identity, call))
     return await respond(request, server, [call.request for call in calls], _BatchWriter(writers))
