@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.owner import NOBODY, Owner
@@ -94,7 +94,7 @@ class AsyncLLM:
             restarts=RestartBudget(max_restarts, restart_window),
         )
         llm = cls(config, engine, template)
-        tokenizer = llm.run_text(load_tokenizer, config.model)
+        tokenizer = llm.run_text(_load_tokenizer, config.model)
         try:
             await engine.start(config, progress=progress, log_level=log_level, json_logs=json_logs)
             llm._take_tokenizer(await tokenizer)
@@ -293,3 +293,10 @@ class AsyncLLM:
         self._text_threads.shutdown(wait=False)
         if self._forms is not None:
             self._forms.close()
+
+
+def _load_tokenizer(options: ModelOptions) -> Tokenizer:
+    """The tokenizer, with all that takes long made: later, every stream would wait for it."""
+    tokenizer = load_tokenizer(options)
+    assert tokenizer.control.backend is not None
+    return tokenizer

@@ -128,13 +128,15 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several: lists of OpenAI's messages.
 
         The prompt is made by the model's chat template, or by `chat_template` (Jinja text). `tools` are OpenAI's
         function descriptions; `chat_template_kwargs` go to the template. `continue_final_message` lets the model go
-        on with the last message (with `add_generation_prompt=False`). The rest is as in `generate`.
+        on with the last message (with `add_generation_prompt=False`). The text of a special token in a message is
+        encoded as text, and with `allow_special_tokens` as the token. The rest is as in `generate`.
         """
         return self._generation.chat(
             messages,
@@ -146,6 +148,7 @@ class LLM:
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            allow_special_tokens=allow_special_tokens,
         )
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:

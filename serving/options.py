@@ -52,6 +52,9 @@ class ServerOptions(Section):
         (), "ASGI middleware to wrap the server in, as module:attribute; a class or a function of the application."
     )
     chat_template: str | None = option(None, "Chat template to use instead of the model's: a file, or Jinja text.")
+    allow_special_tokens_in_content: bool = option(
+        False, "Encode the text of a special token in a chat message, such as <|im_end|>, as the token."
+    )
     trust_request_chat_template: bool = option(False, "Let requests bring chat templates of their own.")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(
         None, "Arguments for the chat template; those of a request (chat_template_kwargs) come before them."

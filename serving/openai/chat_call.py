@@ -111,6 +111,7 @@ def template_settings(body: ChatCompletionRequest | TokenizeRequest, server: Ser
         "continue_final_message": go_on,
         "tools": tool_dictionaries(body.tools),
         "chat_template_kwargs": _template_kwargs(body, server.options.default_chat_template_kwargs or {}),
+        "allow_special_tokens": server.options.allow_special_tokens_in_content,
     }
 
 

@@ -57,7 +57,8 @@ def plan_reply(
         form = params.structured_outputs is not None and not use.constrains
         if limits or (form and (formats.explicit or _asks_to_think(body))):
             # The engine must know that there is reasoning; so it is not left to the model.
-            prompt, begun = f"{prompt}{reasoning.start}\n", True
+            # A `ChatPrompt` stays one.
+            prompt, begun = prompt + f"{reasoning.start}\n", True
     if tools is not None:
         params = _with_grammar(params, tools, reasoning if begun is None else None, tokenizer.token_ids, use)
     waits = limits or (params.structured_outputs is not None and not forced)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
@@ -30,9 +30,10 @@ def encode(
     as in transformers.
     Raises `RequestError` when a limit does not even hold the special tokens.
     """
-    backend: Any = tokenizer.hf.backend_tokenizer
-    encodings = backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-    for index, (text, limit) in enumerate(zip(texts, limits, strict=True)):
+    # Pairs are never conversations.
+    backend, plain = tokenizer.encoder(cast("Sequence[str]", texts))
+    encodings = backend.encode_batch(plain, add_special_tokens=add_special_tokens)
+    for index, (text, limit) in enumerate(zip(plain, limits, strict=True)):
         if limit is not None and len(encodings[index].ids) > limit:
             side = "left" if sides is not None and sides[index] == "left" else "right"
             encodings[index] = _cut(backend, text, limit, add_special_tokens, side)

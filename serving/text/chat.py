@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -21,11 +22,14 @@ def render_chat(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    allow_special_tokens: bool = False,
 ) -> str:
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
 
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
-    takes the place of the tokenizer's own. Raises `RequestError` for messages or a template that do not work.
+    takes the place of the tokenizer's own. Where messages, tools or documents have the text of a special token, the
+    result is a `ChatPrompt`, of which `Tokenizer.encode` encodes it as text; with `allow_special_tokens` it is the
+    token. Raises `RequestError` for messages or a template that do not work.
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -39,24 +43,37 @@ def render_chat(
             "chat_template",
         )
     plain = normalise_messages(messages)
+    listed = None if not tools else [_tool(index, tool) for index, tool in enumerate(tools)]
+    kwargs = dict(chat_template_kwargs or {})
+    disguise = None
+    if not allow_special_tokens and tokenizer.control.concerns([plain, listed, kwargs.get("documents")]):
+        disguise = Disguise(tokenizer.control, _template_text(tokenizer, chat_template))
+        plain, listed = disguise.hide_in_messages(plain), disguise.hide(listed)
+        if "documents" in kwargs:
+            kwargs["documents"] = disguise.hide(kwargs["documents"])
     try:
         text = tokenizer.hf.apply_chat_template(
             plain,
-            tools=None if not tools else [_tool(index, tool) for index, tool in enumerate(tools)],
+            tools=listed,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tokenize=False,
-            **(chat_template_kwargs or {}),
+            **kwargs,
         )
-    except RequestError:
-        raise
     # A template is a program of somebody else's: it raises what it likes.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason if disguise is None else disguise.reveal(reason)
         raise RequestError(f"the chat template refuses these messages: {reason[:500]}", "messages") from error
     assert isinstance(text, str)
-    return text
+    return text if disguise is None else disguise.prompt(text)
+
+
+def _template_text(tokenizer: Tokenizer, given: str | None) -> str:
+    """The template that will be used, or all of several."""
+    template = given or tokenizer.hf.chat_template
+    return template if isinstance(template, str) else "\n".join(template.values())
 
 
 def normalise_messages(messages: Conversation) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.serving.text.control_tokens import ChatPrompt, ControlTokens
 
 
 class Tokenizer:
@@ -28,6 +29,7 @@ class Tokenizer:
         self.token_ids = {content: token_id for token_id, content in self.added_tokens.items()}
         """Ids of the added tokens by their text."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.control = ControlTokens(self._backend)
         self.size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.eos_token_id: int | None = hf.eos_token_id
         self._token_texts: dict[int, str] = {}
@@ -59,8 +61,18 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of several texts at once. The texts must be encodable (`check_text`)."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        backend, plain = self.encoder(texts)
+        encodings = backend.encode_batch_fast(plain, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encoder(self, texts: Sequence[str]) -> tuple[Any, list[str]]:
+        """The backend that encodes these texts, and what it is to encode: other texts where one is a `ChatPrompt`."""
+        if not any(isinstance(text, ChatPrompt) for text in texts):
+            return self._backend, list(texts)
+        named = self.control.named_secretly
+        return self.control.backend, [
+            text.escaped.text if isinstance(text, ChatPrompt) else named(text) for text in texts
+        ]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that form no character become U+FFFD, ids without a token nothing."""
