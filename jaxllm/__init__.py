@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxllm.serving.async_llm import AsyncLLM
     from jaxllm.serving.llm import LLM
     from jaxllm.serving.llm_engine import LLMEngine
-    from jaxllm.serving.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+    from jaxllm.serving.outputs import BeamSearchOutput, CompletionOutput, Delta, RequestOutput
     from jaxllm.serving.pooling.outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
@@ -36,6 +36,7 @@ _EXPORTS = {
     "CapacityError": "jaxllm.errors",
     "ClassificationRequestOutput": "jaxllm.serving.pooling.outputs",
     "CompletionOutput": "jaxllm.serving.outputs",
+    "Delta": "jaxllm.serving.outputs",
     "ConfigError": "jaxllm.errors",
     "EmbeddingRequestOutput": "jaxllm.serving.pooling.outputs",
     "EngineConfig": "jaxllm.config",
@@ -61,6 +62,7 @@ __all__ = [
     "ClassificationRequestOutput",
     "CompletionOutput",
     "ConfigError",
+    "Delta",
     "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineError",

@@ -8,6 +8,14 @@ import msgspec
 from jaxllm.errors import RequestError, nearest
 
 
+def repr_of_changes(struct: msgspec.Struct) -> str:
+    """The call that makes an equal struct: only the fields that differ from their defaults."""
+    kind = type(struct)
+    values = {field.name: (getattr(struct, field.name), field.default) for field in msgspec.structs.fields(kind)}
+    changed = [f"{name}={value!r}" for name, (value, default) in values.items() if value != default]
+    return f"{kind.__name__}({', '.join(changed)})"
+
+
 class CheckedNames(msgspec.StructMeta):
     """Turns an unknown keyword of the constructor into a `RequestError` that names the nearest known one.
 

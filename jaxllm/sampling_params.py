@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Self
 import msgspec
 
 from jaxllm.beam.params import BeamOptions
-from jaxllm.checked_names import CheckedNames
+from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
 from jaxllm.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
@@ -107,6 +107,9 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
 
     def __post_init__(self) -> None:
         self.validate()
+
+    def __repr__(self) -> str:
+        return repr_of_changes(self)
 
     @property
     def greedy(self) -> bool:

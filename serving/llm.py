@@ -1,6 +1,6 @@
 """`LLM`: offline generation in a script or a notebook."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -14,7 +14,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm_engine import LLMEngine, open_engine
 from jaxllm.serving.offline import OfflineRuns
 from jaxllm.serving.offline_generation import OfflineGeneration, Params
-from jaxllm.serving.outputs import BeamSearchOutput, RequestOutput
+from jaxllm.serving.outputs import BeamSearchOutput, Delta, RequestOutput
 from jaxllm.serving.pooling.engine import PoolingLLMEngine
 from jaxllm.serving.pooling.offline import OfflinePooling
 from jaxllm.serving.pooling.offline import Params as PoolingParamsOf
@@ -25,6 +25,7 @@ from jaxllm.serving.pooling.outputs import (
     ScoringRequestOutput,
 )
 from jaxllm.serving.progress import LoadProgress, UseTqdm
+from jaxllm.serving.showing import Results
 from jaxllm.serving.text.chat import Conversation, load_chat_template
 from jaxllm.serving.text.kept_tokenizer import LateTokenizer
 from jaxllm.serving.text.prompts import Prompt
@@ -96,7 +97,7 @@ class LLM:
         *,
         use_tqdm: UseTqdm = True,
         priority: Sequence[int] | None = None,
-    ) -> list[RequestOutput]:
+    ) -> Results[RequestOutput]:
         """Continue prompts; the results are in the order of the prompts.
 
         A prompt is text, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids` and optionally
@@ -106,16 +107,45 @@ class LLM:
 
         Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
         """
-        return self._generation.generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority)
+        return Results(self._generation.generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority))
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> Generator[Delta, None, None]:
+        """Continue prompts, and yield the text as it comes.
+
+            for delta in llm.stream("Once upon a time"):
+                print(delta.text, end="", flush=True)
+
+        Of several prompts, or with `n` above 1, the deltas come mixed: `delta.prompt_index` and `delta.index` say whose
+        they are. Leaving the loop and dropping the iterator, or closing it, aborts the rest. Other calls may be made
+        meanwhile. Arguments and errors are as in `generate`; they are checked at once.
+        """
+        return self._generation.stream(_as_list(prompts), sampling_params, priority=priority)
+
+    def stream_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        *,
+        priority: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Generator[Delta, None, None]:
+        """Answer conversations as `chat` does, with its settings, and yield the text as it comes, as `stream` does."""
+        return self._generation.stream_chat(messages, sampling_params, priority=priority, **settings)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
-    ) -> list[BeamSearchOutput]:
+    ) -> Results[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, as a beam search finds them.
 
         Prompts, errors and the order of results are as in `generate`.
         """
-        return self._generation.beam_search(_as_list(prompts), params, use_tqdm)
+        return Results(self._generation.beam_search(_as_list(prompts), params, use_tqdm))
 
     def chat(
         self,
@@ -130,7 +160,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         allow_special_tokens: bool = False,
         priority: Sequence[int] | None = None,
-    ) -> list[RequestOutput]:
+    ) -> Results[RequestOutput]:
         """Answer a conversation, or each of several: lists of OpenAI's messages.
 
         The prompt is made by the model's chat template, or by `chat_template` (Jinja text). `tools` are OpenAI's
@@ -138,7 +168,7 @@ class LLM:
         on with the last message (with `add_generation_prompt=False`). The text of a special token in a message is
         encoded as text, and with `allow_special_tokens` as the token. The rest is as in `generate`.
         """
-        return self._generation.chat(
+        outputs = self._generation.chat(
             messages,
             sampling_params,
             use_tqdm,
@@ -150,6 +180,7 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
             allow_special_tokens=allow_special_tokens,
         )
+        return Results(outputs)
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
         """The prompt that `chat` makes of one conversation, from the same arguments."""
@@ -166,13 +197,13 @@ class LLM:
         *,
         pooling_task: str | None = None,
         use_tqdm: UseTqdm = True,
-    ) -> list[PoolingRequestOutput]:
+    ) -> Results[PoolingRequestOutput]:
         """Pool texts, as `pooling_task` or the parameters say; the results are arrays, in the order of the prompts.
 
         A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
         are as in `generate`. Raises `RequestError` for what is wrong with any of them, and for a model that generates.
         """
-        return self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, pooling_task)
+        return Results(self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, pooling_task))
 
     def embed(
         self,
@@ -180,10 +211,10 @@ class LLM:
         *,
         pooling_params: PoolingParamsOf = None,
         use_tqdm: UseTqdm = True,
-    ) -> list[EmbeddingRequestOutput]:
+    ) -> Results[EmbeddingRequestOutput]:
         """An embedding of each text; the rest is as in `encode`."""
         results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "embed")
-        return [EmbeddingRequestOutput.of(each) for each in results]
+        return Results(EmbeddingRequestOutput.of(each) for each in results)
 
     def classify(
         self,
@@ -191,10 +222,10 @@ class LLM:
         *,
         pooling_params: PoolingParamsOf = None,
         use_tqdm: UseTqdm = True,
-    ) -> list[ClassificationRequestOutput]:
+    ) -> Results[ClassificationRequestOutput]:
         """Probabilities of the classes of each text; the rest is as in `encode`."""
         results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "classify")
-        return [ClassificationRequestOutput.of(each) for each in results]
+        return Results(ClassificationRequestOutput.of(each) for each in results)
 
     def score(
         self,
@@ -204,12 +235,12 @@ class LLM:
         *,
         pooling_params: PoolingParams | None = None,
         use_tqdm: UseTqdm = True,
-    ) -> list[ScoringRequestOutput]:
+    ) -> Results[ScoringRequestOutput]:
         """How well texts fit: one with each of several, or pair by pair.
 
         A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
         """
-        return self._pooling(use_tqdm).score(text_1, text_2, pooling_params)
+        return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params))
 
     def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
         engine = self._open()
@@ -240,6 +271,15 @@ class LLM:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
+
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return "LLM(closed)"
+        info = self._engine.engine.info
+        room = f"max_model_len={info.max_model_len}, max_num_seqs={info.max_num_seqs}"
+        devices = f"{info.num_devices} x {info.device_kind}" if info.num_devices > 1 else info.device_kind
+        tasks = "" if info.pooling is None else f", tasks={list(info.pooling.tasks)}"
+        return f"LLM({info.model!r}, {room}, dtype={info.dtype!r}, device={devices!r}{tasks})"
 
     def __enter__(self) -> Self:
         return self

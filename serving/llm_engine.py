@@ -42,6 +42,8 @@ class LLMEngine(TextEngine[TextRequest]):
         super().__init__(engine, tokenizer, OutputProcessor(tokenizer))
         self.inputs = inputs
         self.default_params = default_params or SamplingParams()
+        self._waiting: list[RequestOutput] = []
+        self._refused: list[tuple[str, RequestError]] = []
 
     @classmethod
     def from_config(
@@ -86,16 +88,31 @@ class LLMEngine(TextEngine[TextRequest]):
         """Run one step; the news of it, see `add_request`.
 
         Raises `RequestError` when the engine finds that it cannot serve a request (its grammar is too complex, say).
-        That request is gone then, and the others can go on.
+        That request is gone then, and the others can go on: the next call brings what this step brought for them.
         """
+        if not self._refused:
+            outputs, self._refused = self.advance()
+            if not self._refused and not self._waiting:
+                return outputs
+            self._waiting += outputs
+        if self._refused:
+            request_id, error = self._refused.pop(0)
+            raise RequestError(f"request {request_id}: {error}", error.parameter)
+        outputs, self._waiting = self._waiting, []
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._waiting or self._refused) or super().has_unfinished_requests()
+
+    def advance(self) -> tuple[list[RequestOutput], list[tuple[str, RequestError]]]:
+        """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
         processed = self._outputs.process(self.engine.step())
         for request_id, stop in processed.stopped:
             self.engine.finish_request(request_id, stop)
         if processed.aborted:
             self.engine.abort_request(processed.aborted)
-        for request_id, error in processed.refused:
-            raise RequestError(f"request {request_id}: {error}", error.parameter)
-        return processed.outputs
+        return processed.outputs, processed.refused
 
 
 def open_engine(

@@ -1,6 +1,7 @@
 """Generation in a script: what the methods of `LLM` do with an engine that generates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 from jaxllm.beam.params import BeamSearchParams
@@ -8,9 +9,10 @@ from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm_engine import LLMEngine
 from jaxllm.serving.offline import OfflineRuns
-from jaxllm.serving.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput
+from jaxllm.serving.outputs import BeamSearchOutput, BeamSearchSequence, Delta, RequestOutput
 from jaxllm.serving.progress import UseTqdm
 from jaxllm.serving.text.chat import Conversation, render_chat
+from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.prompts import Prompt
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -32,15 +34,44 @@ class OfflineGeneration:
         add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
         """Results of prompts, see `LLM.generate`."""
-        engine = self._engine
-        requests = engine.inputs.prepare(
+        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens)
+        return self._runs.run(self._engine, requests, use_tqdm)
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        *,
+        priority: Sequence[int] | None = None,
+        add_special_tokens: bool = True,
+    ) -> Generator[Delta, None, None]:
+        """News of prompts as they come, see `LLM.stream`. Raises at once what is wrong with any of them."""
+        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens, stream=True)
+        return self._deltas(requests)
+
+    def _deltas(self, requests: Sequence[TextRequest]) -> Generator[Delta, None, None]:
+        with closing(self._runs.stream(self._engine, requests)) as news:
+            for place, output in news:
+                for part in output.outputs:
+                    yield Delta.of(part, place)
+
+    def _prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        *,
+        priority: Sequence[int] | None,
+        add_special_tokens: bool,
+        stream: bool = False,
+    ) -> list[TextRequest]:
+        return self._engine.inputs.prepare(
             prompts,
-            engine.default_params if params is None else params,
+            self._engine.default_params if params is None else params,
             self._runs.names(len(prompts)),
             priority=0 if priority is None else priority,
+            stream=stream,
             add_special_tokens=add_special_tokens,
         )
-        return self._runs.run(engine, requests, use_tqdm)
 
     def beam_search(
         self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: UseTqdm
@@ -59,6 +90,17 @@ class OfflineGeneration:
         **settings: Any,
     ) -> list[RequestOutput]:
         """Answers to conversations, see `LLM.chat`; `settings` are those of the template."""
+        prompts = self._render_all(messages, settings)
+        return self.generate(prompts, params, use_tqdm, priority=priority, add_special_tokens=False)
+
+    def stream_chat(
+        self, messages: Any, params: Params, *, priority: Sequence[int] | None, **settings: Any
+    ) -> Generator[Delta, None, None]:
+        """Answers as they come, see `LLM.stream_chat`."""
+        prompts = self._render_all(messages, settings)
+        return self.stream(prompts, params, priority=priority, add_special_tokens=False)
+
+    def _render_all(self, messages: Any, settings: Mapping[str, Any]) -> list[Prompt]:
         prompts: list[Prompt] = []
         conversations = _as_conversations(messages)
         for index, conversation in enumerate(conversations):
@@ -68,7 +110,7 @@ class OfflineGeneration:
                 if len(conversations) == 1:
                     raise
                 raise RequestError(f"conversation {index}: {error}", error.parameter) from error
-        return self.generate(prompts, params, use_tqdm, priority=priority, add_special_tokens=False)
+        return prompts
 
     def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
         """The prompt of one conversation."""

@@ -1,8 +1,8 @@
 """What a request returns to a person: text beside the token ids, under vLLM's names."""
 
 from dataclasses import dataclass, field
-from html import escape
-from typing import Any
+
+from jaxllm.serving.showing import Row, Shown, ShownInNotebooks
 
 
 @dataclass(slots=True)
@@ -18,8 +18,8 @@ TokenChoices = dict[int, Logprob]
 """The chosen token (first) and the most likely ones at one place, by token id."""
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+@dataclass(slots=True, repr=False)
+class CompletionOutput(Shown):
     """One generated sequence; in a stream, its part since the last one.
 
     `logprobs` has one entry per token of `token_ids`, when they were asked for. `finish_reason` is "stop", "length" or
@@ -40,8 +40,29 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True)
-class BeamSearchSequence:
+@dataclass(slots=True, repr=False)
+class Delta(CompletionOutput):
+    """What a stream brings: the part of one sequence since its last one, of the prompt at `prompt_index`."""
+
+    prompt_index: int = 0
+
+    @classmethod
+    def of(cls, part: CompletionOutput, prompt_index: int) -> "Delta":
+        """Of one part of a prompt's results."""
+        return cls(
+            part.index,
+            part.text,
+            part.token_ids,
+            part.cumulative_logprob,
+            part.logprobs,
+            part.finish_reason,
+            part.stop_reason,
+            prompt_index,
+        )
+
+
+@dataclass(slots=True, repr=False)
+class BeamSearchSequence(Shown):
     """A hypothesis of a beam search.
 
     `tokens` are those of prompt and hypothesis, without the end token unless it was asked for, and `text` is what they
@@ -59,11 +80,25 @@ class BeamSearchSequence:
     stop_reason: int | str | None = None
 
 
-@dataclass(slots=True)
-class BeamSearchOutput:
+@dataclass(slots=True, repr=False)
+class BeamSearchOutput(ShownInNotebooks):
     """The result of a beam search: its hypotheses, best first."""
 
     sequences: list[BeamSearchSequence]
+
+    def to_dicts(self) -> list[Row]:
+        """One row for each hypothesis."""
+        return [
+            {
+                "rank": rank,
+                "text": found.text,
+                "score": found.score,
+                "cum_logprob": found.cum_logprob,
+                "tokens": found.tokens,
+                "finish_reason": found.finish_reason,
+            }
+            for rank, found in enumerate(self.sequences, 1)
+        ]
 
 
 @dataclass(slots=True)
@@ -80,8 +115,8 @@ class RequestMetrics:
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
 
-@dataclass(slots=True)
-class RequestOutput:
+@dataclass(slots=True, repr=False)
+class RequestOutput(ShownInNotebooks):
     """A request's result, or in a stream the news of it: the sequences in `outputs` are then those with news.
 
     `prompt` is None when the prompt was given as token ids. `prompt_logprobs` has one entry per prompt token, of which
@@ -103,11 +138,22 @@ class RequestOutput:
         """Tokens of all outputs together."""
         return sum(len(completion.token_ids) for completion in self.outputs)
 
-    def _repr_html_(self) -> str:
-        """Prompt and outputs as a small table, for notebooks."""
-        prompt = self.prompt if self.prompt is not None else f"{len(self.prompt_token_ids)} token ids"
-        rows: list[tuple[Any, str, Any]] = [("prompt", prompt, "")]
-        rows += [(output.index, output.text, output.finish_reason or "") for output in self.outputs]
-        cell = "<td style='text-align:left;white-space:pre-wrap'>"
-        body = "".join("<tr>" + "".join(f"{cell}{escape(str(value))}</td>" for value in row) + "</tr>" for row in rows)
-        return f"<table>{body}</table>"
+    def to_dicts(self) -> list[Row]:
+        """One row for each sequence."""
+        first = None if self.metrics is None else self.metrics.time_to_first_token
+        common = {"request_id": self.request_id, "prompt": self.prompt}
+        counts = {"prompt_tokens": len(self.prompt_token_ids), "cached_tokens": self.num_cached_tokens}
+        return [
+            {
+                **common,
+                "index": each.index,
+                "text": each.text,
+                "finish_reason": each.finish_reason,
+                "stop_reason": each.stop_reason,
+                **counts,
+                "output_tokens": len(each.token_ids),
+                "cumulative_logprob": each.cumulative_logprob,
+                "time_to_first_token": first,
+            }
+            for each in self.outputs
+        ]

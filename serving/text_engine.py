@@ -69,6 +69,10 @@ class TextEngine(ABC, Generic[Request]):
     def step(self) -> list[Any]:
         """Run one step; the results it brings."""
 
+    def advance(self) -> tuple[list[Any], list[tuple[str, RequestError]]]:
+        """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
+        return self.step(), []
+
     def add(self, requests: Sequence[Request]) -> None:
         """Queue prepared requests, all or none: raises `RequestError` for the first the engine refuses."""
         added: list[str] = []

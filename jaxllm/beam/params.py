@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
 
-from jaxllm.checked_names import CheckedNames
+from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -98,6 +98,9 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_un
 
     def __post_init__(self) -> None:
         self.to_sampling_params()
+
+    def __repr__(self) -> str:
+        return repr_of_changes(self)
 
     def to_sampling_params(self) -> "SamplingParams":
         """What the engine is asked for. Raises `RequestError` for a value that is wrong."""

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 
-from jaxllm.checked_names import CheckedNames
+from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError, nearest
 
 PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
@@ -47,6 +47,9 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
 
     def __post_init__(self) -> None:
         self.validate()
+
+    def __repr__(self) -> str:
+        return repr_of_changes(self)
 
     def validate(self) -> None:
         """Raise `RequestError` for the first wrong value."""

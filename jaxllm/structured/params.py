@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from jaxllm.checked_names import CheckedNames
+from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
 
 MAX_SOURCE: Final = 1 << 17
@@ -58,6 +58,9 @@ class StructuredOutputsParams(
 
     def __post_init__(self) -> None:
         self.validate()
+
+    def __repr__(self) -> str:
+        return repr_of_changes(self)
 
     @property
     def kind(self) -> str:

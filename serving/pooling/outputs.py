@@ -4,16 +4,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxllm.serving.showing import Row, Shown, ShownInNotebooks
 
-@dataclass(slots=True)
-class PoolingOutput:
+
+@dataclass(slots=True, repr=False)
+class PoolingOutput(Shown):
     """The result as it is: `data` is float32 [O], or [tokens, O] where every token was asked for."""
 
     data: np.ndarray
 
 
-@dataclass(slots=True)
-class PoolingRequestOutput:
+@dataclass(slots=True, repr=False)
+class PoolingRequestOutput(ShownInNotebooks):
     """The result of one text. `prompt` is None where token ids were given, or two texts."""
 
     request_id: str
@@ -28,9 +30,14 @@ class PoolingRequestOutput:
         """None are generated."""
         return 0
 
+    def to_dicts(self) -> list[Row]:
+        """One row."""
+        tokens = len(self.prompt_token_ids)
+        return [{"request_id": self.request_id, "data": self.outputs.data, "prompt_tokens": tokens}]
 
-@dataclass(slots=True)
-class EmbeddingOutput:
+
+@dataclass(slots=True, repr=False)
+class EmbeddingOutput(Shown):
     """A vector."""
 
     embedding: list[float]
@@ -41,8 +48,8 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
-@dataclass(slots=True)
-class EmbeddingRequestOutput:
+@dataclass(slots=True, repr=False)
+class EmbeddingRequestOutput(ShownInNotebooks):
     """The embedding of one text."""
 
     request_id: str
@@ -55,9 +62,19 @@ class EmbeddingRequestOutput:
         """From the plain result."""
         return cls(base.request_id, EmbeddingOutput(base.outputs.data.tolist()), base.prompt_token_ids)
 
+    def to_dicts(self) -> list[Row]:
+        """One row."""
+        return [
+            {
+                "request_id": self.request_id,
+                "embedding": self.outputs.embedding,
+                "prompt_tokens": len(self.prompt_token_ids),
+            }
+        ]
 
-@dataclass(slots=True)
-class ClassificationOutput:
+
+@dataclass(slots=True, repr=False)
+class ClassificationOutput(Shown):
     """A probability for every class, or a score where no activation was asked for."""
 
     probs: list[float]
@@ -68,8 +85,8 @@ class ClassificationOutput:
         return len(self.probs)
 
 
-@dataclass(slots=True)
-class ClassificationRequestOutput:
+@dataclass(slots=True, repr=False)
+class ClassificationRequestOutput(ShownInNotebooks):
     """The classes of one text."""
 
     request_id: str
@@ -82,19 +99,31 @@ class ClassificationRequestOutput:
         """From the plain result."""
         return cls(base.request_id, ClassificationOutput(base.outputs.data.tolist()), base.prompt_token_ids)
 
+    def to_dicts(self) -> list[Row]:
+        """One row."""
+        return [
+            {"request_id": self.request_id, "probs": self.outputs.probs, "prompt_tokens": len(self.prompt_token_ids)}
+        ]
 
-@dataclass(slots=True)
-class ScoringOutput:
+
+@dataclass(slots=True, repr=False)
+class ScoringOutput(Shown):
     """How well two texts fit each other."""
 
     score: float
 
 
-@dataclass(slots=True)
-class ScoringRequestOutput:
+@dataclass(slots=True, repr=False)
+class ScoringRequestOutput(ShownInNotebooks):
     """The score of two texts, of which `prompt_token_ids` are the tokens."""
 
     request_id: str
     outputs: ScoringOutput
     prompt_token_ids: list[int]
     finished: bool = True
+
+    def to_dicts(self) -> list[Row]:
+        """One row."""
+        return [
+            {"request_id": self.request_id, "score": self.outputs.score, "prompt_tokens": len(self.prompt_token_ids)}
+        ]

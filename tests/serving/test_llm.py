@@ -249,3 +249,84 @@ def test_outputs_show_themselves_in_a_notebook(make: Make) -> None:
     assert "&lt;b&gt;" in html
     assert "<table>" in html
     assert "CompletionOutput(index=0, text=" in repr(output)
+
+
+def test_an_llm_says_what_it_is(make: Make) -> None:
+    _, llm = make()
+    assert repr(llm) == "LLM('scripted', max_model_len=32, max_num_seqs=8, dtype='float32', device='cpu')"
+    llm.close()
+    assert repr(llm) == "LLM(closed)"
+
+
+def test_a_stream_brings_what_generate_does_in_pieces(make: Make) -> None:
+    engine, llm = make()
+    steps, deltas = [], []
+    params = SamplingParams(max_tokens=4)
+    for delta in llm.stream([300, 5], params):
+        steps.append(engine.steps)
+        deltas.append(delta)
+    assert [delta.token_ids for delta in deltas] == [[300]] * 4
+    assert [delta.finish_reason for delta in deltas] == [None, None, None, "length"]
+    assert steps == [1, 2, 3, 4], "each as its step brings it"
+    (output,) = llm.generate([300, 5], params, use_tqdm=False)
+    assert "".join(delta.text for delta in deltas) == output.outputs[0].text
+
+
+def test_deltas_of_many_prompts_say_whose_they_are(make: Make) -> None:
+    _, llm = make()
+    seen: dict[tuple[int, int], int] = {}
+    for delta in llm.stream([[109], [103], [106]], SamplingParams(n=2, max_tokens=50)):
+        key = (delta.prompt_index, delta.index)
+        seen[key] = seen.get(key, 0) + len(delta.token_ids)
+    assert seen == {(0, 0): 10, (0, 1): 10, (1, 0): 4, (1, 1): 4, (2, 0): 7, (2, 1): 7}
+    talk = [{"role": "user", "content": "the cat"}]
+    (whole,) = llm.chat(talk, SamplingParams(max_tokens=3), use_tqdm=False)
+    parts = list(llm.stream_chat(talk, SamplingParams(max_tokens=3)))
+    assert [token for part in parts for token in part.token_ids] == whole.outputs[0].token_ids
+    assert list(llm.stream([])) == []
+
+
+def test_a_stream_that_is_left_early_ends_its_request(make: Make) -> None:
+    engine, llm = make()
+    for delta in llm.stream([300]):
+        assert delta.token_ids == [300]
+        break
+    assert engine.aborted == ["0"]
+    stream = llm.stream([300])
+    next(stream)
+    stream.close()
+    assert engine.aborted == ["0", "1"]
+    llm.stream([300])  # never begun: nothing was queued
+    assert (engine.running, len(engine.added)) == ({}, 2)
+    next(closed := llm.stream([300]))
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        next(closed)
+
+
+def test_a_stream_checks_its_arguments_at_once(make: Make) -> None:
+    engine, llm = make()
+    with pytest.raises(RequestError, match="prompt 1: the prompt is empty"):
+        llm.stream([[109], []])
+    with pytest.raises(RequestError, match="cannot be streamed"):
+        llm.stream([109], SamplingParams(best_of=2))
+    assert engine.added == []
+
+
+def test_other_calls_of_the_same_thread_go_on_beside_a_stream(make: Make) -> None:
+    engine, llm = make()
+    one, other = llm.stream([110]), llm.stream([105])
+    count, begun = 0, list[int]()
+    for delta in one:
+        count += len(delta.token_ids)
+        if not begun:
+            assert lengths(llm.generate([[108]], use_tqdm=False)) == [9]
+            begun = next(other).token_ids
+    assert count == 11
+    assert len(begun) + sum(len(delta.token_ids) for delta in other) == 6
+    # A stream that is dropped while a call steps the engine, as the garbage collector may do.
+    kept = [llm.stream([300])]
+    next(kept[0])
+    engine.on_step = lambda: kept.clear() if kept else None
+    assert lengths(llm.generate([[103]], use_tqdm=False)) == [4]
+    assert engine.running == {}
