@@ -13,8 +13,10 @@ from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.openai.middleware.keys import ApiKeys
 from jaxllm.serving.openai.middleware.request_ids import HEADER, RequestIds
 from jaxllm.serving.openai.openapi import show_document, show_page
-from jaxllm.serving.openai.routes import PUBLIC_PATHS, make_routes
+from jaxllm.serving.openai.routes import PUBLIC_PATHS, UPLOAD_PATHS, make_routes
 from jaxllm.serving.openai.state import ServerState
+
+_FORM_BYTES = 65536
 
 __all__ = ["ServerState", "create_app"]
 
@@ -52,5 +54,7 @@ def _middleware(state: ServerState) -> list[Middleware]:
         )
         chain.append(cors)
     chain.append(Middleware(ApiKeys, access=state.access, public_paths=PUBLIC_PATHS))
-    chain.append(Middleware(BodyLimit, limit=body_size(options, state.llm.info)))
+    # The form around a file takes some bytes too.
+    uploads = dict.fromkeys(UPLOAD_PATHS, options.max_file_size + _FORM_BYTES)
+    chain.append(Middleware(BodyLimit, limit=body_size(options, state.llm.info), uploads=uploads))
     return chain + [load_middleware(path) for path in options.middleware]

@@ -95,6 +95,21 @@ class ServerOptions(Section):
     max_stored_response_bytes: int = option(
         256 * 2**20, "Most bytes that these take, as JSON; those that nobody used for longest go first.", minimum=0
     )
+    files_dir: str | None = option(
+        None,
+        "Folder of uploaded files and of batches, which go on after a restart. Default: a temporary one, deleted at "
+        "the end.",
+    )
+    max_stored_files: int = option(
+        1000,
+        "Most files of /v1/files that are kept; 0 offers neither files nor batches, and so does --api-server-count "
+        "above 1.",
+        minimum=0,
+    )
+    max_stored_file_bytes: int = option(4 * 2**30, "Most bytes that these take on disk.", minimum=1024)
+    max_file_size: int = option(200 * 2**20, "Most bytes of an upload.", minimum=1024)
+    stored_file_lifetime: int = option(30 * 86400, "Seconds after which files are deleted.", minimum=3600)
+    max_batches: int = option(100, "Most batches that are kept; those that ended longest ago go first.", minimum=1)
     max_body_size: int | None = option(
         None,
         "Most bytes in the body of a request. Default: 32 for each token of --max-model-len, at least 4 MiB; four "

@@ -153,7 +153,8 @@ async def _answer(
         llm=llm, options=options, metrics=metrics, model_names=names, accepting=True, created=int(time.time())
     )
     connections = Connections(HttpLimits.of(options))
-    http = HttpServer(_uvicorn_config(create_app(state), options, listener), connections)
+    app = create_app(state)
+    http = HttpServer(_uvicorn_config(app, options, listener), connections)
     background = [asyncio.create_task(_renew(listener)), asyncio.create_task(connections.watch())]
     if place is None:
         background.append(asyncio.create_task(_watch(llm)))
@@ -168,6 +169,7 @@ async def _answer(
     settle()
     try:
         await http.wait_until_it_listens(serving)
+        state.resume(app)
         if place is None:
             urls = listener.urls(options.root_path)
             _log.info("%s", banner(llm.info, urls, time.monotonic() - started))
@@ -188,6 +190,7 @@ async def _answer(
     finally:
         for task in (serving, *background):
             await cancel(task)
+        await state.close()
     return signals.exit_code
 
 
@@ -202,6 +205,8 @@ async def _drain(state: ServerState, signals: Signals) -> None:
     """Refuse what is new, let what runs finish for a while, and end the rest with an error."""
     llm, timeout = state.llm, state.options.shutdown_timeout
     state.accepting = False
+    if state.batches is not None:
+        await state.batches.stop()
     running = llm.num_unfinished
     _log.info("shutting down%s", f": {running} requests have {timeout:g} s to finish" if running else "")
     draining = asyncio.ensure_future(llm.drain(timeout))

@@ -15,8 +15,8 @@ class Answer:
     body: bytes
 
 
-async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> Answer:
-    """Send a JSON body to a path of `app` and wait for the whole answer.
+async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more: Any) -> Answer:
+    """Send a JSON body to a path of `app` and wait for the whole answer; the scope has `more`.
 
     Raises what the application raises, unless it has answered by then.
     """
@@ -38,7 +38,7 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str) -> Answer:
             parts.append(message.get("body", b""))
 
     try:
-        await app(_scope(path, len(body), request_id), receive, send)
+        await app({**_scope(path, len(body), request_id), "request_id": request_id, **more}, receive, send)
     except Exception:
         if not status:
             raise

@@ -30,20 +30,36 @@ class BatchInput:
 
     def check(self) -> None:
         """Look at every line. Raises `RequestError` that names those that are wrong: none is run then."""
-        wrong: list[str] = []
+        shown, num_more = list[str](), 0
+        for number, message in self.problems():
+            if len(shown) < MOST_SHOWN:
+                shown.append(f"line {number}: {message}")
+            else:
+                num_more += 1
+        if shown:
+            more = f"; and {num_more} more wrong lines" if num_more else ""
+            raise RequestError(f"{self.name}: {'; '.join(shown)}{more}")
+        if not self.ids:
+            raise RequestError(f"{self.name}: the file holds no requests")
+
+    def problems(self, most: int | None = None, most_bytes: int | None = None) -> Iterator[tuple[int, str]]:
+        """What is wrong with every line, by its number; nothing behind `most` requests is looked at.
+
+        `most_bytes` are those that a line may have.
+        """
         for number, line in self._lines():
             try:
+                if most_bytes is not None and len(line) > most_bytes:
+                    raise RequestError(f"{len(line)} bytes; a request may have at most {most_bytes}")
                 request = decode(line, self._urls)
                 first = self.ids.setdefault(request.custom_id, number)
                 if first != number:
                     raise RequestError(f"custom_id {request.custom_id!r} is that of line {first} too")
             except RequestError as error:
-                wrong.append(f"line {number}: {error}")
-        if wrong:
-            more = f"; and {len(wrong) - MOST_SHOWN} more wrong lines" if len(wrong) > MOST_SHOWN else ""
-            raise RequestError(f"{self.name}: {'; '.join(wrong[:MOST_SHOWN])}{more}")
-        if not self.ids:
-            raise RequestError(f"{self.name}: the file holds no requests")
+                yield number, str(error)
+            if most is not None and len(self.ids) > most:
+                yield number, f"more than {most} requests"
+                return
 
     def requests(self, without: Collection[str]) -> Iterator[BatchRequest]:
         """The requests in order, but for those named."""

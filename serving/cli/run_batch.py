@@ -77,6 +77,12 @@ WITHOUT_MEANING = frozenset(
         "max_queued_requests",
         "max_stored_responses",
         "max_stored_response_bytes",
+        "files_dir",
+        "max_stored_files",
+        "max_stored_file_bytes",
+        "max_file_size",
+        "stored_file_lifetime",
+        "max_batches",
     }
 )
 """Options of the server about connections and clients, of which there are none."""
@@ -139,7 +145,7 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     config = EngineConfig.from_options({flag.name: given[flag.name] for flag in of_engine if flag.name in given})
     # Nobody will ask for a response again: it is in the file.
     server = {flag.name: given[flag.name] for flag in of_server if flag.name in given}
-    return config, ServerOptions(**server, max_stored_responses=0)
+    return config, ServerOptions(**server, max_stored_responses=0, max_stored_files=0)
 
 
 def _answer(

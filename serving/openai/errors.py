@@ -94,9 +94,9 @@ def wrong_key(*, given: bool) -> HttpError:
     )
 
 
-def body_too_large(limit: int) -> HttpError:
-    """The body has more bytes than the server takes."""
-    message = f"the body is too large: at most {limit} bytes are allowed (--max-body-size)"
+def body_too_large(limit: int, flag: str) -> HttpError:
+    """The body has more bytes than the server takes; `flag` sets the limit."""
+    message = f"the body is too large: at most {limit} bytes are allowed ({flag})"
     return HttpError(413, message, code="request_too_large")
 
 

@@ -38,6 +38,13 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
+_UPLOAD = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
+    "required": ["file", "purpose"],
+}
+
+
 async def show_page(_: Request) -> Response:
     """Show the document as a page."""
     return HTMLResponse(_PAGE)
@@ -100,6 +107,8 @@ def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
     if operation.request is not None:
         schema = {"schema": _reference(operation.request)}
         made["requestBody"] = {"required": True, "content": {"application/json": schema}}
+    if operation.upload:
+        made["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
     parameters = _parameters(operation)
     if parameters:
         made["parameters"] = parameters
@@ -124,12 +133,12 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 
 def _errors(operation: Operation) -> dict[str, Any]:
     """The errors that may come: all of them for requests with a body."""
-    if operation.request is not None:
+    if operation.request is not None or operation.upload:
         statuses = [status for status in DOCUMENTED if status != OVERLOADED or operation.errors is MessagesError]
     elif operation.public:
         statuses = [500, 503]
     else:
-        statuses = [400] * ("{response_id" in operation.path) + [401, 404, 500, 503]
+        statuses = [400] * ("{response_id" in operation.path or operation.tag == "Files") + [401, 404, 500, 503]
     content = {"application/json": {"schema": _reference(operation.errors)}}
     return {str(status): {"description": DOCUMENTED[status], "content": content} for status in statuses}
 

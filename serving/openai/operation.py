@@ -15,7 +15,8 @@ class Operation:
     `request` and `response` are the bodies, None where there is none; with `stream`, the response may also be events of
     this kind. `parts` are bodies inside these, which their types do not tell; `query` has the query parameters;
     `errors` is the body of errors. `public` operations need no key. Some are for a server whose model generates, or
-    pools, as `runner` says. `name` tells operations of the same handler apart.
+    pools, as `runner` says. With `upload`, the body is a form with a file. `name` tells operations of the same handler
+    apart.
     """
 
     path: str
@@ -30,6 +31,7 @@ class Operation:
     query: Any = None
     content_type: str = "application/json"
     public: bool = False
+    upload: bool = False
     runner: Literal["generate", "pooling"] | None = None
     name: str = ""
 

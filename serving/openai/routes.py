@@ -7,6 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxllm.serving.anthropic.routes import count_message_tokens, create_message
+from jaxllm.serving.batches.routes import cancel_batch, create_batch, list_batches, retrieve_batch
+from jaxllm.serving.files.routes import create_file, delete_file, list_files, retrieve_file, retrieve_file_content
 from jaxllm.serving.openai import operations
 from jaxllm.serving.openai.chat import create_chat_completion
 from jaxllm.serving.openai.chat_batch import create_chat_batch
@@ -18,9 +20,11 @@ from jaxllm.serving.openai.pooling_routes import POOLING_OPERATIONS
 from jaxllm.serving.openai.protocol import (
     anthropic,
     anthropic_answers,
+    batches,
     chat,
     chat_batch,
     completions,
+    files,
     models,
     response_answers,
     response_events,
@@ -134,6 +138,43 @@ OPERATIONS = (
         errors=anthropic_answers.MessagesError,
     ),
     *POOLING_OPERATIONS,
+    Operation(
+        path="/v1/files", methods=("POST",), handler=create_file, tag="Files", response=files.FileObject, upload=True
+    ),
+    Operation(path="/v1/files", handler=list_files, tag="Files", query=files.FilesQuery, response=files.FileList),
+    Operation(path="/v1/files/{file_id}", handler=retrieve_file, tag="Files", response=files.FileObject),
+    Operation(
+        path="/v1/files/{file_id}",
+        methods=("DELETE",),
+        handler=delete_file,
+        tag="Files",
+        response=files.DeletedFile,
+    ),
+    Operation(
+        path="/v1/files/{file_id}/content",
+        handler=retrieve_file_content,
+        tag="Files",
+        content_type="application/octet-stream",
+    ),
+    Operation(
+        path="/v1/batches",
+        methods=("POST",),
+        handler=create_batch,
+        tag="Files",
+        request=batches.BatchRequestBody,
+        response=batches.Batch,
+    ),
+    Operation(
+        path="/v1/batches", handler=list_batches, tag="Files", query=batches.BatchesQuery, response=batches.BatchList
+    ),
+    Operation(path="/v1/batches/{batch_id}", handler=retrieve_batch, tag="Files", response=batches.Batch),
+    Operation(
+        path="/v1/batches/{batch_id}/cancel",
+        methods=("POST",),
+        handler=cancel_batch,
+        tag="Files",
+        response=batches.Batch,
+    ),
     Operation(path="/v1/models", handler=list_models, tag="OpenAI", response=models.ModelList),
     Operation(path="/v1/models/{model:path}", handler=retrieve_model, tag="OpenAI", response=models.Model),
     Operation(
@@ -189,3 +230,5 @@ def _by_method(handlers: Mapping[str, Handler]) -> Handler:
 
 PUBLIC_PATHS = frozenset(operation.path for operation in OPERATIONS if operation.public)
 """Paths that need no key."""
+UPLOAD_PATHS = frozenset(operation.path for operation in OPERATIONS if operation.upload)
+"""Paths whose bodies are files."""

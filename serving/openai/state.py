@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,6 +12,9 @@ from jaxllm import __version__
 from jaxllm.errors import RequestError
 from jaxllm.serving.api_servers.board import Board
 from jaxllm.serving.async_llm import AsyncLLM
+from jaxllm.serving.batches.store import BatchStore
+from jaxllm.serving.files.store import FileStore
+from jaxllm.serving.http.limits import body_size
 from jaxllm.serving.metrics import Metrics
 from jaxllm.serving.openai import errors
 from jaxllm.serving.openai.ignored_fields import FieldPolicy
@@ -45,6 +49,9 @@ class ServerState:
     fingerprint: str = field(init=False)
     access: Access = field(init=False)
     responses: ResponseStore = field(init=False)
+    files: FileStore | None = field(init=False, default=None)
+    batches: BatchStore | None = field(init=False, default=None)
+    """Both are there where the server keeps files."""
     replies: ReplyFormats = field(init=False)
     _own_template: str | None = field(init=False, default=None)
 
@@ -55,6 +62,7 @@ class ServerState:
         # Each of several processes would know only its own, and the next request may reach another.
         most = self.options.max_stored_responses if self.options.api_server_count == 1 else 0
         self.responses = ResponseStore(most, self.options.max_stored_response_bytes)
+        self._keep_files()
         if self.options.chat_template is not None:
             self._own_template = load_chat_template(self.options.chat_template)
         self.replies = ReplyFormats.choose(
@@ -63,6 +71,36 @@ class ServerState:
         info = self.llm.info
         identity = f"{__version__} {info.model} {info.dtype} {info.device_kind} {info.num_devices}"
         self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+
+    def _keep_files(self) -> None:
+        options = self.options
+        if options.max_stored_files == 0 or options.api_server_count > 1:
+            return
+        self.files = FileStore(
+            options.files_dir,
+            max_files=options.max_stored_files,
+            max_bytes=options.max_stored_file_bytes,
+            lifetime=options.stored_file_lifetime,
+        )
+        self.batches = BatchStore(
+            self.files,
+            max_batches=options.max_batches,
+            # Half of what runs at once is left to those who wait for their answers.
+            num_slots=max(1, self.llm.info.max_num_seqs // 2),
+            max_line_bytes=body_size(options, self.llm.info),
+        )
+
+    def resume(self, app: Starlette) -> None:
+        """Go on with the batches of an earlier server, which are answered by the routes of `app`."""
+        if self.batches is not None:
+            self.batches.resume(app)
+
+    async def close(self) -> None:
+        """End the batches, and let go of the files."""
+        if self.batches is not None:
+            await self.batches.stop()
+        if self.files is not None:
+            self.files.close()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -67,7 +67,7 @@ async def test_keys(path: str, key: str | None, status: int, root_path: str) -> 
 
 
 async def test_a_body_of_the_largest_size() -> None:
-    limit = Middleware(BodyLimit, limit=10)
+    limit = Middleware(BodyLimit, limit=10, uploads={})
 
     async def pieces(count: int) -> AsyncIterator[bytes]:
         for _ in range(count):

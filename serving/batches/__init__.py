@@ -1,0 +1,1 @@
+"""Batches that run in a server, over uploaded files: OpenAI's /v1/batches."""

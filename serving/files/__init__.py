@@ -1,0 +1,1 @@
+"""Files that clients upload, kept on disk: OpenAI's /v1/files."""
