@@ -57,6 +57,54 @@ def test_forced_tokens_take_no_steps(engine: Engine, tokenizer: Any) -> None:
     assert steps <= len(tokens) // 2
 
 
+DIGITS = "3141592653589793"
+"""Each is one token, however the text is cut into tokens."""
+
+
+def digits_then_letters(count: int) -> dict[str, Any]:
+    """As many forced tokens, and some that the model chooses by what it read."""
+    return {"regex": f"{DIGITS[:count]}[a-z ]{{12}}"}
+
+
+def test_forced_tokens_are_read_back_wherever_their_pages_end(engine: Engine) -> None:
+    """All requests at once: where a page is not told, they write over each other's tokens."""
+
+    def answers(**more: Any) -> dict[str, list[int]]:
+        requests = [
+            request(f"{length} {count}", [30 + count, *range(5, 5 + length)], temperature=0, max_tokens=40,
+                    structured_outputs=digits_then_letters(count), **more)
+            for length in range(1, 5) for count in range(4, 16)
+        ]  # fmt: skip
+        # Which of the end tokens ends them does not matter.
+        return {name: answer.token_ids[:-1] for name, answer in run(engine, requests).items()}
+
+    forced = answers()
+    engine.reset_prefix_cache()
+    assert forced == answers(logprobs=0), "with log-probabilities every token is sampled"
+
+
+@pytest.mark.parametrize(
+    "pushes",
+    [{"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 5.0}],
+    ids=lambda pushes: next(iter(pushes)),
+)
+def test_forced_tokens_count_for_penalties(engine: Engine, tokenizer: Any, pushes: dict[str, Any]) -> None:
+    """The digits that are forced must be as unlikely afterwards as if the model had chosen them."""
+    form = {"regex": "7777111122223333[0-9]{12}"}
+    given = {"temperature": 0, "max_tokens": 40, "structured_outputs": form, **pushes}
+    _, tokens, _ = steps_of(engine, **given)
+    _, sampled, _ = steps_of(engine, **given, logprobs=0)
+    assert text(tokenizer, tokens) == text(tokenizer, sampled)
+
+
+def test_a_forced_token_that_is_forbidden_is_not_given(engine: Engine, tokenizer: Any) -> None:
+    (seven,) = tokenizer("7", add_special_tokens=False)["input_ids"]
+    form = {"regex": "x?777[0-9]"}
+    _, tokens, reason = steps_of(engine, max_tokens=9, structured_outputs=form, bad_words_token_ids=[[seven, seven]])
+    assert reason == "abort"
+    assert tokens.count(seven) == 1
+
+
 def test_lengths_and_stop_tokens_hold_for_forced_tokens(engine: Engine) -> None:
     _, whole, _ = steps_of(engine, temperature=0, max_tokens=100, structured_outputs=JSON)
     for count in (1, 2, 5, len(whole) - 1):
@@ -149,6 +197,20 @@ def test_reasoning_is_free_until_it_ends_or_is_ended(engine: Engine, tokenizer: 
                 assert reason == "stop"
             else:
                 assert len(tokens) == 60
+
+
+def test_reasoning_ends_the_text_only_where_no_grammar_follows(engine: Engine, tokenizer: Any) -> None:
+    end = engine.info.eos_token_ids[0]
+    given: dict[str, Any] = {
+        "temperature": 0, "max_tokens": 60, "logit_bias": {end: 100.0},
+        "reasoning_end_token_ids": [600, 601], "thinking_token_budget": 4,
+    }  # fmt: skip
+    _, tokens, reason = steps_of(engine, **given, structured_outputs={"choice": ["yes"]})
+    assert end not in tokens[:6]
+    assert tokens[4:6] == [600, 601]
+    assert (text(tokenizer, tokens[6:]), reason) == ("yes", "stop")
+    _, tokens, reason = steps_of(engine, **given)
+    assert (tokens, reason) == ([end], "stop")
 
 
 def test_reasoning_that_ends_by_itself(engine: Engine, tokenizer: Any) -> None:

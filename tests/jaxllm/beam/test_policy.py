@@ -98,6 +98,39 @@ def test_the_same_hypotheses_as_transformers(early_stopping: Any, length_penalty
             assert each.total == pytest.approx(each.score * len(own) ** length_penalty)
 
 
+def check_against_transformers(rng: np.random.Generator, max_tokens: int, num_ends: int, **options: Any) -> None:
+    """One random search, of at most so many tokens and end tokens."""
+    model, prompt = small_llama(int(rng.integers(8))), rng.integers(1, VOCABULARY, 3).tolist()
+    width = int(rng.integers(2, 5))
+    ends = rng.permutation(np.arange(1, VOCABULARY))[:num_ends].tolist()
+    found = search(model, prompt, ends, max_tokens, BeamOptions(width=width, n=width, **options))
+    expected = reference(model, prompt, ends, max_tokens, num_beams=width, **options)
+    tokens = [[link.token_id for link in each.last.chain()] for each in found.best]
+    assert tokens == [tokens for tokens, _ in expected], (prompt, ends, width, max_tokens, options)
+    np.testing.assert_allclose([each.score for each in found.best], [score for _, score in expected], 1e-5, 1e-4)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_hundreds_of_random_searches_find_what_transformers_finds(part: int) -> None:
+    """Most with more end tokens than beams."""
+    rng = np.random.default_rng(part)
+    for _ in range(75):
+        penalty = float(rng.choice([-2.0, -0.5, 0.0, 0.7, 1.0, 3.0]))
+        early = [False, True, "never", "never"][rng.integers(4)]
+        limits = int(rng.integers(2, 9)), int(rng.integers(0, 9))
+        check_against_transformers(rng, *limits, length_penalty=penalty, early_stopping=early)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_random_searches_that_never_stop_early_where_longer_is_worse(part: int) -> None:
+    """Longer ones: in 1 of 30, what is found depends on the length at which beams are compared."""
+    rng = np.random.default_rng(part)
+    for _ in range(75):
+        penalty = float(rng.choice([-0.5, -0.25, 0.0]))
+        limits = int(rng.integers(10, 25)), int(rng.integers(1, 9))
+        check_against_transformers(rng, *limits, length_penalty=penalty, early_stopping="never")
+
+
 def candidates(*pairs: tuple[int, float]) -> Candidates:
     return Candidates(np.array([token for token, _ in pairs], np.int32), np.array([value for _, value in pairs], "f4"))
 
@@ -108,6 +141,25 @@ def test_only_the_first_candidates_may_end() -> None:
     search.advance([candidates((5, -0.1), (6, -0.2), (0, -0.3))])
     assert [beam.last.token_id for beam in search.beams] == [5, 6]
     assert not search.best
+
+
+def test_an_end_token_beyond_the_width_is_no_hypothesis_although_more_is_looked_at() -> None:
+    search = BeamSearch(BeamOptions(width=2, n=2), frozenset({0, 1}), 9)
+    search.advance([candidates((0, -0.1), (5, -0.2), (1, -0.3), (6, -0.4))])
+    assert [beam.last.token_id for beam in search.beams] == [5, 6]
+    assert [each.last.token_id for each in search.best] == [0]
+
+
+@pytest.mark.parametrize(("penalty", "over"), [(-1.0, False), (1.0, False), (-3.0, False)])
+def test_never_compares_at_this_length_where_longer_is_worse(penalty: float, over: bool) -> None:
+    """As in `transformers`: with a penalty of at most 0 the best that a beam can reach is what it has."""
+    options = BeamOptions(width=2, n=2, length_penalty=penalty, early_stopping="never")
+    search = BeamSearch(options, frozenset({0}), 40)
+    search.advance([candidates((5, -0.1), (6, -9.0), (7, -9.5))])
+    for _ in range(2):
+        search.advance([candidates((5, -0.1), (0, -3.0), (6, -8.0)), candidates((5, -9.0), (6, -9.1), (7, -9.2))])
+    assert len(search.best) == 2
+    assert search.done == over
 
 
 def test_hypotheses_share_their_beginnings() -> None:

@@ -84,6 +84,24 @@ def test_top_p_of_a_large_vocabulary(temperature: float) -> None:
     assert thresholds[-1] == 0
 
 
+@pytest.mark.parametrize(
+    ("weights", "top_p", "threshold"),
+    [
+        ([1.0, 0.5, 0.25, 0.25], 0.75, 0.5),
+        ([1.0, 0.5, 0.25, 0.25], 0.5, 1.0),
+        ([1.0, 1.0, 1.0, 1.0], 0.25, 1.0),
+        ([1.0, 0.5, 0.25, 0.125, 0.0625, 0.0625], 0.9375, 0.125),
+        ([1.0, 0.75, 0.25], 0.875, 0.75),
+    ],
+)
+def test_top_p_that_is_reached_exactly_keeps_nothing_more(weights: list[float], top_p: float, threshold: float) -> None:
+    """All sums are exact in float32: no rounding decides."""
+    rest = VOCAB - len(weights)
+    row = np.array([*weights, *[0.0] * rest], np.float32)
+    (found,) = np.asarray(top_p_of(jnp.asarray(row[None]), jnp.array([top_p], jnp.float32)))
+    np.testing.assert_array_equal(row >= found, row >= threshold)
+
+
 def test_top_p_keeps_all_ties() -> None:
     thresholds = top_p_of(jnp.ones((ROWS, VOCAB)), jnp.array([0.01, 0.5, 0.99]))
     np.testing.assert_array_equal(thresholds, 1.0)

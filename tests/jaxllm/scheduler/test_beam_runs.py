@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from jaxllm.beam.params import BeamOptions
 from jaxllm.beam.policy import BeamSearch, Candidates
 from jaxllm.kv.manager import KVManager
+from jaxllm.kv.prefix import extend_digests
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
@@ -120,6 +121,15 @@ class Device:
         self._check_everybody()
         return [state[-1] for state in states]
 
+    def _check_digests(self) -> None:
+        """A sequence goes on to publish pages behind the digests that it has: they must be of its own tokens."""
+        for slot, request in enumerate(self.scheduler.table.requests):
+            if request is not None and request.page_hashes:
+                fresh: list[bytes] = []
+                tokens = self.scheduler.table.token_ids[slot, : len(request.page_hashes) * self.size]
+                extend_digests(fresh, tokens, self.size, request.cache_salt)
+                assert request.page_hashes == fresh, "another sequence's digests"
+
     def _tokens(self, slot: int, end: int) -> list[int]:
         known = int(self.scheduler.table.num_tokens[slot])
         tokens: list[int] = self.scheduler.table.token_ids[slot, : min(end, known)].tolist()
@@ -143,6 +153,7 @@ class Device:
                 pages = [int(table.block_table[slot, place // self.size]) for place in range(end)]
                 got = self._read([(page, place % self.size) for place, page in enumerate(pages)])
                 assert got == expected, "somebody wrote into a shared page"
+        self._check_digests()
 
 
 class Run:
@@ -156,6 +167,8 @@ class Run:
         self.under_way: deque[tuple[StepPlan, list[int]]] = deque()
         self.live: dict[str, Request] = {}
         self.names = 0
+        self.found: list[list[int]] = []
+        """Prompt and output of every hypothesis so far."""
 
     def fits(self, prompt: list[int], width: int, max_tokens: int | None) -> bool:
         """What `jaxllm.beam.limits` asks for."""
@@ -205,6 +218,7 @@ class Run:
         del self.live[request.request_id]
         self.scheduler.finish(request.request_id, "stop")
         found = [(each.token_ids, each.score) for each in request.group.hypotheses()]
+        self.found += [[*request.prompt_token_ids.tolist(), *tokens] for tokens, _ in found]
         expected = alone(request)
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
         assert [score for _, score in found] == pytest.approx([score for _, score in expected])
@@ -317,3 +331,35 @@ def test_searches_in_a_tiny_pool_finish(caching: bool, ahead: int) -> None:
     run.drain()
     assert run.device.num_copies > 50
     assert run.scheduler.num_preemptions > 5
+
+
+@pytest.mark.parametrize("num_pages", [70, 24], ids=["room for all", "preempted"])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_beams_have_published_is_read_back(ahead: int, num_pages: int) -> None:
+    """Prompts that continue what beams held find their pages, moved and begun again as they were, and only theirs."""
+    run = Run(
+        num_pages=num_pages,
+        block_size=2,
+        caching=True,
+        ahead=ahead,
+        max_num_seqs=9,
+        max_num_batched_tokens=20,
+        policy="priority",
+        long_prefill_token_threshold=0,
+    )
+    for index in range(4):
+        options = BeamOptions(width=4, n=4, early_stopping="never", length_penalty=0.0)
+        prompt = [index, 2, 1, index]
+        run.add(prompt, SamplingParams(max_tokens=10, ignore_eos=True, beam_search=options), priority=-index)
+        run.add([2, index, index], SamplingParams(max_tokens=12, ignore_eos=True), priority=-index)
+        for _ in range(6):
+            run.step()
+    run.drain()
+    assert len(run.found) == 16
+    assert (run.scheduler.num_preemptions > 0) == (num_pages == 24)
+    hits = run.pages.prefix_hits
+    for text in run.found:
+        run.add([*text, 1], SamplingParams(max_tokens=2, ignore_eos=True))
+        run.drain()
+    # The device asserts that what is read is what the prompt's tokens would have written.
+    assert run.pages.prefix_hits - hits > 16 * 2 * (3 if num_pages == 70 else 1)

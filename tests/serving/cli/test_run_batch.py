@@ -124,6 +124,17 @@ def check_answers(given: list[dict[str, Any]], answers: dict[str, Any]) -> None:
         assert parsed.usage.completion_tokens > 0
 
 
+def test_the_summary_counts_what_was_refused(tmp_path: Path) -> None:
+    given = requests()[:6]
+    given[1]["body"]["max_tokens"] = 2
+    assert given[5]["body"]["temperature"] == -1
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(request) + "\n" for request in (given[1], given[5])))
+    process = start(tmp_path)
+    _, said = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, said
+    assert "2 of 2 requests answered, 1 of them with an error" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -113,6 +113,21 @@ def test_stop_strings_against_the_letter_by_letter_search(
     assert (shown, finder.matched) == (want, matched)
 
 
+@pytest.mark.parametrize("stops", [["b", "ab", "aab"], ["aab", "ab", "b"], ["ab", "aab", "b"]])
+@pytest.mark.parametrize("pieces", [["xaab"], ["x", "a", "a", "b"], ["xa", "ab"]])
+def test_of_stop_strings_complete_at_once_the_longest_counts(stops: list[str], pieces: list[str]) -> None:
+    finder = StopStrings(stops)
+    assert "".join(finder.push(piece) for piece in pieces) == "x"
+    assert finder.matched == "aab"
+
+
+@pytest.mark.parametrize("stops", [["aab", "ac"], ["ac", "aab"], ["c", "aab", "ba"]])
+def test_what_could_begin_the_longest_stop_string_is_held(stops: list[str]) -> None:
+    finder = StopStrings(stops)
+    assert (finder.push("xaa"), finder.flush()) == ("x", "aa")
+    assert (finder.push("xaa"), finder.push("b"), finder.matched) == ("x", "", "aab")
+
+
 def test_text_is_held_only_while_it_may_become_a_stop_string() -> None:
     finder = StopStrings(["</end>"])
     assert [finder.push(piece) for piece in ["a <", "b </", "en", "x", "</e", "nd>"]] == [
