@@ -139,7 +139,7 @@ class AsyncLLM:
         return self._engine.observers
 
     @property
-    def on_restart(self) -> list[Callable[[], None]]:
+    def on_restart(self) -> list[Callable[[EngineInfo], None]]:
         """Called when another engine has taken the place of one that ended; a list to append to."""
         return self._engine.on_restart
 
@@ -278,6 +278,10 @@ class AsyncLLM:
     def check_health(self) -> None:
         """Raise `EngineError`, saying why, when the engine is dead or hangs."""
         self._engine.check_health()
+
+    async def wait_for_engine(self) -> None:
+        """Wait while there is no engine. Raises `EngineError` when there will be none."""
+        await self._engine.wait()
 
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing is in flight. False when that takes longer."""

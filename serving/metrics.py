@@ -83,6 +83,7 @@ METRICS = (
     Described("request_params_n", "histogram", "The parameter n of a request."),
     Described("request_params_max_tokens", "histogram", "The parameter max_tokens, or the room there was without it."),
     Described("compilations_after_warmup", "counter", "Compilations during steps, of which there should be none."),
+    Described("engine_restarts", "counter", "Times the engine ended or hung, and another one took its place."),
     Described("step_seconds", "histogram", "One step of the engine, from scheduling to outputs."),
     Described("batch_fill", "histogram", "Share of a compiled shape that held tokens, 0 to 1; the rest is padding."),
 )
@@ -123,6 +124,7 @@ _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
 _OF_ENGINE = frozenset(
     (
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
+        "engine_restarts",
         *("iteration_tokens_total", "step_seconds", "batch_fill"),
     )
 )
@@ -195,6 +197,11 @@ class Metrics(Collector):
             histograms["inter_token_latency_seconds"].observe_all(measured.inter_token_seconds)
             if measured.finished:
                 self._take_finished(measured.finished)
+
+    def count_engine_restart(self, info: EngineInfo) -> None:
+        """Another engine has taken the place of one that ended."""
+        self._info = info
+        self._counters["engine_restarts"] += 1
 
     def _take_stats(self, stats: StepStats) -> None:
         before, self._stats = self._stats, stats

@@ -148,8 +148,15 @@ class ServerOptions(Section):
         60.0, "Most seconds in which a client takes nothing of what is sent to it. 0: no limit.", minimum=0.0
     )
     step_timeout: float = option(
-        120.0, "Seconds after which an engine whose step does not end counts as hanging.", minimum=1.0
+        120.0, "Seconds after which an engine whose step does not end hangs: it is killed and restarted.", minimum=1.0
     )
+    max_restarts: int = option(
+        5,
+        "How often within --restart-window an engine that ended or hung is restarted, and likewise API server "
+        "processes; after that the server exits with an error. 0: it exits at the first.",
+        minimum=0,
+    )
+    restart_window: float = option(600.0, "Seconds over which restarts are counted.", minimum=1.0)
     shutdown_timeout: float = option(
         30.0, "Seconds that running requests have to finish after SIGTERM or Ctrl-C.", minimum=0.0
     )

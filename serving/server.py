@@ -36,7 +36,6 @@ _log = logging.getLogger(__name__)
 _CLOSING_SECONDS = 5.0
 # What handlers get to notice that their clients are gone.
 _CUT_SECONDS = 1.0
-_HEALTH_INTERVAL = 1.0
 _CERTIFICATE_INTERVAL = 60.0
 _POST_INTERVAL = 0.2
 _QUIET_PATHS = ("/health", "/ready", "/ping", "/metrics")
@@ -80,7 +79,8 @@ async def serve(
     """Serve until SIGTERM or Ctrl-C; the result is the exit code.
 
     0 when ended by one signal, 128 + its number when a second one cut that short. Raises `ConfigError`,
-    `CapacityError` or `EngineError` when it cannot start; the address is checked before the model is loaded.
+    `CapacityError` or `EngineError` when it cannot start, and `EngineError` when the engine ends and may not be
+    restarted, or ends while it shuts down. The address is checked before the model is loaded.
     """
     configure_logging(options.log_level, json_lines=options.log_format == "json")
     if not config.structured.structured_outputs_canary:
@@ -124,6 +124,9 @@ async def serve_at(
                 log_level=options.log_level,
                 json_logs=json_lines,
                 launch=launch if place is None else place.launch,
+                # Among others, this process does not start the engine: it is told of the next one.
+                max_restarts=options.max_restarts if place is None else None,
+                restart_window=options.restart_window,
             )
         )
         if not await before(signals.first, loading):
@@ -149,15 +152,18 @@ async def _answer(
     names = options.served_model_name or (llm.info.model,)
     metrics = Metrics(llm.info, names[0], options.metrics_prefix)
     llm.observers.append(metrics)
+    llm.on_restart.append(metrics.count_engine_restart)
     state = ServerState(
         llm=llm, options=options, metrics=metrics, model_names=names, accepting=True, created=int(time.time())
     )
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)
     http = HttpServer(_uvicorn_config(app, options, listener), connections)
-    background = [asyncio.create_task(_renew(listener)), asyncio.create_task(connections.watch())]
+    background: list[asyncio.Future[Any]] = [
+        asyncio.create_task(_renew(listener)),
+        asyncio.create_task(connections.watch()),
+    ]
     if place is None:
-        background.append(asyncio.create_task(_watch(llm)))
         if not options.disable_log_stats:
             throughput = ThroughputLog()
             llm.observers.append(throughput)
@@ -180,10 +186,13 @@ async def _answer(
                 )
         else:
             place.on_listening()
-        if await before(signals.first, serving):
+        over = asyncio.ensure_future(asyncio.wait((serving, llm.loss), return_when=asyncio.FIRST_COMPLETED))
+        background.append(over)
+        await before(signals.first, over)
+        if serving.done():
             await serving
             raise EngineError("the HTTP server ended by itself")
-        deadline = time.monotonic() + options.shutdown_timeout
+        deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
         await _drain(state, signals)
         # Clients that read more slowly than the engine writes have the same time as the engine.
         await _close(http, serving, signals, max(_CLOSING_SECONDS, deadline - time.monotonic()))
@@ -191,6 +200,8 @@ async def _answer(
         for task in (serving, *background):
             await cancel(task)
         await state.close()
+    if llm.loss.done() and not signals.second.is_set():
+        raise llm.loss.result()
     return signals.exit_code
 
 
@@ -229,22 +240,6 @@ async def _close(http: "HttpServer", serving: "asyncio.Task[None]", signals: Sig
     if not in_time:
         http.cut_connections()
         await asyncio.wait((serving,), timeout=_CUT_SECONDS)
-
-
-async def _watch(llm: AsyncLLM) -> None:
-    """Log once why the engine fails. A supervisor that restarts engines belongs here."""
-    failed = False
-    while True:
-        try:
-            llm.check_health()
-            if failed:
-                _log.info("the engine answers again")
-            failed = False
-        except EngineError as error:
-            if not failed:
-                _log.error("%s; requests are refused with status 503", error)
-            failed = True
-        await asyncio.sleep(_HEALTH_INTERVAL)
 
 
 async def _renew(listener: Listener) -> None:

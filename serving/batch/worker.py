@@ -1,6 +1,7 @@
 """Works off a batch: as many requests at a time as keep the engine busy, each through the routes of the server."""
 
 import asyncio
+import itertools
 import sys
 import time
 import uuid
@@ -24,6 +25,9 @@ from jaxllm.serving.progress import GenerationProgress
 from jaxllm.serving.signals import Signals, before, cancel
 
 INTERRUPTED = 130
+_UNAVAILABLE = 503
+# A request with which the engine ends again and again gets an error.
+_ATTEMPTS = 3
 
 
 class _Usage(msgspec.Struct):
@@ -63,6 +67,8 @@ async def run_batch(
                 chat_template=options.chat_template,
                 log_level=options.log_level,
                 json_logs=options.log_format == "json",
+                max_restarts=options.max_restarts,
+                restart_window=options.restart_window,
             )
         )
         if not await before(signals.first, loading):
@@ -122,14 +128,23 @@ class Batch:
         for request in requests:
             if self._stopping:
                 return
-            answer = await self._answer(request)
-            # Whatever went wrong because the engine is gone is not the request's fault: it stays open.
-            self._llm.check_health()
+            answer = await self._answer_despite_restarts(request)
             self._record.add(answer)
             self._written += 1
             if answer.response is None or answer.response.status_code >= 400:
                 self._failed += 1
             bar.count(*_tokens(answer))
+
+    async def _answer_despite_restarts(self, request: BatchRequest) -> BatchAnswer:
+        """The answer of an engine that lived. Raises `EngineError` when there is none any more: it stays open."""
+        for attempt in itertools.count(1):
+            answer = await self._answer(request)
+            # Whatever went wrong because the engine is gone is not the request's fault, or not this one's alone.
+            await self._llm.wait_for_engine()
+            unavailable = answer.response is not None and answer.response.status_code == _UNAVAILABLE
+            if not unavailable or attempt == _ATTEMPTS:
+                return answer
+        raise AssertionError
 
     async def _answer(self, request: BatchRequest) -> BatchAnswer:
         request_id = uuid.uuid4().hex

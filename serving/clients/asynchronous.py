@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 5.0
 """How often both sides compare which requests there are, and an idle engine is asked whether it lives."""
-RESTART_WAIT_SECONDS = 5.0
+RESTART_WAIT_SECONDS = 10.0
 """How long requests wait for an engine that is started again; then they are told to come back later."""
 _RETRY_AFTER = 1.0
 
@@ -62,7 +62,7 @@ class AsyncEngine:
     ) -> None:
         """As `AsyncLLM.start`."""
         self.observers: list[Observer] = []
-        self.on_restart: list[Callable[[], None]] = []
+        self.on_restart: list[Callable[[EngineInfo], None]] = []
         self.loss: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         """Done when the engine is gone for good, with the reason."""
         self._loop = asyncio.get_running_loop()
@@ -77,6 +77,8 @@ class AsyncEngine:
         self._down: EngineError | None = None
         """Why there is no engine at the moment; requests for the next one may wait."""
         self._down_until = 0.0
+        self._changed = asyncio.Event()
+        """Set whenever an engine has come, or none will."""
         self._replies: dict[int, asyncio.Future[bool]] = {}
         self._asked: tuple[int, dict[str, Any]] | None = None
         self._numbers = itertools.count()
@@ -179,6 +181,13 @@ class AsyncEngine:
         if error is not None:
             raise error
 
+    async def wait(self) -> None:
+        """Wait while there is no engine. Raises `EngineError` when there will be none."""
+        while self._down is not None and self._error is None:
+            self._changed.clear()
+            await self._changed.wait()
+        self.check_health()
+
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing is in flight. False when that takes longer. An engine that ends now is not replaced."""
         self._supervisor.retire()
@@ -259,12 +268,14 @@ class AsyncEngine:
         """Another engine is ready, and gets what waits for it."""
         self._down, self._info = None, info
         self._heartbeat.heard(owed=self._owes())
+        self._changed.set()
         for restarted in self.on_restart:
-            restarted()
+            restarted(info)
 
     def take_loss(self, error: EngineError) -> None:
         """There will be no other engine."""
         self._error = error
+        self._changed.set()
         self._fail(self._in_flight.ids(), error)
         if not self.loss.done():
             self.loss.set_result(error)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
+_RECENT = 30.0
 
 
 class RestartBudget:
@@ -21,12 +22,12 @@ class RestartBudget:
         now = self._clock()
         while self._taken and now - self._taken[0] > self._window:
             self._taken.popleft()
-        before = len(self._taken)
-        if self._most is not None and before >= self._most:
+        if self._most is not None and len(self._taken) >= self._most:
             return None
+        # What has lived for a while is started at once.
+        recent = sum(now - taken <= _RECENT for taken in self._taken)
         self._taken.append(now)
-        # What dies for the first time is started at once.
-        return min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(before - 1, 10)) if before else 0.0
+        return min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (recent - 1)) if recent else 0.0
 
     def __str__(self) -> str:
         """Why there may be no more, behind the reason of the last end."""

@@ -68,8 +68,7 @@ class Client:
                     sockets.decoder.opened = []
         except zmq.ContextTerminated:
             pass
-        except Exception as error:
-            logger.exception("what a client sends cannot be read")
+        except Exception as error:  # noqa: BLE001  (the loop tells everybody whom it concerns)
             inbox.put((self, error))
         finally:
             sockets.close_input()
@@ -122,6 +121,7 @@ class Clients:
             case Exception():
                 if client is self._first:
                     raise EngineError(str(message)) from message
+                logger.error("a client cannot be understood, and is left: %s", message)
                 client.outbox.put(Failed("EngineError", str(message)))
                 return self._detach(client)
             case _ if client is not self._first:

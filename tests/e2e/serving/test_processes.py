@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,7 @@ import pytest
 from tests.e2e.serving.conftest import FLAGS, left_in
 from tests.e2e.serving.metrics import Metrics
 from tests.e2e.serving.slow_reader import read_all, request_bytes, slow_connection
-from tests.serving.server_process import LONG, ServerProcess, Stream, running, streams
+from tests.serving.server_process import LONG, Stream, running, streams
 
 pytestmark = pytest.mark.slow
 
@@ -60,63 +59,6 @@ def test_the_server_is_killed_under_load(tmp_path: Path, scratch: Path) -> None:
         assert server.end() == -signal.SIGKILL
         assert all(stream.rest()[-1:] != [b"[DONE]"] and stream.cut_off for stream in cut)
         assert_nothing_left(scratch, memory, engine)
-
-
-def test_the_engine_hangs_recovers_and_is_killed(tmp_path: Path, scratch: Path) -> None:
-    flags = (*FLAGS, "--step-timeout", "4")
-    with (
-        running(tmp_path / "log", *flags, environment={"TMPDIR": str(scratch)}) as server,
-        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
-    ):
-        engine = server.engine()
-        _hang(server, client, engine)
-        _die(server, client, engine)
-        memory = named_memory(psutil.Process(server.process.pid))
-        server.signal(signal.SIGTERM)
-        assert server.end() == 0
-        assert "Traceback" not in server.log
-        assert_nothing_left(scratch, memory, engine)
-
-
-def _hang(server: ServerProcess, client: httpx.Client, engine: psutil.Process) -> None:
-    """Not healthy while a step does not end; afterwards all goes on."""
-    stream = Stream(client, LONG)
-    engine.suspend()
-    try:
-        until(lambda: client.get("/health").status_code == 503)
-        assert "hangs" in client.get("/health").json()["error"]["message"]
-        assert client.get("/ready").status_code == 503
-        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
-        server.wait_for("the engine hangs")
-    finally:
-        engine.resume()
-    until(lambda: client.get("/health").status_code == 200)
-    events = stream.rest()
-    assert events[-1] == b"[DONE]"
-    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
-    server.wait_for("the engine answers again")
-
-
-def _die(server: ServerProcess, client: httpx.Client, engine: psutil.Process) -> None:
-    """Everybody who waits is told, as a stream or not, and so are all who come later; the log has one line."""
-    stream = Stream(client, LONG)
-    with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(client.post, "/v1/completions", json={**LONG, "stream": False})
-        until(lambda: bool(client.get("/load").json()["server_load"] == 2))
-        engine.kill()
-        answer = waiting.result(SECONDS)
-    last = json.loads(stream.rest()[-1])
-    for error in (last["error"], answer.json()["error"]):
-        assert error["type"] == "server_error"
-        assert "the engine process died: killed by SIGKILL" in error["message"]
-    assert answer.status_code == 503
-    for response in (client.get("/health"), client.get("/ready"), client.post("/v1/completions", json={"prompt": "x"})):
-        assert response.status_code == 503
-        assert "SIGKILL" in response.json()["error"]["message"]
-    assert client.get("/load").json() == {"server_load": 0}
-    server.wait_for("the engine process died")
-    time.sleep(2)
-    assert len([line for line in server.log.splitlines() if "the engine process died" in line]) == 1
 
 
 def test_told_to_end_while_the_engine_hangs(tmp_path: Path, scratch: Path) -> None:

@@ -79,7 +79,7 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     assert interrupted[-1].endswith(b"\n")
     assert len(interrupted) < len(given)
 
-    process = start(tmp_path, "--concurrency", "3")
+    process = start(tmp_path, "--concurrency", "3", "--max-restarts", "0")
     wait_for_lines(file, len(interrupted) + 3, process)
     children = psutil.Process(process.pid).children()
     (engine,) = (child for child in children if "jaxllm.serving.engine_process" in child.cmdline())
@@ -91,9 +91,14 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     interrupted = lines_of(file)
     assert not any(b'"status_code":503' in line for line in interrupted), "that is not the request's fault"
 
-    process = start(tmp_path)
+    # An engine that ends is restarted, and its requests are answered after all.
+    process = start(tmp_path, "--concurrency", "3")
+    wait_for_lines(file, len(interrupted) + 2, process)
+    (engine,) = psutil.Process(process.pid).children()
+    engine.kill()
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, said
+    assert "the engine process died: killed by SIGKILL" in said
     assert f"{len(interrupted)} were there already" in said
     answers = [json.loads(line) for line in lines_of(file)]
     assert sorted(answer["custom_id"] for answer in answers) == sorted(request["custom_id"] for request in given)

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from jaxllm.owner import NOBODY
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.clients.send_queue import SendQueue, request_ids
@@ -15,7 +16,7 @@ PROMPT = np.array([1], np.int32)
 
 
 def add(*names: str) -> Add:
-    return Add(PROMPT, [(name, SamplingParams()) for name in names], 0, None, ())
+    return Add(PROMPT, [(name, SamplingParams()) for name in names], 0, None, (), NOBODY)
 
 
 class Engine:
@@ -79,7 +80,7 @@ class SendQueueMachine(RuleBasedStateMachine):
         name = self._name()
         self.wanted.add(name)
         self.engine.known_once.add(name)
-        self.queue.put(Pool(name, PROMPT, PoolingParams(), 0, None))
+        self.queue.put(Pool(name, PROMPT, PoolingParams(), 0, None, NOBODY))
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())

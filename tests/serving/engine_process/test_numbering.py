@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxllm.owner import NOBODY
 from jaxllm.serving.engine_process.messages import Abort, Add, ToEngine
 from jaxllm.serving.engine_process.numbering import LostMessageError, NumberedDecoder, NumberedEncoder
 from jaxllm.serving.engine_process.wire import Decoder, Encoder
@@ -11,7 +12,7 @@ from jaxllm.serving.engine_process.wire import Decoder, Encoder
 def test_messages_arrays_and_credit_arrive() -> None:
     encoder, decoder = NumberedEncoder(Encoder()), NumberedDecoder[ToEngine](Decoder(ToEngine))
     prompt = np.arange(1000, dtype=np.int32)
-    got = decoder.decode(encoder.encode(Add(prompt, [], 0, None, ()), taken=5))
+    got = decoder.decode(encoder.encode(Add(prompt, [], 0, None, (), NOBODY), taken=5))
     assert isinstance(got, Add)
     np.testing.assert_array_equal(got.prompt_token_ids, prompt)
     assert decoder.taken == 5

@@ -1,0 +1,246 @@
+"""Engines that die or hang under load: who waits is told, another engine comes, and not for ever."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.e2e.serving.conftest import FLAGS
+from tests.e2e.serving.metrics import Metrics
+from tests.serving.server_process import LONG, ServerProcess, Stream, running
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 120.0
+SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def served(tmp_path: Path, *flags: str) -> Iterator[tuple[ServerProcess, httpx.Client]]:
+    with (
+        running(tmp_path / "log", *FLAGS, *flags) as server,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
+    ):
+        yield server, client
+
+
+async def _read_streams(url: str, count: int, begun: threading.Semaphore) -> list[Exception | None]:
+    """Streams by the client that everybody uses; the error with which each ends."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=SECONDS, max_retries=0) as client:
+
+        async def read() -> Exception | None:
+            try:
+                stream = await client.completions.create(
+                    model="demo", prompt="Once", stream=True, max_tokens=480, extra_body={"ignore_eos": True}
+                )
+                first = True
+                async for _ in stream:
+                    if first:
+                        begun.release()
+                        first = False
+            except openai.APIError as error:
+                return error
+            return None
+
+        return list(await asyncio.gather(*(read() for _ in range(count))))
+
+
+class OpenAIStreams(threading.Thread):
+    """Long streams beside the test; all have begun when this is made."""
+
+    def __init__(self, url: str, count: int) -> None:
+        super().__init__(daemon=True)
+        self.errors: list[Exception | None] = []
+        self._url, self._count = url, count
+        self._begun = threading.Semaphore(0)
+        self.start()
+        for _ in range(count):
+            assert self._begun.acquire(timeout=SECONDS)
+
+    def run(self) -> None:
+        self.errors = asyncio.run(_read_streams(self._url, self._count, self._begun))
+
+    def ends(self) -> list[Exception | None]:
+        self.join(SECONDS)
+        assert not self.is_alive()
+        return self.errors
+
+
+def answers(client: httpx.Client) -> str:
+    response = client.post("/v1/completions", json=SHORT)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def assert_healthy(client: httpx.Client) -> None:
+    until(lambda: client.get("/health").status_code == client.get("/ready").status_code == 200)
+
+
+def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, client):
+        text = answers(client)
+        before = Metrics.read(server.url)
+        for times in (1, 2):
+            engine = server.engine()
+            streams = OpenAIStreams(server.url, 24)
+            waiting: list[httpx.Response] = []
+            whole = threading.Thread(
+                target=lambda: waiting.append(client.post("/v1/completions", json={**LONG, "stream": False}))  # noqa: B023
+            )
+            whole.start()
+            until(lambda: client.get("/load").json() == {"server_load": 25})
+            engine.kill()
+            errors = streams.ends()
+            assert all(error is not None and "killed by SIGKILL" in str(error) for error in errors)
+            whole.join(SECONDS)
+            assert waiting[0].status_code == 503
+            assert waiting[0].json()["error"]["code"] == "engine_unavailable"
+            assert waiting[0].headers["retry-after"] == "1"
+            # Nothing runs, whoever tells: not the last that was heard of the dead.
+            down = Metrics.read(server.url)
+            assert (down["num_requests_running"], down["kv_cache_usage_perc"]) == (0, 0)
+            # Who comes now waits for the next one, or for longer than it should take.
+            until(lambda: client.post("/v1/completions", json=SHORT).status_code == 200)
+            assert_healthy(client)
+            assert answers(client) == text
+            assert server.engine().pid != engine.pid
+            after = Metrics.read(server.url)
+            assert after["engine_restarts_total"] == times
+            for name in before.values:
+                if name.endswith(("_total", "_count")):
+                    assert after[name] >= before[name], name
+            before = after
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0, server.log
+        assert "Traceback" not in server.log
+
+
+def test_a_hanging_engine_is_killed_and_restarted(tmp_path: Path) -> None:
+    with served(tmp_path, "--step-timeout", "4") as (server, client):
+        engine = server.engine()
+        streams = OpenAIStreams(server.url, 8)
+        engine.suspend()
+        errors = streams.ends()
+        assert all(error is not None and "the engine hangs" in str(error) for error in errors)
+        until(lambda: client.post("/v1/completions", json=SHORT).status_code == 200)
+        assert_healthy(client)
+        psutil.wait_procs([engine], timeout=20)
+        assert not engine.is_running()
+        # One that nobody uses is missed too.
+        engine = server.engine()
+        engine.suspend()
+        until(lambda: client.get("/health").status_code == 503)
+        until(lambda: client.get("/health").status_code == 200)
+        assert Metrics.read(server.url)["engine_restarts_total"] == 2
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0, server.log
+        assert "Traceback" not in server.log
+
+
+def test_a_pause_shorter_than_the_timeout_costs_nothing(tmp_path: Path) -> None:
+    with served(tmp_path, "--step-timeout", "20") as (server, client):
+        engine = server.engine()
+        stream = Stream(client, {**LONG, "n": 2})
+        engine.suspend()
+        time.sleep(7)  # longer than a question about the requests in flight waits for its turn
+        assert client.get("/health").status_code == 200
+        engine.resume()
+        events = stream.rest()
+        assert events[-1] == b"[DONE]"
+        assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.engine().pid == engine.pid
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_server(tmp_path: Path) -> None:
+    with served(tmp_path, "--max-restarts", "2") as (server, client):
+        for _ in range(2):
+            engine = server.engine()
+            engine.kill()
+            # While it loads, the next one dies as well.
+            until(lambda: [each for each in _engines(server) if each.pid != engine.pid])  # noqa: B023
+        for each in _engines(server):
+            each.kill()
+        assert server.end() == 1, server.log
+        last = server.log.splitlines()[-1]
+        assert last.startswith("jaxllm: ")
+        assert "killed by SIGKILL" in last
+        assert "2 restarts within 600 s" in last
+        assert "Traceback" not in server.log
+        with pytest.raises(httpx.TransportError):
+            client.get("/health")
+
+
+def _engines(server: ServerProcess) -> list[psutil.Process]:
+    return [each for each in psutil.Process(server.process.pid).children() if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_an_engine_that_dies_while_the_server_drains_is_not_restarted(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, client):
+        engine = server.engine()
+        stream = Stream(client, LONG)
+        server.signal(signal.SIGTERM)
+        server.wait_for("shutting down")
+        engine.kill()
+        assert b"killed by SIGKILL" in stream.rest()[-1]
+        assert server.end() == 1, server.log
+        assert "the engine process died" in server.log.splitlines()[-1]
+        assert "started again" not in server.log
+
+
+def test_an_engine_that_dies_while_clients_come_and_go(tmp_path: Path) -> None:
+    """Every request ends: with an answer, or with an error that says why; and afterwards all is well."""
+    with served(tmp_path, "--max-restarts", "5") as (server, client):
+        over = threading.Event()
+        seen: list[int] = []
+
+        def load() -> None:
+            with httpx.Client(base_url=server.url, timeout=SECONDS) as mine:
+                while not over.is_set():
+                    seen.append(mine.post("/v1/completions", json=SHORT).status_code)
+
+        threads = [threading.Thread(target=load) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        try:
+            for times in (1, 2):
+                begun = len(seen)
+                until(lambda: seen[begun:].count(200) >= 20)  # noqa: B023
+                os.kill(server.engine().pid, signal.SIGKILL)
+                until(lambda: Metrics.read(server.url)["engine_restarts_total"] == times)  # noqa: B023
+            begun = len(seen)
+            until(lambda: seen[begun:].count(200) >= 20)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(SECONDS)
+        assert set(seen) <= {200, 503}
+        assert client.get("/load").json() == {"server_load": 0}
+        assert_healthy(client)
+
+
+def test_a_background_response_says_why_it_failed(tmp_path: Path) -> None:
+    with served(tmp_path) as (server, client):
+        body = {"input": "Tell me a story", "background": True, "max_output_tokens": 480}
+        made = client.post("/v1/responses", json={**body, "ignore_eos": True}).json()
+        until(lambda: client.get(f"/v1/responses/{made['id']}").json()["status"] == "in_progress")
+        server.engine().kill()
+        until(lambda: client.get(f"/v1/responses/{made['id']}").json()["status"] == "failed")
+        assert "killed by SIGKILL" in client.get(f"/v1/responses/{made['id']}").json()["error"]["message"]
