@@ -159,10 +159,7 @@ async def _answer(
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)
     http = HttpServer(_uvicorn_config(app, options, listener), connections)
-    background: list[asyncio.Future[Any]] = [
-        asyncio.create_task(_renew(listener)),
-        asyncio.create_task(connections.watch()),
-    ]
+    background = [asyncio.create_task(_renew(listener)), asyncio.create_task(connections.watch())]
     if place is None:
         if not options.disable_log_stats:
             throughput = ThroughputLog()
@@ -176,22 +173,8 @@ async def _answer(
     try:
         await http.wait_until_it_listens(serving)
         state.resume(app)
-        if place is None:
-            urls = listener.urls(options.root_path)
-            _log.info("%s", banner(llm.info, urls, time.monotonic() - started))
-            if listener.is_open and not state.access.needs_key:
-                _log.warning(
-                    "anybody who reaches this machine may use this server: set --api-key, or listen with --host "
-                    "127.0.0.1 for this machine alone"
-                )
-        else:
-            place.on_listening()
-        over = asyncio.ensure_future(asyncio.wait((serving, llm.loss), return_when=asyncio.FIRST_COMPLETED))
-        background.append(over)
-        await before(signals.first, over)
-        if serving.done():
-            await serving
-            raise EngineError("the HTTP server ended by itself")
+        _announce(state, listener, place, started)
+        await _until_told_or_over(signals, serving, llm)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
         await _drain(state, signals)
         # Clients that read more slowly than the engine writes have the same time as the engine.
@@ -203,6 +186,30 @@ async def _answer(
     if llm.loss.done() and not signals.second.is_set():
         raise llm.loss.result()
     return signals.exit_code
+
+
+def _announce(state: ServerState, listener: Listener, place: Place | None, started: float) -> None:
+    """Say that connections are taken."""
+    if place is not None:
+        place.on_listening()
+        return
+    urls = listener.urls(state.options.root_path)
+    _log.info("%s", banner(state.llm.info, urls, time.monotonic() - started))
+    if listener.is_open and not state.access.needs_key:
+        _log.warning(
+            "anybody who reaches this machine may use this server: set --api-key, or listen with --host "
+            "127.0.0.1 for this machine alone"
+        )
+
+
+async def _until_told_or_over(signals: Signals, serving: "asyncio.Task[None]", llm: AsyncLLM) -> None:
+    """Wait for a signal, or until there is no engine any more. Raises `EngineError` when nobody answers any more."""
+    over = asyncio.ensure_future(asyncio.wait((serving, llm.loss), return_when=asyncio.FIRST_COMPLETED))
+    await before(signals.first, over)
+    await cancel(over)
+    if serving.done():
+        await serving
+        raise EngineError("the HTTP server ended by itself")
 
 
 async def _post(state: ServerState, board: Board) -> None:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,13 +171,14 @@ def test_a_pause_shorter_than_the_timeout_costs_nothing(tmp_path: Path) -> None:
 
 def test_an_engine_that_dies_again_and_again_ends_the_server(tmp_path: Path) -> None:
     with served(tmp_path, "--max-restarts", "2") as (server, client):
+        killed = {server.engine().pid}
+        server.engine().kill()
         for _ in range(2):
-            engine = server.engine()
-            engine.kill()
-            # While it loads, the next one dies as well.
-            until(lambda: [each for each in _engines(server) if each.pid != engine.pid])  # noqa: B023
-        for each in _engines(server):
-            each.kill()
+            # The next one dies while it loads.
+            until(lambda: _engines(server) - killed)
+            for pid in _engines(server) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
         assert server.end() == 1, server.log
         last = server.log.splitlines()[-1]
         assert last.startswith("jaxllm: ")
@@ -188,8 +189,13 @@ def test_an_engine_that_dies_again_and_again_ends_the_server(tmp_path: Path) -> 
             client.get("/health")
 
 
-def _engines(server: ServerProcess) -> list[psutil.Process]:
-    return [each for each in psutil.Process(server.process.pid).children() if each.status() != psutil.STATUS_ZOMBIE]
+def _engines(server: ServerProcess) -> set[int]:
+    found = set()
+    for each in psutil.Process(server.process.pid).children():
+        with suppress(psutil.Error):
+            if any("engine_process" in part for part in each.cmdline()):
+                found.add(each.pid)
+    return found
 
 
 def test_an_engine_that_dies_while_the_server_drains_is_not_restarted(tmp_path: Path) -> None:
