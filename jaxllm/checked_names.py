@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from jaxllm import tracebacks
 from jaxllm.errors import RequestError, nearest
 
 
@@ -27,10 +28,16 @@ class CheckedNames(msgspec.StructMeta):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make an object. Raises `RequestError` for an unknown name."""
-        for name in kwargs:
-            if name not in self.__struct_fields__:
-                raise RequestError(self._unknown(name, self.__struct_fields__), name)
-        return super().__call__(*args, **kwargs)
+        try:
+            for name in kwargs:
+                if name not in self.__struct_fields__:
+                    raise RequestError(self._unknown(name, self.__struct_fields__), name)
+            return super().__call__(*args, **kwargs)
+        except RequestError as error:
+            if tracebacks.are_full():
+                raise
+            found = tracebacks.without_internals(error)
+        raise found
 
     def _unknown(self, name: str, known: Iterable[str]) -> str:
         reason = self.reasons.get(name)

@@ -1,11 +1,27 @@
 """The errors a caller can meet. Each says what was given, what is allowed, and what to do about it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+
+from jaxllm import tracebacks
 
 
 class JaxLLMError(Exception):
     """Base of every error raised on purpose by jaxllm."""
+
+    @property
+    def _render_traceback_(self) -> Callable[[], list[str]]:
+        """What IPython asks an exception for: in a notebook the message and the caller's line are all there is to see.
+
+        Raises `AttributeError`, as if it were not there, where full tracebacks are wanted.
+        """
+        if tracebacks.are_full():
+            raise AttributeError("_render_traceback_")
+        return self._short_traceback
+
+    def _short_traceback(self) -> list[str]:
+        line = tracebacks.callers_line(self.__traceback__)
+        return [f"{type(self).__name__}: {self}", *([f"  {line}"] if line else [])]
 
 
 class ConfigError(JaxLLMError, ValueError):

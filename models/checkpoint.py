@@ -6,6 +6,7 @@ from pathlib import Path
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
+from jaxllm.models.other_formats import NO_GGUF, advice_for_other_weights
 from jaxllm.models.safetensors_file import read_header
 
 DEMO = "demo"
@@ -38,7 +39,10 @@ def resolve(model: str, revision: str | None = None, download_dir: str | None = 
     if model and folder.is_dir():
         return folder
     if model and folder.exists():
-        raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
+        advice = (
+            f": {NO_GGUF}" if folder.suffix == ".gguf" else "; give the folder that holds config.json and the weights"
+        )
+        raise ModelError(f"model {model!r} is a file{advice}")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
         raise ModelError(f"model {model!r}: there is no such folder")
     return _from_hub(model, revision, download_dir, weights)
@@ -51,7 +55,9 @@ def read_config(folder: Path) -> ModelConfig:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"{folder}: config.json is not there, so this is not a model folder")
+        raise ModelError(
+            f"{folder}: config.json is not there, so this is not a model folder{advice_for_other_weights(folder)}"
+        )
     file = ConfigFile.read(path)
     architectures = file.texts("architectures")
     if not architectures:

@@ -1,14 +1,18 @@
 """Which architectures are known, by the name that checkpoints give in `architectures`."""
 
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from jaxllm.models import bert, distilbert, llama, mistral, modernbert, qwen2, qwen3, roberta
-from jaxllm.models.errors import ModelError, nearest
+from jaxllm.models.errors import ModelError
 from jaxllm.models.family import Family
 
 ENTRY_POINTS = "jaxllm.models"
 """Installed packages announce models under this entry point group: `Architecture = "package.module:FAMILY"`."""
+
+_USES = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "Model")
+"""What names of architectures end with."""
 
 _FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": llama.FAMILY,
@@ -56,7 +60,7 @@ def known_architectures() -> list[str]:
 
 
 def lookup(architecture: str) -> Family:
-    """The family of an architecture. Raises `ModelError` naming the nearest known ones."""
+    """The family of an architecture. Raises `ModelError`, which names the families there are."""
     if architecture in _FAMILIES:
         return _FAMILIES[architecture]
     for entry in entry_points(group=ENTRY_POINTS):
@@ -65,5 +69,31 @@ def lookup(architecture: str) -> Family:
             if not isinstance(family, Family):
                 raise ModelError(f"entry point {entry.value!r} for {architecture!r} is not a jaxllm Family")
             return family
-    known = known_architectures()
-    raise ModelError(f"unknown architecture {architecture!r}{nearest(architecture, known)} (known: {', '.join(known)})")
+    raise ModelError(_unknown(architecture))
+
+
+def known_families() -> list[str]:
+    """What is before the use in the names of `known_architectures`: Llama, Qwen3, ..."""
+    return sorted({_split(name)[0] for name in known_architectures()}, key=str.lower)
+
+
+def _split(architecture: str) -> tuple[str, str]:
+    """Family and use: ("Llama", "ForCausalLM")."""
+    use = next((use for use in _USES if architecture.endswith(use) and architecture != use), "")
+    return architecture.removesuffix(use), use
+
+
+def _unknown(architecture: str) -> str:
+    """Why a name is not known, and what is."""
+    family, _ = _split(architecture)
+    families = known_families()
+    if family in families:
+        known = [name for name in known_architectures() if _split(name)[0] == family]
+        return f"unknown architecture {architecture!r}: of {family} there are {', '.join(known)}"
+    # Neighbours in name only, such as Qwen3 for Qwen3Moe, are different models: a suggestion is for slips of the pen.
+    close = get_close_matches(architecture, known_architectures(), n=1, cutoff=0.96)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return (
+        f"unknown architecture {architecture!r}: {family} is not supported{hint or ';'} "
+        f"families that are: {', '.join(families)}"
+    )

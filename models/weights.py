@@ -20,6 +20,7 @@ from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
 from jaxllm.models.host_parameter import HostParameter
 from jaxllm.models.layers.parameter import Merged, ParameterSpec, Part, Rows
+from jaxllm.models.other_formats import advice_for_other_weights
 from jaxllm.models.safetensors_file import DTYPES, Tensor, read_header
 
 ParameterPath = tuple[Any, ...]
@@ -145,9 +146,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
         return files
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
-    others = sorted(file.name for file in folder.glob("*") if file.suffix in (".safetensors", ".bin", ".pt", ".gguf"))
-    hint = f" (found {_some(others)}, which cannot be read)" if others else ""
-    raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there{hint}")
+    raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there{advice_for_other_weights(folder)}")
 
 
 def _matching_tensors(folder: Path, slots: Mapping[str, Slot], ignored: Sequence[str]) -> list[Tensor]:

@@ -22,7 +22,7 @@ from jaxllm.serving.clients.process import EngineProcess
 from jaxllm.serving.clients.restarts import RestartBudget
 from jaxllm.serving.engine_process.messages import Add, Pool
 from jaxllm.serving.generation_config import read_default_params
-from jaxllm.serving.llm_engine import check_vocabulary, form_checker, load_tokenizer
+from jaxllm.serving.llm_engine import check_vocabulary, find_tokenizer, form_checker, load_tokenizer
 from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
@@ -87,6 +87,8 @@ class AsyncLLM:
         `CapacityError` and `EngineError`.
         """
         template = None if chat_template is None else load_chat_template(chat_template)
+        # Weights may take minutes to download and to read: not for nothing.
+        await asyncio.to_thread(find_tokenizer, config.model)
         engine = AsyncEngine(
             max_queued_requests=max_queued_requests,
             step_timeout=step_timeout,

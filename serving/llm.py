@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxllm.beam.params import BeamSearchParams
 from jaxllm.config import EngineConfig
-from jaxllm.errors import EngineError, RequestError
+from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm_engine import LLMEngine, open_engine
@@ -29,8 +29,10 @@ from jaxllm.serving.showing import Results
 from jaxllm.serving.text.chat import Conversation, load_chat_template
 from jaxllm.serving.text.kept_tokenizer import LateTokenizer
 from jaxllm.serving.text.prompts import Prompt
+from jaxllm.tracebacks import short_for
 
 
+@short_for((ConfigError, RequestError, CapacityError))
 class LLM:
     """A model, ready to generate.
 

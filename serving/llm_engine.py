@@ -18,7 +18,7 @@ from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.kept_tokenizer import load_quickly
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.prompts import Prompt
-from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.serving.text.tokenizer import Tokenizer, check_files
 from jaxllm.serving.text_engine import TextEngine
 from jaxllm.serving.token_engine import TokenEngine
 from jaxllm.structured.backend import Vocabulary
@@ -128,8 +128,12 @@ def open_engine(
     """
     load = _background_engine if background else _engine_here
     with ThreadPoolExecutor(1, "load-tokenizer") as pool:
-        # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
-        loading = None if skip_tokenizer_init else pool.submit(load_tokenizer, config.model, quickly=True)
+        loading = None
+        if not skip_tokenizer_init:
+            # Weights may take minutes to download and to read: not for nothing.
+            find_tokenizer(config.model)
+            # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
+            loading = pool.submit(load_tokenizer, config.model, quickly=True)
         engine = load(config, progress)
         try:
             tokenizer = None if loading is None else loading.result()
@@ -180,18 +184,26 @@ def _background_engine(config: EngineConfig, progress: Progress) -> TokenEngine:
     return BackgroundEngine.from_config(config, progress)
 
 
+def find_tokenizer(options: ModelOptions) -> Path:
+    """The folder of the tokenizer asked for, or of the model. Raises `ConfigError` where there is none."""
+    if options.tokenizer is None:
+        folder = _model_folder(options)
+    else:
+        try:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        except ModelError as error:
+            raise ConfigError(f"tokenizer: {error}") from error
+    check_files(folder)
+    return folder
+
+
 def load_tokenizer(options: ModelOptions, *, quickly: bool = False) -> Tokenizer:
     """The tokenizer asked for, or the model's own. Raises `ConfigError`.
 
     With `quickly`, what only conversations need is left to the first of them (`kept_tokenizer`).
     """
     load = load_quickly if quickly else Tokenizer.load
-    if options.tokenizer is None:
-        return load(_model_folder(options))
-    try:
-        return load(resolve(options.tokenizer, None, options.download_dir, weights=False))
-    except ModelError as error:
-        raise ConfigError(f"tokenizer: {error}") from error
+    return load(find_tokenizer(options))
 
 
 def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:

@@ -36,7 +36,7 @@ class StructuredOutputsParams(
     """
 
     json: dict[str, Any] | str | bool | None = None
-    """A JSON schema, also as text; `true` allows any JSON."""
+    """A JSON schema, also as text or as a class of pydantic's; `true` allows any JSON."""
     regex: str | None = None
     """A regular expression that the whole output matches."""
     choice: list[str] | None = None
@@ -77,6 +77,9 @@ class StructuredOutputsParams(
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "true or false")
         name = given[0]
+        make_schema = getattr(self.json, "model_json_schema", None)
+        if make_schema is not None:
+            self.json = make_schema()  # of a class of pydantic's
         value = getattr(self, name)
         if name in ("regex", "grammar"):
             _check_text(name, value)

@@ -42,9 +42,7 @@ class Tokenizer:
         Raises `ConfigError` when there is no tokenizer, or none of the fast kind.
         """
         advice = "give another with tokenizer=..."
-        folder = Path(name)
-        if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
-            raise ConfigError(f"no tokenizer files (tokenizer.json, ...) in {folder}: {advice}")
+        check_files(Path(name))
         # Otherwise the import warns that there is no PyTorch, which nobody here needs.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
@@ -100,6 +98,12 @@ class Tokenizer:
 
         # Called for every token of every stream: nothing of Python's stands between.
         return partial(DecodeStream(skip_special_tokens=skip_special_tokens).step, self._backend)
+
+
+def check_files(folder: Path) -> None:
+    """Raise `ConfigError` for a folder without files of a tokenizer. Anything else may be a hub id."""
+    if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
+        raise ConfigError(f"no tokenizer files (tokenizer.json, ...) in {folder}: give another with tokenizer=...")
 
 
 def check_text(text: Any, parameter: str = "prompt") -> None:

@@ -103,7 +103,7 @@ def test_checkpoint_type(tmp_path: Path) -> None:
         ({"architectures": "LlamaForCausalLM"}, "'architectures' must be a list of strings"),
         (
             {"architectures": ["LamaForCausalLM"]},
-            "unknown architecture 'LamaForCausalLM'; did you mean 'LlamaForCausalLM'",
+            "unknown architecture 'LamaForCausalLM': Lama is not supported; did you mean 'LlamaForCausalLM'",
         ),
         ({"hidden_size": "absent"}, "'hidden_size' is missing"),
         ({"hidden_size": None}, "'hidden_size' is missing"),

@@ -14,6 +14,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jaxllm.models.causal_lm import CausalLM, load_model
+from jaxllm.models.checkpoint import read_config, resolve
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
@@ -183,9 +184,26 @@ def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[Path], object
 def test_no_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json is there$"):
         load(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match=r"\(found pytorch_model\.bin, which cannot be read\)"):
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (["pytorch_model.bin"], r"\(found pytorch_model\.bin\): files of PyTorch are programs.*save_pretrained"),
+        (["a.gguf", "b.gguf"], r"\(found a\.gguf, b\.gguf\): GGUF files are not read; give the folder or hub id"),
+        (["other.safetensors"], r"\(found other\.safetensors\): a single file is called model\.safetensors"),
+    ],
+)
+def test_weights_of_other_formats_say_what_to_do(tmp_path: Path, names: list[str], advice: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ModelError, match=advice):
         load(tmp_path)
+    with pytest.raises(ModelError, match=advice):
+        read_config(tmp_path)
+    if names[0].endswith(".gguf"):
+        with pytest.raises(ModelError, match=r"a\.gguf' is a file: GGUF files are not read"):
+            resolve(str(tmp_path / names[0]))
 
 
 def test_bad_index(tmp_path: Path) -> None:

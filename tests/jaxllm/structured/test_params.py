@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pydantic
 import pytest
 
 from jaxllm.errors import RequestError
@@ -83,3 +84,15 @@ def test_right_fields_survive_a_round_trip(fields: dict[str, Any], kind: str) ->
     assert params.uses_grammar
     assert not SamplingParams(thinking_token_budget=3).uses_grammar
     assert SamplingParams(thinking_token_budget=0, reasoning_end_token_ids=[7]).uses_grammar
+
+
+def test_a_class_of_pydantic_is_a_schema() -> None:
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json=Person))  # type: ignore[arg-type]
+    assert params.structured_outputs is not None
+    assert params.structured_outputs.json == Person.model_json_schema()
+    assert msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams) == params
+    assert SamplingParams(structured_outputs={"json": Person}) == params  # type: ignore[arg-type]

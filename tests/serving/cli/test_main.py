@@ -140,3 +140,9 @@ def test_help_loads_nothing_heavy(run_python: RunPython) -> None:
     loaded = set(run_python("-c", code).stderr.split())
     assert "jaxllm.serving.cli.main" in loaded
     assert not loaded & {"jax", "flax", "numpy", "transformers", "msgspec", "rich", "psutil", "torch"}
+
+
+def test_the_package_can_be_run(run_python: RunPython) -> None:
+    done = run_python("-m", "jaxllm", "--version")
+    assert (done.returncode, done.stdout) == (0, f"jaxllm {jaxllm.__version__}\n"), done.stderr
+    assert run_python("-m", "jaxllm", "severe").returncode == 2

@@ -1,0 +1,23 @@
+"""Weights that are not safetensors: what to tell somebody who has them."""
+
+from pathlib import Path
+
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+NO_GGUF = "GGUF files are not read; give the folder or hub id of the model they were made from, in safetensors"
+NO_PICKLES = (
+    "files of PyTorch are programs, and are not run; save the model as safetensors (where torch is installed: "
+    "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), and the tokenizer likewise)"
+)
+
+
+def advice_for_other_weights(folder: Path) -> str:
+    """What to do about the weights in `folder`, as the end of a message; empty if there are none."""
+    names = sorted(file.name for file in folder.glob("*") if file.suffix in OTHER_WEIGHTS)
+    if not names:
+        return ""
+    found = f" (found {', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    if all(name.endswith(".gguf") for name in names):
+        return f"{found}: {NO_GGUF}"
+    if all(name.endswith((".safetensors", ".gguf")) for name in names):
+        return f"{found}: a single file is called model.safetensors, and several need the index they came with"
+    return f"{found}: {NO_PICKLES}"
