@@ -20,7 +20,9 @@ class OptionInfo:
     minimum: float | None = None
     maximum: float | None = None
     environment: str | None = None
+    foreign_environment: str | None = None
     aliases: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def option(
@@ -30,14 +32,19 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     environment: str | None = None,
+    foreign_environment: str | None = None,
     aliases: tuple[str, ...] = (),
+    synonyms: Mapping[str, str] | None = None,
 ) -> Any:
     """A dataclass field that is a user-visible option.
 
     Bounds are inclusive. `environment` names the variable that gives the value when nothing else does: for secrets,
-    which a command line would show to everybody on the machine. `aliases` are other names of the flag.
+    which a command line would show to everybody on the machine; `foreign_environment` is another server's variable for
+    the same. `aliases` are other names of the flag, with a dash in front if they are short ones; `synonyms` other names
+    of values.
     """
-    return field(default=default, metadata={"option": OptionInfo(help, minimum, maximum, environment, aliases)})
+    info = OptionInfo(help, minimum, maximum, environment, foreign_environment, aliases, synonyms or {})
+    return field(default=default, metadata={"option": info})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +105,9 @@ class ModelOptions(Section):
         "auto", "How weights are read. 'dummy' makes random weights from the configuration alone."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Type of weights and activations. 'auto' follows the checkpoint, and is float32 on CPU."
+        "auto",
+        "Type of weights and activations. 'auto' follows the checkpoint, and is float32 on CPU.",
+        synonyms={"half": "float16", "float": "float32"},
     )
     max_model_len: int | None = option(
         None, "Most tokens of a request, prompt and output together. Default: what the model allows.", minimum=2
@@ -114,6 +123,14 @@ class ModelOptions(Section):
         None,
         "How a model pools, as JSON: pooling_type (last, mean, cls), normalize, use_activation, matryoshka, "
         "classifier_from_token (two tokens, of which a language model chooses one).",
+    )
+    generation_config: str = option(
+        "auto",
+        "Where parameters come from that a request leaves out: 'auto' is what the model's makers recommend, 'vllm' the "
+        "plain defaults, else a folder with generation_config.json.",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None, 'Some of these parameters, as JSON, in place of those: {"temperature": 0.5}.'
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
 
@@ -174,7 +191,7 @@ class ParallelOptions(Section):
         None,
         "Devices of this host that share every matrix, each with its part of heads, layers and logits. Default: 1.",
         minimum=1,
-        aliases=("tp",),
+        aliases=("tp", "-tp"),
     )
     mesh: str | None = option(
         None, "The same as a mesh of named axes: 'data=1,model=4' is tensor_parallel_size=4; 'data' must be 1."
@@ -268,11 +285,13 @@ class EngineConfig:
         Raises `ConfigError` for an unknown name (with the nearest known ones) or a bad value.
         """
         owner = {item.name: section for section, item in option_fields()}
+        synonyms = {item.name: item.metadata["option"].synonyms for _, item in option_fields()}
         grouped: dict[str, dict[str, Any]] = {}
         for name, value in options.items():
             if name not in owner:
                 raise ConfigError(f"unknown option {name!r}{nearest(name, owner)}")
-            grouped.setdefault(owner[name], {})[name] = value
+            known = synonyms[name].get(value, value) if isinstance(value, str) else value
+            grouped.setdefault(owner[name], {})[name] = known
         sections = {item.name: item.default_factory for item in fields(cls)}
         return cls(**{name: sections[name](**values) for name, values in grouped.items()})  # type: ignore[operator]
 

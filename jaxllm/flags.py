@@ -7,33 +7,11 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxllm.config import EngineConfig, OptionInfo, Section
 from jaxllm.errors import nearest
-
-
-class Meaningless(NamedTuple):
-    """A flag of vLLM's that jaxllm accepts, so that a command line can be carried over, and that changes nothing."""
-
-    takes_value: bool
-    reason: str
-
-
-MEANINGLESS: Mapping[str, Meaningless] = {
-    "disable-cascade-attn": Meaningless(False, "there is no cascade attention"),
-    "disable-custom-all-reduce": Meaningless(False, "XLA makes the collectives"),
-    "disable-log-requests": Meaningless(False, "requests are logged only by a server with --enable-log-requests"),
-    "disable-log-stats": Meaningless(False, "offline, statistics are not logged"),
-    "enable-chunked-prefill": Meaningless(False, "prefill is always chunked"),
-    "max-seq-len-to-capture": Meaningless(True, "there are no CUDA graphs"),
-    "num-scheduler-steps": Meaningless(True, "steps are scheduled one at a time"),
-    "preemption-mode": Meaningless(True, "preempted requests are always recomputed"),
-    "swap-space": Meaningless(True, "preempted requests are recomputed, not swapped"),
-    "tokenizer-mode": Meaningless(True, "the fast tokenizer is always used"),
-    "trust-remote-code": Meaningless(False, "code from model repositories is never run"),
-    "use-v2-block-manager": Meaningless(False, "there is one block manager"),
-}
+from jaxllm.foreign import MEANINGLESS, Meaningless
 
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", tuple: "TEXT", dict: "JSON"}
 _VALUES = {int: "int", float: "float", str: "text", tuple: "one or more texts", dict: "JSON object"}
@@ -83,14 +61,18 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class _Ignore(argparse.Action):
-    """Says that the flag has no effect, and goes on."""
+    """Says that the flag has no effect, and goes on; refuses a value that would have one."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str, **settings: Any) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, *, known: Meaningless, **settings: Any) -> None:
         super().__init__(option_strings, dest, **settings)
-        self._reason = reason
+        self._known = known
 
-    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, _values: Any, flag: str | None = None) -> None:
-        sys.stderr.write(f"{parser.prog}: {flag} has no effect: {self._reason}\n")
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: Any, values: Any, flag: str | None = None) -> None:
+        value = values if self._known.takes_value else not str(flag).startswith("--no-")
+        if not self._known.accepts(value):
+            parser.error(f"{f'{flag} {value}' if self._known.takes_value else flag}: {self._known.reason}")
+        if self._known.neutral is None:
+            sys.stderr.write(f"{parser.prog}: {flag} has no effect: {self._known.reason}\n")
 
 
 class _Texts(argparse.Action):
@@ -131,6 +113,11 @@ class Flag:
     def flag(self) -> str:
         """`--max-model-len` for `max_model_len`."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The flag and its other names."""
+        return (self.flag, *(alias if alias.startswith("-") else f"--{alias}" for alias in self.info.aliases))
 
     @property
     def bounds(self) -> str:
@@ -193,13 +180,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, meaningless: Mapping[str, 
     """
     for name, options in engine_sections().items():
         add_section_flags(parser, name, options)
-    for name, (takes_value, reason) in meaningless.items():
+    for name, known in meaningless.items():
         parser.add_argument(
-            f"--{name}",
-            f"--no-{name}",
+            *(f"--{name}", f"--no-{name}", *([f"-{known.short}"] if known.short else [])),
             action=_Ignore,
-            reason=reason,
-            nargs=None if takes_value else 0,
+            known=known,
+            nargs=None if known.takes_value else 0,
             dest=argparse.SUPPRESS,
             default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
@@ -219,16 +205,23 @@ def add_flags(parser: argparse.ArgumentParser, section: str, about: str, flags: 
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
-    names = (flag.flag, *(f"--{alias}" for alias in flag.info.aliases))
     add: Callable[..., Any] = partial(
-        group.add_argument, *names, dest=flag.name, default=argparse.SUPPRESS, help=flag.full_help.replace("%", "%%")
+        group.add_argument,
+        *flag.names,
+        dest=flag.name,
+        default=argparse.SUPPRESS,
+        help=flag.full_help.replace("%", "%%"),
     )
     if flag.kind is bool:
         add(action=argparse.BooleanOptionalAction)
     elif flag.kind is tuple:
         add(action=_Texts, nargs="+", metavar=_METAVARS[tuple])
     elif flag.choices:
-        add(type=flag.kind, choices=flag.choices)
+        add(
+            type=flag.kind,
+            choices=(*flag.choices, *flag.info.synonyms),
+            metavar=f"{{{','.join(map(str, flag.choices))}}}",
+        )
     else:
         readers: dict[type, Callable[[str], Any]] = {int: integer, dict: json_object}
         add(type=readers.get(flag.kind, flag.kind), metavar=_METAVARS[flag.kind])

@@ -21,7 +21,7 @@ from jaxllm.serving.clients.connection import Launch
 from jaxllm.serving.clients.process import EngineProcess
 from jaxllm.serving.clients.restarts import RestartBudget
 from jaxllm.serving.engine_process.messages import Add, Pool
-from jaxllm.serving.generation_config import read_default_params
+from jaxllm.serving.generation_config import default_params
 from jaxllm.serving.llm_engine import check_vocabulary, find_tokenizer, form_checker, load_tokenizer
 from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import RequestOutput
@@ -110,7 +110,7 @@ class AsyncLLM:
         info = self.info
         check_vocabulary(tokenizer, info.vocab_size)
         self.tokenizer = tokenizer
-        self.default_params = read_default_params(Path(info.model_folder))
+        self.default_params = default_params(self.config.model, Path(info.model_folder))
         if info.pooling is not None:
             self._inputs = PoolingInputs(tokenizer, info)
             self._engine.serve(PoolingProcessor())

@@ -1,10 +1,12 @@
 """The page that lists every flag: `python -m jaxllm.serving.flag_page docs/flags.md` writes it, `--check` compares."""
 
+import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jaxllm.flags import MEANINGLESS, Flag, FlagParser, engine_sections, section_flags, summary
+from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
+from jaxllm.foreign import MEANINGLESS, Meaningless
 from jaxllm.serving.options import ServerOptions, meaningless_flags, server_flags
 
 
@@ -33,25 +35,51 @@ def page() -> str:
     ]
     lines += ["`--config FILE.yaml`: there, a flag is a key (`max-model-len: 4096`), and one on the command line wins."]
     lines += ["", summary(ServerOptions), "", *_table(server_flags())]
-    lines += ["", "## Accepted without effect", ""]
-    lines += ["These flags of vLLM's are accepted, with a line that says why they change nothing.", ""]
-    lines += ["| flag | why |", "|---|---|"]
     every = {**meaningless_flags(), **MEANINGLESS}
-    lines += [f"| `--{name}` | {every[name].reason} |" for name in sorted(every)]
+    lines += ["", "## Accepted without effect", ""]
+    lines += [
+        "These flags of vLLM's are accepted, with a line that says why they change nothing. Those of the engine are"
+    ]
+    lines += ["accepted as keywords of `LLM` too.", ""]
+    lines += ["| flags | why |", "|---|---|"]
+    lines += _rows({name: known for name, known in every.items() if known.neutral is None})
+    lines += ["", "## Accepted where they ask for nothing", ""]
+    lines += ["These flags of vLLM's are accepted with a value that changes nothing; any other is an error.", ""]
+    lines += ["| flags | accepted | what to do for others |", "|---|---|---|"]
+    lines += _rows({name: known for name, known in every.items() if known.neutral is not None})
     return "\n".join(lines) + "\n"
+
+
+def _rows(every: Mapping[str, Meaningless]) -> Iterator[str]:
+    """A row for all flags with the same reason and the same values."""
+    rows: dict[str, list[str]] = {}
+    for name, known in sorted(every.items()):
+        values = "" if known.neutral is None else f"{_shown(known)} | "
+        flags = [f"--{name}"] + [f"-{known.short}"] * bool(known.short)
+        rows.setdefault(f"{values}{known.reason}", []).append(", ".join(f"`{flag}`" for flag in flags))
+    return (f"| {', '.join(names)} | {rest} |" for rest, names in sorted(rows.items(), key=lambda row: row[1]))
+
+
+def _shown(known: Meaningless) -> str:
+    """The values that are accepted."""
+    if not known.takes_value:
+        return "off"
+    shown = [json.dumps(list(value) if isinstance(value, tuple) else value) for value in known.neutral or ()]
+    return ", ".join(f"`{text.strip(chr(34))}`" for text in dict.fromkeys(shown)) or "none"
 
 
 def _table(flags: Iterable[Flag]) -> Iterator[str]:
     yield "| flag | values | default | meaning |"
     yield "|---|---|---|---|"
     for flag in flags:
-        names = [flag.flag, *(f"--{alias}" for alias in flag.info.aliases)]
+        names = list(flag.names)
         if flag.kind is bool:
             names.insert(1, f"--no-{flag.flag.removeprefix('--')}")
         shown = ", ".join(f"`{name}`" for name in names)
         default = f"`{flag.shown_default}`" if flag.shown_default else ""
+        synonyms = "".join(f" `{ours}` may be written `{theirs}`." for theirs, ours in flag.info.synonyms.items())
         environment = f" Or `{flag.info.environment}` in the environment." if flag.info.environment else ""
-        yield f"| {shown} | {flag.values} | {default} | {flag.info.help}{environment} |"
+        yield f"| {shown} | {flag.values} | {default} | {flag.info.help}{synonyms}{environment} |"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,5 +1,6 @@
 """`LLM`: offline generation in a script or a notebook."""
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
@@ -9,6 +10,7 @@ import numpy as np
 from jaxllm.beam.params import BeamSearchParams
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
+from jaxllm.foreign import MEANINGLESS, drop_meaningless
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm_engine import LLMEngine, open_engine
@@ -31,6 +33,8 @@ from jaxllm.serving.text.kept_tokenizer import LateTokenizer
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.tracebacks import short_for
 
+logger = logging.getLogger(__name__)
+
 
 @short_for((ConfigError, RequestError, CapacityError))
 class LLM:
@@ -40,7 +44,8 @@ class LLM:
         for output in llm.generate(["Once upon a time", "1 + 2 ="], SamplingParams(temperature=0, max_tokens=32)):
             print(output.prompt, output.outputs[0].text)
 
-    `options` are the engine's (`docs/flags.md` lists them), under vLLM's names: `max_model_len`, `dtype`, ... Device
+    `options` are the engine's (`docs/flags.md` lists them), under vLLM's names: `max_model_len`, `dtype`, ... Others of
+    vLLM's are accepted, with a line in the log, where they change nothing. Device
     memory is freed by `close()`, at the end of a `with` block, or when the last reference goes. Calls are synchronous,
     so they work inside a running event loop too; threads take turns.
 
@@ -64,7 +69,8 @@ class LLM:
         `background_engine` runs the engine in a process of its own, which leaves this one its memory and its CPU time.
         `show_progress` shows bars while loading; by default only in a terminal or notebook.
         """
-        config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **options})
+        known = drop_meaningless(options, MEANINGLESS, logger.warning)
+        config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **known})
         self._chat_template = None if chat_template is None else load_chat_template(chat_template)
         with LoadProgress(show_progress) as progress:
             engine = open_engine(

@@ -11,7 +11,7 @@ from jaxllm.models.checkpoint import resolve
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.generation_config import read_default_params
+from jaxllm.serving.generation_config import default_params
 from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.pooling.engine import PoolingLLMEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
@@ -143,7 +143,7 @@ def open_engine(
                 return PoolingLLMEngine(engine, tokenizer)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
             inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)
-            return LLMEngine(engine, tokenizer, inputs, read_default_params(Path(info.model_folder)))
+            return LLMEngine(engine, tokenizer, inputs, default_params(config.model, Path(info.model_folder)))
         except BaseException:
             engine.close()
             raise

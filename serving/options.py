@@ -1,13 +1,14 @@
 """Every option of the server, once, as in `jaxllm.config`; names are vLLM's wherever vLLM has one."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxllm.config import Section, option
 from jaxllm.errors import ConfigError
-from jaxllm.flags import MEANINGLESS, Flag, Meaningless, section_flags
+from jaxllm.flags import Flag, section_flags
+from jaxllm.foreign import MEANINGLESS, Meaningless, off, only, switches, values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,10 @@ class ServerOptions(Section):
         (), "Names by which requests may call the model, the first in answers. Default: the model as it was given."
     )
     api_key: tuple[str, ...] = option(
-        (), "Keys of which requests must bring one; all but health and metrics need it.", environment="JAXLLM_API_KEY"
+        (),
+        "Keys of which requests must bring one; all but health and metrics need it.",
+        environment="JAXLLM_API_KEY",
+        foreign_environment="VLLM_API_KEY",
     )
     trusted_proxies: tuple[str, ...] = option(
         (),
@@ -186,20 +190,41 @@ class ServerOptions(Section):
 
 
 _WITHOUT_EFFECT = {
-    "chat-template-content-format": Meaningless(True, "templates always get content as text"),
-    "disable-access-log-for-endpoints": Meaningless(True, "health and metrics are never in the access log"),
-    "disable-frontend-multiprocessing": Meaningless(False, "the engine always has a process of its own"),
-    "disable-uvicorn-access-log": Meaningless(False, "there is no access log without --access-log"),
-    "enable-auto-tool-choice": Meaningless(False, "tools are on wherever it is known how the model calls them"),
-    "enable-log-deltas": Meaningless(False, "outputs are not logged"),
-    "enable-log-outputs": Meaningless(False, "outputs are not logged"),
-    "enable-offline-docs": Meaningless(False, "/openapi.json needs no network"),
-    "enable-prompt-tokens-details": Meaningless(False, "usage always tells cached prompt tokens"),
-    "enable-server-load-tracking": Meaningless(False, "/load always tells the load"),
-    "enable-ssl-refresh": Meaningless(False, "certificates are always read again when their files change"),
-    "log-error-stack": Meaningless(False, "an internal error is always logged with its stack"),
-    "uvicorn-log-level": Meaningless(True, "--log-level is for all of the server"),
-}
+    **values("templates always get content as text", "chat-template-content-format"),
+    **values("health and metrics are never in the access log", "disable-access-log-for-endpoints"),
+    **switches("the engine always has a process of its own", "disable-frontend-multiprocessing"),
+    **switches("there is no access log without --access-log", "disable-uvicorn-access-log"),
+    **switches("tools are on wherever it is known how the model calls them", "enable-auto-tool-choice"),
+    **switches("outputs are not logged", "enable-log-deltas", "enable-log-outputs"),
+    **switches("/docs and /openapi.json need no network", "enable-offline-docs"),
+    **switches("usage always tells cached prompt tokens", "enable-prompt-tokens-details"),
+    **switches("/load always tells the load", "enable-server-load-tracking"),
+    **switches("certificates are always read again when their files change", "enable-ssl-refresh"),
+    **switches("an internal error is always logged with its stack", "log-error-stack"),
+    **values("--log-level is for all of the server", "uvicorn-log-level"),
+    **switches("reasoning is on wherever it is known how the model writes it", "enable-reasoning"),
+    **switches("models read text only", "trust-request-mm-kwargs"),
+    **switches("/metrics tells the times of requests", "enable-per-request-metrics"),
+    **values("streams end when their client leaves", "sse-keep-alive-interval"),
+    **values("system_fingerprint is of version, model and devices", "fingerprint-mode", "fingerprint-value"),
+    **values("tools with strict are always followed", "tool-strict-level"),
+    **switches("there is one server process with its engine", "enable-scale-out", "enable-flash-late-interaction"),
+    **values("there is one server process with its engine", "grpc-port", "data-parallel-supervisor-port",
+             "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s",
+             "dp-supervisor-probe-failure-threshold"),
+    **values("thinking that is switched off is switched off for the template", "anthropic-disabled-thinking-effort"),
+    **switches("Cohere's formats are known by their templates", "cohere-is-reasoning-model"),
+    **values("Cohere's formats are known by their templates", "cohere-format"),
+    **only((), "--tool-call-parser and --reasoning-parser take a class as module:attribute", "tool-parser-plugin",
+           "reasoning-parser-plugin"),
+    **only((), "the server runs no tools", "tool-server"),
+    **only(({},), "say it in the chat template", "reasoning-effort-map"),
+    **only(([], ()), "adapters (LoRA) are not supported; serve a checkpoint into which they are merged",
+           "lora-modules"),
+    **only((), "say --max-queued-requests", "max-num-queued-reqs", "max-num-queued-tokens"),
+    **off("leave tools out of such requests", "exclude-tools-when-tool-choice-none"),
+    **off("not supported; the server speaks HTTP, text and token ids", "grpc", "headless", "tokens-only"),
+}  # fmt: skip
 
 
 def server_flags() -> tuple[Flag, ...]:
@@ -214,11 +239,18 @@ def meaningless_flags() -> dict[str, Meaningless]:
     return {name: every[name] for name in sorted(every) if name not in real}
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Options whose values the environment gives: texts, and tuples of comma-separated texts."""
+def from_environment(environ: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, Any]:
+    """Options whose values the environment gives: texts, and tuples of comma-separated texts.
+
+    `warn` is told, in a line, of a value that another server's variable gives.
+    """
     found: dict[str, Any] = {}
     for flag in server_flags():
         text = environ.get(flag.info.environment or "")
+        foreign = flag.info.foreign_environment
+        if not text and foreign and environ.get(foreign):
+            text = environ[foreign]
+            warn(f"{foreign} gives {flag.flag}; the name for this server is {flag.info.environment}")
         if text:
             parts = tuple(part for part in map(str.strip, text.split(",")) if part)
             found[flag.name] = parts if flag.kind is tuple else text

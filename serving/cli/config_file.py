@@ -1,26 +1,38 @@
 """`--config FILE.yaml`: flags from a file."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import ConfigError, nearest
 from jaxllm.flags import Flag, integer
+from jaxllm.foreign import MEANINGLESS, Meaningless, drop_meaningless
 
 
-def read_config(name: str, flags: Iterable[Flag]) -> dict[str, Any]:
+def read_config(
+    name: str,
+    flags: Iterable[Flag],
+    meaningless: Mapping[str, Meaningless] = MEANINGLESS,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
     """The options in a YAML file of `flag: value` lines, the flag with dashes or underscores.
 
-    Lists stand for flags with several values, and numbers may be written as on the command line (`8k`). Raises
+    Lists stand for flags with several values, and numbers may be written as on the command line (`8k`). `say` is told
+    of those that are `meaningless`. Raises
     `ConfigError`, naming file and key, for what cannot be read, unknown keys, and values of a wrong type.
     """
     known = {
         key: flag for flag in flags for key in (flag.name, *(each.replace("-", "_") for each in flag.info.aliases))
     }
+    given = {str(key).replace("-", "_"): value for key, value in _read_yaml(name).items()}
+    try:
+        given = drop_meaningless(given, meaningless, say)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
     options: dict[str, Any] = {}
-    for key, value in _read_yaml(name).items():
-        option = str(key).replace("-", "_")
+    for option, value in given.items():
+        key = option.replace("_", "-")
         if option not in known:
             raise ConfigError(f"{name}: unknown option {key!r}{nearest(option, known)}")
         try:

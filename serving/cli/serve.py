@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -67,9 +68,13 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
         if given.get("model", args.model_tag) != args.model_tag:
             raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
         given["model"] = args.model_tag
-    from_file = {} if args.config is None else read_config(args.config, flags)
-    every: dict[str, Any] = {**from_environment(os.environ), **from_file, **given}
+    from_file = {} if args.config is None else read_config(args.config, flags, meaningless_flags(), _say)
+    every: dict[str, Any] = {**from_environment(os.environ, _say), **from_file, **given}
     of_server = {flag.name for flag in server_flags()}
     engine = {name: value for name, value in every.items() if name not in of_server}
     server = {name: value for name, value in every.items() if name in of_server}
     return EngineConfig.from_options(engine), ServerOptions(**server)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"jaxllm serve: {line}\n")

@@ -9,7 +9,6 @@ import pytest
 from jaxllm.config import EngineConfig, Section, option, option_fields
 from jaxllm.errors import ConfigError
 from jaxllm.flags import (
-    MEANINGLESS,
     FlagParser,
     add_engine_flags,
     add_section_flags,
@@ -17,6 +16,7 @@ from jaxllm.flags import (
     given_options,
     section_flags,
 )
+from jaxllm.foreign import MEANINGLESS, drop_meaningless
 
 
 def parse(*arguments: str) -> EngineConfig:
@@ -117,13 +117,48 @@ def test_help_shows_defaults_bounds_choices_and_sections() -> None:
 
 @pytest.mark.parametrize("name", MEANINGLESS)
 def test_meaningless_flags_say_so_and_go_on(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    value = ["4"] if MEANINGLESS[name].takes_value else []
-    assert parse(f"--{name}", *value, "--max-num-seqs", "3").scheduler.max_num_seqs == 3
-    assert capsys.readouterr().err == f"prog: --{name} has no effect: {MEANINGLESS[name].reason}\n"
+    known = MEANINGLESS[name]
+    if known.neutral is None:
+        value = ["4"] if known.takes_value else []
+        assert parse(f"--{name}", *value, "--max-num-seqs", "3").scheduler.max_num_seqs == 3
+        assert capsys.readouterr().err == f"prog: --{name} has no effect: {known.reason}\n"
+        assert drop_meaningless({name.replace("-", "_"): 4, "seed": 1}, MEANINGLESS, lambda _: None) == {"seed": 1}
+        return
+    assert known.reason in error_of(capsys, f"--{name}", *(["wrong"] if known.takes_value else []))
+    for value in known.neutral:
+        given = [f"--{name}", json.dumps(value)] if known.takes_value else [f"--no-{name}"]
+        assert parse(*given, "--max-num-seqs", "3").scheduler.max_num_seqs == 3
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match=f"^{name.replace('-', '_')}="):
+        drop_meaningless({name.replace("-", "_"): "wrong"}, MEANINGLESS, lambda _: None)
+    assert drop_meaningless(dict.fromkeys([name.replace("-", "_")]), MEANINGLESS, lambda _: None) == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-tp 1", "-pp 1 -dp 1", "--kv-cache-dtype auto", "--generation-config vllm", "--data-parallel-size 1",
+        "--pipeline_parallel_size=1", "--cpu-offload-gb 0", "--dtype half", "--dtype float", "--enable-expert-parallel",
+        "--no-enable-lora", "--distributed-executor-backend mp", "--hf-overrides {}", "--quantization None",
+        "--override-generation-config {}", "--speculative-config {}", "--limit-mm-per-prompt {\"image\":0}",
+    ],
+)  # fmt: skip
+def test_neutral_flags_of_vllm_are_accepted(line: str) -> None:
+    parse(*line.split())
 
 
 def test_no_meaningless_flag_is_an_option() -> None:
-    assert not {"--" + name for name in MEANINGLESS} & {flag.flag for flag in engine_flags()}
+    names = {name for flag in engine_flags() for name in flag.names}
+    assert not {"--" + name for name in MEANINGLESS} & names
+    shorts = [known.short for known in MEANINGLESS.values() if known.short]
+    assert len(set(shorts)) == len(shorts)
+    assert not {"-" + short for short in shorts} & names
+
+
+def test_values_have_other_names() -> None:
+    assert parse("--dtype", "half").model.dtype == "float16"
+    assert EngineConfig.from_options({"dtype": "float"}).model.dtype == "float32"
+    assert parse("-tp", "2").parallel.tensor_parallel_size == 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM, SamplingParams
+from jaxllm.config import ModelOptions
 from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.serving.generation_config import read_default_params
+from jaxllm.serving.generation_config import default_params, read_default_params
 from jaxllm.serving.llm_engine import LLMEngine
 from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.text.input_processor import InputProcessor
@@ -117,6 +118,22 @@ def test_a_chat_template_for_all(make: Make, tmp_path: Path) -> None:
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown option 'max_model_length'; did you mean 'max_model_len'"):
         LLM(max_model_length=5)
+
+
+def test_options_of_vllm_that_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    from jaxllm.serving import llm
+
+    neutral: dict[str, Any] = {
+        "pipeline_parallel_size": 1, "kv_cache_dtype": "auto", "quantization": None, "enable_lora": False,
+        "swap_space": 0, "cpu_offload_gb": 0.0, "hf_overrides": {}, "disable_custom_all_reduce": False,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="unknown option 'max_model_length'"):
+        LLM(trust_remote_code=True, max_model_length=5, **neutral)
+    assert [record.getMessage() for record in caplog.records if record.name == llm.__name__] == [
+        "trust_remote_code has no effect: code from model repositories is never run",
+    ]
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size=2: .*--tensor-parallel-size"):
+        LLM(pipeline_parallel_size=2)
 
 
 def test_ctrl_c_leaves_the_llm_usable(make: Make) -> None:
@@ -330,3 +347,18 @@ def test_other_calls_of_the_same_thread_go_on_beside_a_stream(make: Make) -> Non
     engine.on_step = lambda: kept.clear() if kept else None
     assert lengths(llm.generate([[103]], use_tqdm=False)) == [4]
     assert engine.running == {}
+
+
+def test_where_default_parameters_come_from(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, temperature in ((own, 0.5), (other, 0.25)):
+        folder.mkdir()
+        (folder / "generation_config.json").write_text(json.dumps({"temperature": temperature, "top_k": 7}))
+    assert default_params(ModelOptions(), own) == SamplingParams(temperature=0.5, top_k=7)
+    assert default_params(ModelOptions(generation_config="vllm"), own) == SamplingParams()
+    assert default_params(ModelOptions(generation_config=str(other)), own) == SamplingParams(temperature=0.25, top_k=7)
+    override = ModelOptions(override_generation_config={"temperature": 0, "max_new_tokens": 3, "do_sample": True})
+    assert default_params(override, own) == SamplingParams(temperature=0, top_k=7, max_tokens=3)
+    for wrong in (ModelOptions(generation_config="x"), ModelOptions(override_generation_config={"top_p": 7})):
+        with pytest.raises(ConfigError, match="generation_config="):
+            default_params(wrong, own)

@@ -39,8 +39,13 @@ def test_no_flag_is_an_option_of_the_engine_or_without_effect() -> None:
 
 
 def test_a_key_from_the_environment() -> None:
-    assert from_environment({"JAXLLM_API_KEY": "a, b", "PATH": "/bin"}) == {"api_key": ("a", "b")}
-    assert from_environment({"JAXLLM_API_KEY": ""}) == {}
+    lines: list[str] = []
+    assert from_environment({"JAXLLM_API_KEY": "a, b", "PATH": "/bin"}, lines.append) == {"api_key": ("a", "b")}
+    assert from_environment({"JAXLLM_API_KEY": ""}, lines.append) == {}
+    assert from_environment({"JAXLLM_API_KEY": "a", "VLLM_API_KEY": "b"}, lines.append) == {"api_key": ("a",)}
+    assert lines == []
+    assert from_environment({"VLLM_API_KEY": "b"}, lines.append) == {"api_key": ("b",)}
+    assert lines == ["VLLM_API_KEY gives --api-key; the name for this server is JAXLLM_API_KEY"]
 
 
 @pytest.mark.parametrize(
