@@ -174,7 +174,9 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
 
 def _wrong(name: str, value: Any, allowed: str) -> RequestError:
     """The error for one field."""
-    return RequestError(f"{name}={value!r}: must be {allowed}", name)
+    shown = repr(value)
+    shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
+    return RequestError(f"{name}={shown}: must be {allowed}", name)
 
 
 _Check = Callable[[str, Any], Any]
@@ -268,13 +270,18 @@ def _stop_token_ids(name: str, value: Any) -> list[int]:
     return token_ids
 
 
+_MOST_DIGITS: Final = len(str(2**31))
+"""Of a token id."""
+
+
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
     """Token ids may be written as strings, as JSON does."""
     if not isinstance(value, Mapping):
         raise _wrong(name, value, "a mapping of token ids to numbers")
     biases = {}
     for token, bias in value.items():
-        digits = isinstance(token, str) and token.isascii() and token.isdigit()
+        # Python takes time, and then an error of its own, for thousands of digits.
+        digits = isinstance(token, str) and len(token) <= _MOST_DIGITS and token.isascii() and token.isdigit()
         token_id = _token_id(name, int(token) if digits else token)
         biases[token_id] = min(
             100.0, max(-100.0, _number("a finite number for each token id", lambda x: True)(name, bias))

@@ -12,6 +12,7 @@ from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Vocabulary, checker
 from jaxllm.structured.canary.client import Canary
 from jaxllm.structured.canary.messages import Budget, Verdict
+from jaxllm.structured.complexity.check import check_complexity
 from jaxllm.structured.options import with_options
 from jaxllm.structured.params import StructuredOutputsParams
 
@@ -77,6 +78,7 @@ class DirectChecker:
             if key in self._right:
                 self._right.move_to_end(key)
                 return 0
+        check_complexity(form)
         checker(self._backend)(form)
         with self._lock:
             self._right[key] = None

@@ -68,7 +68,10 @@ class StructuredOutputsParams(
         return next(name for name in KINDS if self._given(name))
 
     def validate(self) -> None:
-        """Check every field. Raises `RequestError` for the first that is wrong."""
+        """Check every field. Raises `RequestError` for the first that is wrong.
+
+        A schema with integers that msgpack does not know, beyond 64 bits, becomes its text.
+        """
         given = [name for name in KINDS if self._given(name)]
         if len(given) != 1:
             found = " and ".join(given) if given else "none"
@@ -87,8 +90,10 @@ class StructuredOutputsParams(
             _check_choice(value)
         elif name == "json":
             _check_schema(value)
+            self.json = _portable(value)
         elif name == "structural_tag":
             _check_object(name, value)
+            self.structural_tag = _portable(value)
         if self.whitespace_pattern is not None:
             _check_text("whitespace_pattern", self.whitespace_pattern)
             if self.disable_any_whitespace:
@@ -168,6 +173,16 @@ def _check_object(name: str, value: Any, *, or_true: bool = False) -> None:
         _check_size(name, text)
     if not isinstance(value, dict):
         raise _wrong(name, value, "a JSON object, or the text of one")
+
+
+def _portable(value: Any) -> Any:
+    """The value, or its text where it cannot be sent to another process as it is."""
+    if isinstance(value, dict):
+        try:
+            msgspec.msgpack.encode(value)
+        except OverflowError:
+            return json.dumps(value, ensure_ascii=False)
+    return value
 
 
 def _check_depth(name: str, value: Any) -> None:

@@ -54,6 +54,7 @@ def test_port_in_use(run_python: RunPython) -> None:
         (["--port", "0", "--host", "127.0.0.1", "--chat-template", "absent"], "chat template 'absent' is neither"),
         (["--port", "0", "--host", "127.0.0.1", "--middleware", "absent:thing"], "absent"),
         (["--uds", "/absent/socket"], "cannot listen on uds='/absent/socket'"),
+        (["--port", "0", "--no-structured-outputs-canary"], "a server cannot do without"),
     ],
 )
 def test_wrong_options_end_it_before_the_model_is_loaded(

@@ -17,6 +17,7 @@ import numpy as np
 from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Backend, Grammar, mask_words
 from jaxllm.structured.canary.messages import Budget, Verdict
+from jaxllm.structured.complexity.check import check_complexity
 from jaxllm.structured.params import StructuredOutputsParams
 
 WALK_TOKENS: Final = 32
@@ -66,6 +67,7 @@ def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> V
     form = msgspec.msgpack.decode(data, type=StructuredOutputsParams)
     before = _resident()
     try:
+        check_complexity(form)
         grammar = _on_stack(budget.compile_stack_bytes, lambda: backend.compile(form))
         slowest = _on_stack(budget.mask_stack_bytes, lambda: _walk(backend, grammar, vocab_size))
     except RequestError as error:

@@ -50,6 +50,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "doublings": {"grammar": doublings(18)},
     "options": {"regex": "a" + "?a" * 15_000},
     "more options": {"regex": "a" + "?a" * 30_000},
+    "hidden options": {"regex": "b{60}" + "a?" * 15_000},
+    "hidden classes": {"regex": "b{60}" + "[ab]?" * 5_000},
     "structures": {
         "structural_tag": {
             "structures": [{"begin": "<a>", "schema": references(2500, mixed=False), "end": "</a>"}],

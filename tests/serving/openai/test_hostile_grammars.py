@@ -1,18 +1,25 @@
 """Grammars that would end a process, or take its memory, sent to a real server by every way there is."""
 
 import asyncio
+import json
+import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import psutil
+import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
 from tests.serving.openai.conftest import KEY
 from tests.serving.openai.hostile_grammars import FORMS, SCHEMAS
 from tests.serving.server_process import ServerProcess
+
+SECONDS = 60
+KILLS = 30
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 MOST_GROWTH = 150 << 20
@@ -82,6 +89,12 @@ async def gaps(client: AsyncOpenAI, until: asyncio.Event) -> list[float]:
     return found
 
 
+async def until(fulfilled: Callable[[], Any]) -> None:
+    """Wait for it."""
+    while not fulfilled():  # noqa: ASYNC110  (it is about another process)
+        await asyncio.sleep(0.005)
+
+
 def memory(server: ServerProcess) -> int:
     """Bytes that the process for HTTP and the engine hold."""
     return sum(each.memory_info().rss for each in (psutil.Process(server.process.pid), server.engine()))
@@ -106,3 +119,73 @@ async def test_hostile_grammars_are_refused_and_nobody_notices(
     good = {"prompt": "Hello", "structured_outputs": {"choice": ["yes", "no"]}}
     answer = await anyone.post("/v1/completions", json={"model": "demo", **good})
     assert answer.json()["choices"][0]["text"] in ("yes", "no")
+
+
+async def test_a_client_that_leaves_ends_its_trial(server: ServerProcess, anyone: httpx.AsyncClient) -> None:
+    parts = " & ".join(f"/(?s:.*)(x|y){{{each},}}(?s:.*)/" for each in range(40))
+    steep = {"grammar": f"start: T\nT: {parts}\n"}
+    canary = server.canary()
+    leaving = [
+        asyncio.create_task(anyone.post(path, json={"model": "demo", **body}))
+        for path, body in (
+            ("/v1/completions", {"prompt": "Hello", "structured_outputs": steep}),
+            ("/v1/chat/completions", {"messages": MESSAGES, "structured_outputs": steep}),
+        )
+    ]
+    async with asyncio.timeout(SECONDS):
+        await until(canary.children)
+        for each in leaving:
+            each.cancel()
+        began = time.perf_counter()
+        await until(lambda: not canary.children())
+        assert time.perf_counter() - began < 1.0, "it would have taken longer"
+
+
+async def test_streams_do_not_notice_when_the_canary_dies(
+    server: ServerProcess, anyone: httpx.AsyncClient, async_client: AsyncOpenAI
+) -> None:
+    """Killed again and again, and some of its children, while it has grammars to try."""
+    done = asyncio.Event()
+    neighbour = asyncio.create_task(gaps(async_client, done))
+    chosen = random.Random(0)
+    for number in range(KILLS):
+        form = {"choice": ["yes", "no", f"perhaps {number}"]}
+        body = {"model": "demo", "prompt": "Hello", "structured_outputs": form, "max_tokens": 20}
+        asked = asyncio.create_task(anyone.post("/v1/completions", json=body))
+        await asyncio.sleep(chosen.uniform(0, 0.3))
+        with suppress(psutil.NoSuchProcess):
+            canary = server.canary()
+            for victim in [*canary.children(), canary]:
+                victim.kill()
+        answer = await asked
+        assert answer.status_code == 200, answer.text
+    done.set()
+    assert max(await neighbour) < MOST_GAP
+
+
+async def test_numbers_beyond_64_bits(anyone: httpx.AsyncClient) -> None:
+    schema = {"const": 10**30}
+    named = {"name": "x", "schema": schema}
+    tag = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a>"]}
+    for path, body in (
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": 64, "structured_outputs": {"json": schema}}),
+        ("/v1/completions", {"prompt": "Hello", "structured_outputs": {"json": json.dumps(schema)}}),
+        ("/v1/completions", {"prompt": "Hello", "structured_outputs": {"structural_tag": tag}}),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "response_format": {"type": "json_schema", "json_schema": named}},
+        ),
+        ("/v1/responses", {"input": "Hello", "text": {"format": {"type": "json_schema", **named}}}),
+    ):
+        answer = await anyone.post(path, json={"model": "demo", **body})
+        assert answer.status_code == 200, (path, body, answer.text)
+        assert "max_tokens" not in body or answer.json()["choices"][0]["text"] == str(10**30)
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "9" * 11, "0" * 5000, "-1", "x" * 5000])
+async def test_keys_of_logit_bias_that_are_no_tokens(anyone: httpx.AsyncClient, digits: str) -> None:
+    body = {"model": "demo", "prompt": "Hello", "logit_bias": {digits: 1}}
+    answer = await anyone.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert "logit_bias" in answer.json()["error"]["param"]
+    assert len(answer.text) < 1000

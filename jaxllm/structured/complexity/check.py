@@ -1,0 +1,62 @@
+"""What is refused before it is compiled, because of how it is written."""
+
+import json
+from typing import Any, Final
+
+from jaxllm.errors import RequestError
+from jaxllm.structured.complexity.regexes import measure_regex
+from jaxllm.structured.complexity.rules import Rules
+from jaxllm.structured.complexity.schemas import Schema
+from jaxllm.structured.params import StructuredOutputsParams
+
+MAX_LEVELS: Final = 1000
+"""Most levels along references or rules. llguidance needs up to 3.5 kB of stack for each, so 3.5 MB."""
+
+MAX_OPTIONAL: Final = 500
+"""Most optional parts in a row: the time of a mask grows with their square, and 1,000 take llguidance 17 ms."""
+
+
+def check_complexity(form: StructuredOutputsParams) -> None:
+    """Raise `RequestError` for a form that is nested too deeply, or has too many optional parts in a row."""
+    levels, longest = _measure(form)
+    if form.whitespace_pattern is not None:
+        longest = max(longest, measure_regex(form.whitespace_pattern).longest)
+    if levels > MAX_LEVELS:
+        raise RequestError(
+            f"{form.kind}: nested too deeply: {levels} levels along its references or rules; at most {MAX_LEVELS} are "
+            f"allowed",
+            form.kind,
+        )
+    if longest > MAX_OPTIONAL:
+        raise RequestError(
+            f"{form.kind}: too complex: {longest} optional parts in a row; at most {MAX_OPTIONAL} are allowed",
+            form.kind,
+        )
+
+
+def _measure(form: StructuredOutputsParams) -> tuple[int, int]:
+    """Levels, and optional parts in a row."""
+    match form.kind:
+        case "regex":
+            return 0, measure_regex(form.regex or "").longest
+        case "grammar":
+            rules = Rules(form.grammar or "")
+            return rules.levels, rules.longest
+        case "json":
+            schemas = [_decoded(form.json)]
+        case "structural_tag":
+            tag = _decoded(form.structural_tag)
+            structures = tag.get("structures") if isinstance(tag, dict) else None
+            schemas = [
+                item.get("schema")
+                for item in (structures if isinstance(structures, list) else [])
+                if isinstance(item, dict)
+            ]
+        case _:
+            schemas = []
+    found = [Schema(schema) for schema in schemas]
+    return max((each.levels() for each in found), default=0), max((each.longest for each in found), default=0)
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
