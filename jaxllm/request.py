@@ -45,6 +45,8 @@ class Request:
 
     slot: int = -1
     arrival: int = -1
+    share: int = -1
+    """The index of its owner in the scheduler's accounts."""
     output_token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -61,6 +63,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def sequences(self) -> "list[Request]":
+        """What takes slots for it: itself, or the lanes of its beam search."""
+        return [self] if self.group is None else self.group.lanes
 
     def sibling(self, request_id: str) -> "Request":
         """Another sequence that continues the same prompt in the same way."""

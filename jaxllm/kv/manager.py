@@ -73,6 +73,12 @@ class KVManager:
                 self.prefix_hits += num_cached
         return pages, num_cached
 
+    def shortage(self, request: Request, headroom: int) -> int:
+        """How many more pages would have to be free for `admit`; 0 when there are enough."""
+        cached = np.array(self._find_prefix(request), np.int32)
+        count = self.pages_for(request.num_tokens) - len(cached)
+        return max(0, count + headroom - self._pool.num_free + self._pool.count_idle(cached))
+
     def grow(self, count: int) -> Int32Array | None:
         """`count` more pages, int32 [count]; None, and no change, when there are not that many."""
         return self._take(count) if count <= self._pool.num_free else None

@@ -1,6 +1,5 @@
-"""The order of requests: those that wait, and those that run. One key decides both, so nobody is overtaken for good."""
+"""The order of the requests that run."""
 
-import heapq
 from bisect import insort
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -25,48 +24,6 @@ def _by_priority(request: Request) -> tuple[int, int]:
 def order_key(policy: Policy) -> OrderKey:
     """What requests are sorted by, smallest first; unique, because `arrival` is. It never changes for a request."""
     return _by_priority if policy == "priority" else _by_arrival
-
-
-class WaitingQueue:
-    """Requests that wait for a slot, in order. A preempted request returns to its own place."""
-
-    def __init__(self, key: OrderKey) -> None:
-        self._key = key
-        self._heap: list[tuple[tuple[int, int], Request]] = []
-        self._live: set[Request] = set()  # removal is lazy: an entry of the heap counts only while it is in here
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def __contains__(self, request: Request) -> bool:
-        return request in self._live
-
-    def __iter__(self) -> Iterator[Request]:
-        """All waiting requests, in no particular order."""
-        return iter(self._live)
-
-    def push(self, request: Request) -> None:
-        """Add a request at its place."""
-        self._live.add(request)
-        heapq.heappush(self._heap, (self._key(request), request))
-
-    def peek(self) -> Request | None:
-        """The first in order, or None."""
-        while self._heap and self._heap[0][1] not in self._live:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
-
-    def pop(self) -> Request:
-        """Take out the first in order; there must be one."""
-        request = self.peek()
-        assert request is not None
-        heapq.heappop(self._heap)
-        self._live.remove(request)
-        return request
-
-    def remove(self, request: Request) -> None:
-        """Take out a request, wherever it stands."""
-        self._live.remove(request)
 
 
 class RunningOrder:

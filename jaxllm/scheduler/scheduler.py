@@ -5,6 +5,7 @@ computed tokens, and each step lets it catch up. Decodes (one token behind) go f
 requests. A request that cannot get a page makes the last in order give up its own, which is computed again later.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,17 +16,26 @@ from jaxllm.errors import CapacityError, RequestError
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import FinishReason, Request
+from jaxllm.scheduler.fair_queue import FairQueue
+from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.lanes import Lanes
 from jaxllm.scheduler.plan import StepPlan
-from jaxllm.scheduler.queue import Policy, RunningOrder, WaitingQueue, order_key
+from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
+from jaxllm.scheduler.shares import Shares
 from jaxllm.scheduler.table import RequestTable
+
+_DEBT_STEPS = 4
+"""Steps of tokens that an owner may owe the others when it comes back; more is forgotten."""
 
 
 class Scheduler:
     """Decides which requests run in each step, and keeps their tokens and pages.
 
-    Every request finishes: the order of requests is total and never changes, running ones take pages only from later
-    ones, and the first in order can always get what it needs. `num_preemptions` counts preemptions.
+    With several owners slots, pages and the budget are shared between them (`Fairness`, `Shares`); priorities come
+    before that. With one owner nothing of it is felt.
+
+    Every request finishes: the order of running requests is total and never changes, the first is never made to yield
+    and can always get what it needs, and who was given least comes next. `num_preemptions` counts preemptions.
 
     Raises `CapacityError` when a request of `max_model_len` tokens does not fit the pages.
     """
@@ -46,14 +56,17 @@ class Scheduler:
                 f"max_model_len={max_model_len} needs {width} pages of {pages.block_size} tokens, but only "
                 f"{pages.num_pages - 1} are available: at most max_model_len={(pages.num_pages - 1) * pages.block_size}"
             )
-        key = order_key(policy)
-        self.table = RequestTable(max_num_seqs, max_model_len, width)
+        by_priority = policy == "priority"
+        self.table = RequestTable(max_num_seqs, max_model_len, width, by_priority=by_priority)
         self.num_preemptions = 0
         self._budget = max_num_batched_tokens
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._pages = pages
-        self._waiting = WaitingQueue(key)
-        self._running = RunningOrder(key)
+        self._shares = Shares(most_debt=_DEBT_STEPS * max_num_batched_tokens)
+        self._waiting: FairQueue[Request] = FairQueue(self._shares)
+        self._running = RunningOrder(order_key(policy))
+        self._fairness = Fairness(self.table, self._running, self._shares, pages)
+        self._blocked: Request | None = None  # It was first, and found no slot or no pages.
         self._held: set[Request] = set()
         self._requests: dict[str, Request] = {}
         self._lanes = Lanes(self.table, pages)
@@ -99,19 +112,25 @@ class Scheduler:
             group = BeamGroup.of(request, self.table.max_model_len)
             for lane in group.lanes:
                 lane.group = group
-        for each in [request] if request.group is None else request.group.lanes:
+        share = self._shares.enter(request.owner)
+        for each in request.sequences:
+            each.share = share
             each.arrival = self._arrivals
             self._arrivals += 1
         self._requests[request.request_id] = request
         if held:
             self._held.add(request)
         else:
-            self._waiting.push(request)
+            self._wait(request)
+
+    def _wait(self, request: Request) -> None:
+        priority = request.priority if self.table.by_priority else 0
+        self._waiting.push(request, request.share, priority, request.arrival)
 
     def release(self, request: Request) -> None:
         """Let a request that was held run, at the place that its arrival gives it."""
         self._held.remove(request)
-        self._waiting.push(request)
+        self._wait(request)
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> Request | None:
         """End a request, waiting or running, for a reason seen outside. Returns it, or None when there is none.
@@ -127,6 +146,7 @@ class Scheduler:
             self._held.remove(request)
         else:
             self._waiting.remove(request)
+        self._shares.leave(request.share)
         request.finish_reason, request.stop_reason = reason, stop_reason
         return request
 
@@ -137,6 +157,8 @@ class Scheduler:
         `RequestTable.num_pending`, and only the device knows them. None when nothing can run, or nothing before the
         next `update`.
         """
+        contended = self._shares.contended
+        made_room = self._make_room() if contended and self._blocked is not None else []
         preempted: list[Request] = []
         while (picked := self._pick_running()) is None or not self._grow(picked[0], picked[1]):
             if self.table.num_pending.any():
@@ -144,18 +166,55 @@ class Scheduler:
             preempted.append(self._preempt())
         slots, counts, num_decodes = picked
         admitted: list[Request] = []
+        admitted_counts: list[int] = []
         if not preempted and self._waiting:
-            admitted, admitted_counts = self._admit(self._budget - int(counts.sum()))
+            if contended and num_decodes < len(slots):
+                # Owners whose prompts are not among those under way get their share of the step first.
+                head = self._waiting.peek()
+                assert head is not None
+                reserved = self._fairness.reserve(slots[num_decodes:], self._budget - num_decodes, head)
+                admitted, admitted_counts = self._admit(reserved)
+                slots, counts = self._divide(slots, counts, num_decodes, sum(admitted_counts))
+            left = self._budget - int(counts.sum()) - sum(admitted_counts)
+            more, more_counts = self._admit(left)
+            admitted, admitted_counts = admitted + more, admitted_counts + more_counts
             firsts = [each.slot for each in admitted if each.group is None or each.group.leader is each]
             slots = np.concatenate([slots, np.array(firsts, np.int32)])
             counts = np.concatenate([counts, np.array(admitted_counts, np.int32)])
+        elif contended and num_decodes < len(slots):
+            slots, counts = self._divide(slots, counts, num_decodes, 0)
         if not len(slots):
             return None
-        return self._plan(slots, counts, num_decodes, admitted, preempted)
+        return self._plan(slots, counts, num_decodes, admitted, made_room + preempted)
+
+    def _divide(
+        self, slots: Int32Array, wanted: Int32Array, num_decodes: int, given: int
+    ) -> tuple[Int32Array, Int32Array]:
+        """The rows of a step and their tokens, where prompts want more than is left of the budget without `given`."""
+        counts = wanted.copy()
+        left = self._budget - num_decodes - given
+        counts[num_decodes:] = self._fairness.divide(slots[num_decodes:], wanted[num_decodes:], left)
+        rows = counts > 0
+        return slots[rows], counts[rows]
+
+    def _make_room(self) -> list[Request]:
+        """Let running requests of owners with more than their share make way for the first that waits."""
+        request, self._blocked = self._blocked, None
+        if request is None or self._waiting.peek() is not request:
+            return []
+        count, running = len(request.sequences), len(self._running)
+        slots = max(count - self.table.num_free_slots, running + count - self._budget)
+        pages = 0 if slots > 0 else self._pages.shortage(request, headroom=running + count - 1)
+        leaving = self._fairness.room_for(request, slots, pages)
+        for each in leaving:
+            # Its tokens on their way are dropped, and sampled again when it returns.
+            self._send_back(each)
+        return leaving
 
     def _pick_running(self) -> tuple[Int32Array, Int32Array, int] | None:
         """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are.
 
+        With several owners prompts are there with all they want, to be divided.
         None when a beam search needs more pages before it can go on.
         """
         if self._lanes.groups and not self._lanes.settle():
@@ -168,8 +227,9 @@ class Scheduler:
             return slots, behind, num_decodes
         prefills = behind > 1
         chunks = np.minimum(behind[prefills], self._max_chunk)
-        left = self._budget - num_decodes - (np.cumsum(chunks) - chunks)
-        counts = np.minimum(chunks, left)
+        # With several owners they are divided later, when it is known who comes.
+        contended = self._shares.contended
+        counts = chunks if contended else in_order(chunks, self._budget - num_decodes)
         fits = counts > 0
         return (
             np.concatenate([slots[decodes], slots[prefills][fits]]),
@@ -197,17 +257,19 @@ class Scheduler:
 
     def _preempt(self) -> Request:
         """Send the last running request back to its place in the queue."""
-        request = self._running.last
-        group = request.group
-        if group is not None:
-            request = group.leader
+        request = self._fairness.yields() if self._shares.contended else self._running.last
+        if request.group is not None:
+            request = request.group.leader
+        self._send_back(request)
+        return request
+
+    def _send_back(self, request: Request) -> None:
         self._leave(request)
         request.num_preemptions += 1
-        if group is not None:
-            group.rewind()
+        if request.group is not None:
+            request.group.rewind()
         self.num_preemptions += 1
-        self._waiting.push(request)
-        return request
+        self._wait(request)
 
     def _admit(self, budget: int) -> tuple[list[Request], list[int]]:
         """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens."""
@@ -217,20 +279,27 @@ class Scheduler:
         # As only budget left over is given away, there are never more running requests than tokens in the budget, and
         # each decode gets its token in every step.
         free = table.num_free_slots
-        while budget > 0 and free and (request := self._waiting.peek()) is not None:
+        if budget <= 0 and len(self._running) >= self._budget:
+            self._blocked = self._waiting.peek()
+        while budget > 0 and (request := self._waiting.peek()) is not None:
             # All lanes of a beam search come and go together; while it computes its prompt they take no part of the
             # budget, but later each takes its token.
-            sequences = [request] if request.group is None else request.group.lanes
+            sequences = request.sequences
             running = len(self._running)
             if len(sequences) > min(free, self._budget - running):
+                self._blocked = request
                 break
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
             found = self._pages.admit(request, headroom=running + len(sequences) - 1)
             if found is None:
+                self._blocked = request
                 break
-            self._waiting.pop()
             pages, num_cached = found
+            if not request.num_preemptions:
+                self._shares.charge(request.share, request.num_tokens - num_cached)
+            self._waiting.take(request)
+            self._shares.running[request.share] += len(sequences)
             slot = table.insert(request, pages, num_cached)
             if request.group is not None:
                 self._lanes.open(request.group)
@@ -261,6 +330,8 @@ class Scheduler:
             num_decodes = int(np.count_nonzero(last_only))
             order = np.argsort(~last_only, kind="stable")
             slots, counts, starts, ends, samples = (array[order] for array in (slots, counts, starts, ends, samples))
+        if self._shares.contended:
+            self._shares.charge_rows(table.owners[slots[:num_decodes]])
         table.num_computed[slots] = ends
         table.num_pending[slots[samples]] += 1
         plan = StepPlan(
@@ -352,6 +423,7 @@ class Scheduler:
         is_eos = not request.params.ignore_eos and token in request.eos_token_ids
         request.stop_reason = None if is_eos else token
         self._leave(request)
+        self._shares.leave(request.share)
         del self._requests[request.request_id]
         return request
 
@@ -359,7 +431,8 @@ class Scheduler:
         """Take a running request's pages and slot, with all lanes if it is a beam search."""
         if request.group is not None:
             self._lanes.close(request.group)
-        for each in [request] if request.group is None else request.group.lanes:
+        self._shares.running[request.share] -= len(request.sequences)
+        for each in request.sequences:
             self._running.remove(each)
             self._pages.release(self.table.pages(each.slot))
             self.table.remove(each.slot)
@@ -375,15 +448,19 @@ class Scheduler:
         running, waiting = set(self._running), set(self._waiting) | self._held
         assert not self._held & set(self._waiting)
         assert {request for request in self.table.requests if request is not None} == running
-        assert all(each.slot < 0 for request in waiting for each in _sequences(request))
+        assert all(each.slot < 0 for request in waiting for each in request.sequences)
         running_requests = {each if each.group is None else each.group.leader for each in running}
         assert running_requests | waiting == set(self._requests.values())
-        assert running == {each for request in running_requests for each in _sequences(request)}
+        assert running == {each for request in running_requests for each in request.sequences}
         assert not running & waiting
+        self._check_shares()
         held: Iterable[Int32Array] = [self.table.pages(request.slot) for request in self._running]
         self._pages.check_integrity(held)
 
-
-def _sequences(request: Request) -> list[Request]:
-    """The sequences that run for a request: itself, or the lanes of its beam search."""
-    return [request] if request.group is None else request.group.lanes
+    def _check_shares(self) -> None:
+        shares = [request.share for request in self._running]
+        self._shares.check_integrity(
+            np.bincount(np.array(shares, np.int64), minlength=len(self._shares.served)),
+            {request.share for request in self._waiting},
+            Counter(request.share for request in self._requests.values()),
+        )

@@ -20,12 +20,16 @@ class RequestTable:
     max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.
     stop_ids: int32 [S, 8], padded with -1; many_stops: bool [S], where 8 do not suffice.
     generation: int64 [S], changes whenever the slot changes hands.
+    owners: int32 [S], indexes in `Shares`; priorities: int64 [S], all 0 unless `by_priority`.
     is_lane: bool [S], the slot belongs to a beam search, which decides about its tokens.
     requests: the owner of each slot.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, pages_per_request: int) -> None:
+    def __init__(
+        self, num_slots: int, max_model_len: int, pages_per_request: int, *, by_priority: bool = False
+    ) -> None:
         self.max_model_len = max_model_len
+        self.by_priority = by_priority
         self.token_ids: Int32Array = np.zeros((num_slots, max_model_len), np.int32)
         self.num_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(num_slots, np.int32)
@@ -38,6 +42,8 @@ class RequestTable:
         self.stop_ids: Int32Array = np.full((num_slots, MAX_STOP_IDS), -1, np.int32)
         self.many_stops = np.zeros(num_slots, np.bool_)
         self.generation: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        self.owners: Int32Array = np.zeros(num_slots, np.int32)
+        self.priorities: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.is_lane = np.zeros(num_slots, np.bool_)
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
@@ -69,6 +75,8 @@ class RequestTable:
         room = self.max_model_len - num_prompt
         self.max_total[slot] = num_prompt + min(room, room if params.max_tokens is None else params.max_tokens)
         self.min_total[slot] = num_prompt + min(room + 1, params.min_tokens)  # beyond the room: never
+        self.owners[slot] = request.share
+        self.priorities[slot] = request.priority if self.by_priority else 0
         self.is_lane[slot] = request.group is not None
         self._set_stops(slot, request)
         return slot

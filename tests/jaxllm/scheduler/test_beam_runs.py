@@ -19,6 +19,7 @@ from jaxllm.beam.params import BeamOptions
 from jaxllm.beam.policy import BeamSearch, Candidates
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.prefix import extend_digests
+from jaxllm.owner import Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
@@ -159,11 +160,13 @@ class Device:
 class Run:
     """A scheduler and its device; `ahead` steps are scheduled before the host learns the tokens of the first."""
 
-    def __init__(self, *, num_pages: int, block_size: int, caching: bool, ahead: int, **options: Any) -> None:
+    def __init__(
+        self, *, num_pages: int, block_size: int, caching: bool, ahead: int, num_owners: int = 1, **options: Any
+    ) -> None:
         self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching)
         self.scheduler = Scheduler(pages=self.pages, max_model_len=MAX_MODEL_LEN, **options)
         self.device = Device(self.scheduler, num_pages, block_size)
-        self.ahead, self.options = ahead, options
+        self.ahead, self.num_owners, self.options = ahead, num_owners, options
         self.under_way: deque[tuple[StepPlan, list[int]]] = deque()
         self.live: dict[str, Request] = {}
         self.names = 0
@@ -187,6 +190,7 @@ class Run:
             priority=priority,
             cache_salt=salt,
             eos_token_ids=(EOS,),
+            owner=Owner(str(self.names % self.num_owners)),
         )
         self.live[request.request_id] = request
         self.scheduler.add(request)
@@ -229,7 +233,9 @@ class Run:
         self.scheduler.check_integrity()
 
     def drain(self) -> None:
-        for _ in range(4 * (self.ahead + 1) * MAX_MODEL_LEN * (len(self.live) + 1)):
+        # With several owners a request may have to begin again behind older ones that came later.
+        again = len(self.live) + 1 if self.num_owners > 1 else 1
+        for _ in range(4 * (self.ahead + 1) * again * MAX_MODEL_LEN * (len(self.live) + 1)):
             if not self.live:
                 break
             self.step()
@@ -254,9 +260,9 @@ prompts = st.lists(st.integers(0, 2), min_size=1, max_size=16)
 
 
 class BeamMachine(RuleBasedStateMachine):
-    @initialize(options=options_of)
-    def start(self, options: dict[str, Any]) -> None:
-        self.run = Run(**options)
+    @initialize(options=options_of, num_owners=st.integers(1, 3))
+    def start(self, options: dict[str, Any], num_owners: int) -> None:
+        self.run = Run(num_owners=num_owners, **options)
 
     @rule(prompt=prompts, count=st.integers(1, 9), priority=st.integers(-1, 1), salt=st.sampled_from([None, "a"]))
     def add(self, prompt: list[int], count: int, priority: int, salt: str | None) -> None:
@@ -308,7 +314,8 @@ TestBeamMachine = BeamMachine.TestCase
 
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_searches_in_a_tiny_pool_finish(caching: bool, ahead: int) -> None:
+@pytest.mark.parametrize("num_owners", [1, 2])
+def test_searches_in_a_tiny_pool_finish(caching: bool, ahead: int, num_owners: int) -> None:
     """Preemption all the time, of whole groups, and every hypothesis is still right."""
     rng = np.random.default_rng(5)
     run = Run(
@@ -320,6 +327,7 @@ def test_searches_in_a_tiny_pool_finish(caching: bool, ahead: int) -> None:
         max_num_batched_tokens=12,
         policy="priority",
         long_prefill_token_threshold=0,
+        num_owners=num_owners,
     )
     for index in range(12):
         prompt = [1, 2, *rng.integers(0, 3, int(rng.integers(1, 8))).tolist()]

@@ -1,11 +1,10 @@
-"""Orders of waiting and running requests."""
+"""The order of running requests."""
 
 import numpy as np
-import pytest
 
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduler.queue import Policy, RunningOrder, WaitingQueue, order_key
+from jaxllm.scheduler.queue import RunningOrder, order_key
 
 
 def request_of(arrival: int, priority: int = 0) -> Request:
@@ -17,40 +16,6 @@ def request_of(arrival: int, priority: int = 0) -> Request:
     )
     request.arrival = arrival
     return request
-
-
-@pytest.mark.parametrize(("policy", "expected"), [("fcfs", [0, 1, 2, 3]), ("priority", [2, 0, 3, 1])])
-def test_order(policy: Policy, expected: list[int]) -> None:
-    queue = WaitingQueue(order_key(policy))
-    for arrival, priority in ((3, 1), (0, 1), (2, -1), (1, 2)):
-        queue.push(request_of(arrival, priority))
-    assert [queue.pop().arrival for _ in range(4)] == expected
-    assert queue.peek() is None
-
-
-def test_a_preempted_request_returns_to_its_own_place() -> None:
-    queue = WaitingQueue(order_key("fcfs"))
-    requests = [request_of(arrival) for arrival in range(3)]
-    for request in requests:
-        queue.push(request)
-    first = queue.pop()
-    queue.push(first)
-    assert queue.peek() is first
-
-
-def test_removal_anywhere() -> None:
-    queue = WaitingQueue(order_key("fcfs"))
-    requests = [request_of(arrival) for arrival in range(4)]
-    for request in requests:
-        queue.push(request)
-    queue.remove(requests[0])
-    queue.remove(requests[2])
-    assert len(queue) == 2
-    assert requests[2] not in queue
-    assert set(queue) == {requests[1], requests[3]}
-    assert [queue.pop(), queue.pop()] == [requests[1], requests[3]]
-    with pytest.raises(AssertionError):
-        queue.pop()
 
 
 def test_running_order_and_its_array() -> None:

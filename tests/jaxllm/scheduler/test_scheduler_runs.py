@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from jaxllm.kv.manager import KVManager
+from jaxllm.owner import NOBODY, Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
@@ -139,7 +140,14 @@ class Run:
         self.stories: dict[str, Story] = {}
         self.live: list[str] = []
 
-    def add(self, prompt: list[int], params: SamplingParams, priority: int = 0, salt: str | None = None) -> None:
+    def add(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        salt: str | None = None,
+        owner: Owner = NOBODY,
+    ) -> None:
         name = str(len(self.requests))
         request = Request(
             request_id=name,
@@ -148,6 +156,7 @@ class Run:
             priority=priority,
             cache_salt=salt,
             eos_token_ids=(EOS,),
+            owner=owner,
         )
         self.requests[name] = request
         self.stories[name] = Story.of(request, self.options["max_model_len"])
@@ -180,12 +189,20 @@ class Run:
         total = {each: int(table.num_tokens[each.slot] + table.num_pending[each.slot]) for each in running}
         behind = {each: total[each] - int(table.num_computed[each.slot]) for each in running if self._goes_on(each)}
         waiting = sorted((self.requests[name] for name in self.live if self.requests[name].slot < 0), key=self.key)
+        contended = len({self.requests[name].owner.name for name in self.live}) > 1
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         if plan is None:
             assert self.under_way or not self.live
             return False
-        self._check_plan(plan, running, total, behind, waiting)
+        self._check_plan(plan, running, total, behind)
+        if contended:
+            self._check_turns(plan, running, waiting)
+        else:
+            # Who leaves: the last in order. Who comes: the first in order, and nobody while others leave.
+            assert plan.preempted == running[::-1][: len(plan.preempted)]
+            assert plan.admitted == waiting[: len(plan.admitted)]
+            assert not (plan.preempted and plan.admitted)
         self.under_way.append((plan, self.model.run(plan, self.scheduler, self.stories)))
         return True
 
@@ -202,7 +219,6 @@ class Run:
         running: list[Request],
         total: dict[Request, int],
         behind: dict[Request, int],
-        waiting: list[Request],
     ) -> None:
         counts = plan.num_new_tokens.tolist()
         owners = self.scheduler.table.requests
@@ -213,7 +229,9 @@ class Run:
         threshold = self.options["long_prefill_token_threshold"]
         assert not threshold or max(counts) <= threshold
         ends = (plan.starts + plan.num_new_tokens).tolist()
-        reached = [end == total.get(each, each.num_tokens) for end, each in zip(ends, plan.requests, strict=True)]
+        # Those that made way have lost what was under way, and may be back in the same step.
+        known = {each: total[each] for each in running if each not in plan.preempted}
+        reached = [end == known.get(each, each.num_tokens) for end, each in zip(ends, plan.requests, strict=True)]
         assert plan.samples.tolist() == reached
         last_only = [count == 1 and reaches for count, reaches in zip(counts, reached, strict=True)]
         assert last_only == [row < plan.num_decodes for row in range(plan.num_rows)], "decodes first"
@@ -221,10 +239,15 @@ class Run:
         stayed = [request for request in running if request not in plan.preempted]
         assert {request for request in stayed if behind.get(request) == 1} <= set(plan.requests)
         assert ([request for request in stayed if request in behind] + plan.admitted)[0] in plan.requests
-        # Who leaves: the last in order. Who comes: the first in order, and nobody while others leave.
-        assert plan.preempted == running[::-1][: len(plan.preempted)]
-        assert plan.admitted == waiting[: len(plan.admitted)]
-        assert not (plan.preempted and plan.admitted)
+
+    def _check_turns(self, plan: StepPlan, running: list[Request], waiting: list[Request]) -> None:
+        """Several owners: the first that runs never leaves, and those of each owner come in order."""
+        assert not running or running[0] not in plan.preempted
+        assert len(set(plan.preempted)) == len(plan.preempted)
+        for owner in {request.owner.name for request in plan.admitted}:
+            line = sorted([each for each in (*waiting, *plan.preempted) if each.owner.name == owner], key=self.key)
+            came = [each for each in plan.admitted if each.owner.name == owner]
+            assert came == line[: len(came)]
 
     def finish(self, name: str) -> None:
         request = self.scheduler.finish(name, "abort")
@@ -235,7 +258,9 @@ class Run:
 
     def drain(self) -> None:
         """Every accepted request finishes: in each step the first in order gains at least one token."""
-        for _ in range((self.ahead + 1) * (len(self.live) * self.options["max_model_len"] + 1)):
+        # With several owners a request that was the first may have to begin again behind older ones that came later.
+        again = len(self.live) if len({each.owner for each in self.requests.values()}) > 1 else 1
+        for _ in range((self.ahead + 1) * (again * len(self.live) * self.options["max_model_len"] + 1)):
             if not self.live:
                 break
             self.step()
@@ -243,6 +268,8 @@ class Run:
         assert not self.scheduler.has_unfinished
         assert self.pages.num_free_pages == self.pages.num_pages - 1, "leaked"
 
+
+OWNERS = [Owner("a"), Owner("b"), Owner("c", 3.0)]
 
 tokens_of = st.lists(st.integers(0, 2), min_size=1, max_size=23)
 params_of = st.builds(
@@ -276,9 +303,10 @@ def options_of(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    @initialize(options=options_of())
-    def start(self, options: dict[str, Any]) -> None:
+    @initialize(options=options_of(), several=st.booleans())
+    def start(self, options: dict[str, Any], several: bool) -> None:
         self.run = Run(**options)
+        self.several = several
 
     @rule(
         prompt=tokens_of,
@@ -286,10 +314,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, None, "a"]),
         count=st.integers(1, 3),
+        owner=st.sampled_from(OWNERS),
     )
-    def add(self, prompt: list[int], params: SamplingParams, priority: int, salt: str | None, count: int) -> None:
+    def add(
+        self, prompt: list[int], params: SamplingParams, priority: int, salt: str | None, count: int, owner: Owner
+    ) -> None:
         for _ in range(count):
-            self.run.add(prompt, params, priority, salt)
+            self.run.add(prompt, params, priority, salt, owner if self.several else NOBODY)
 
     @precondition(lambda self: self.run.live)
     @rule(count=st.integers(1, 8))
@@ -325,12 +356,14 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), variants=st.lists(options_of(), min_size=2, max_size=3))
 def test_outcomes_do_not_depend_on_how_they_were_scheduled(data: st.DataObject, variants: list[dict[str, Any]]) -> None:
-    work = data.draw(st.lists(st.tuples(tokens_of, params_of, st.integers(0, 2)), min_size=1, max_size=8))
+    work = data.draw(
+        st.lists(st.tuples(tokens_of, params_of, st.integers(0, 2), st.sampled_from(OWNERS)), min_size=1, max_size=8)
+    )
     outcomes = []
     for options in variants:
         run = Run(**options)
-        for prompt, params, priority in work:
-            run.add(prompt, params, priority)
+        for prompt, params, priority, owner in work:
+            run.add(prompt, params, priority, owner=owner)
         run.drain()
         outcomes.append(
             [(each.output_token_ids, each.finish_reason, each.stop_reason) for each in run.requests.values()]
@@ -341,7 +374,8 @@ def test_outcomes_do_not_depend_on_how_they_were_scheduled(data: st.DataObject, 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool, ahead: int) -> None:
+@pytest.mark.parametrize("num_owners", [1, 3])
+def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool, ahead: int, num_owners: int) -> None:
     """Preemption all the time, many times per request, and every output is still right."""
     rng = np.random.default_rng(3)
     run = Run(
@@ -357,7 +391,8 @@ def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool, ahead: int)
     )
     for index in range(40):
         prompt = [1, 2, *rng.integers(0, 3, int(rng.integers(1, 8))).tolist()]
-        run.add(prompt, SamplingParams(max_tokens=None, ignore_eos=True), priority=index % 3)
+        params = SamplingParams(max_tokens=None, ignore_eos=True)
+        run.add(prompt, params, priority=index % 3, owner=OWNERS[index % num_owners])
     run.drain()
     assert run.scheduler.num_preemptions > 20
     assert max(each.num_preemptions for each in run.requests.values()) > 1
