@@ -173,6 +173,8 @@ class Engine:
             num_tokens=plan.num_tokens,
             bucket_tokens=result.bucket.tokens,
             step_seconds=self._last_end - began,
+            num_last=len(finished),
+            preemptions=tuple([request.num_preemptions for request in finished]) if finished else (),
         )
         return outputs
 
@@ -188,6 +190,7 @@ class Engine:
             self._step,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_deferred=scheduler.num_held,
             kv_usage=pages.usage,
             prefix_queries=pages.prefix_queries,
             prefix_hits=pages.prefix_hits,

@@ -7,12 +7,14 @@ from msgspec.structs import replace
 class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """State after a step, what happened in it, and totals since the engine started.
 
-    State: `num_running` and `num_waiting` requests with and without a slot; `kv_usage`, share of the KV pages that
+    State: `num_running` and `num_waiting` requests with and without a slot, `num_deferred` of the latter until their
+    grammar is compiled; `kv_usage`, share of the KV pages that
     running requests hold, 0 to 1. Of the step, all 0 when there was nothing to compute: `num_rows` requests and
     `num_tokens` tokens computed, in a compiled shape of `bucket_tokens` tokens, within `step_seconds` from scheduling
     to outputs. Totals: `prefix_queries` and `prefix_hits`, prompt tokens looked up and found in the prefix cache;
     `num_preemptions`; `num_compilations` after warm-up. `num_steps` is 1, 0 when there was
-    nothing to compute, or how many steps are `merged` into this.
+    nothing to compute, or how many steps are `merged` into this. `num_last` tokens of the step were the last of their
+    sequences, and are never computed with; `preemptions` has how often each of those that ended was preempted.
     """
 
     num_running: int = 0
@@ -27,6 +29,9 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_preemptions: int = 0
     num_compilations: int = 0
     num_steps: int = 0
+    num_deferred: int = 0
+    num_last: int = 0
+    preemptions: tuple[int, ...] = ()
 
     def merged(self, then: "StepStats") -> "StepStats":
         """This and the following step as one: what happened adds up, everything else is as it was at the end."""
@@ -37,4 +42,6 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
             num_tokens=self.num_tokens + then.num_tokens,
             bucket_tokens=self.bucket_tokens + then.bucket_tokens,
             step_seconds=self.step_seconds + then.step_seconds,
+            num_last=self.num_last + then.num_last,
+            preemptions=self.preemptions + then.preemptions,
         )

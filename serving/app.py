@@ -11,9 +11,10 @@ from jaxllm.serving.openai.errors import IGNORED_HEADER, HttpError, guarded, han
 from jaxllm.serving.openai.middleware.body_size import BodyLimit
 from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.openai.middleware.keys import ApiKeys
+from jaxllm.serving.openai.middleware.measure import MeasureRequests
 from jaxllm.serving.openai.middleware.request_ids import HEADER, RequestIds
 from jaxllm.serving.openai.openapi import show_document, show_page
-from jaxllm.serving.openai.routes import PUBLIC_PATHS, UPLOAD_PATHS, make_routes
+from jaxllm.serving.openai.routes import OPERATIONS, PUBLIC_PATHS, UPLOAD_PATHS, make_routes
 from jaxllm.serving.openai.state import ServerState
 
 _FORM_BYTES = 65536
@@ -40,7 +41,9 @@ def create_app(state: ServerState) -> Starlette:
 def _middleware(state: ServerState) -> list[Middleware]:
     """From the outside in: the operator's own sees only requests with a key."""
     options = state.options
+    paths = frozenset(operation.path for operation in OPERATIONS)
     chain = [
+        Middleware(MeasureRequests, metrics=state.metrics.http, paths=paths),
         Middleware(RequestIds, always=options.enable_request_id_headers),
     ]
     if options.allowed_origins:

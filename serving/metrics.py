@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from jaxllm.info import EngineInfo
 from jaxllm.serving.histogram import Histogram
 from jaxllm.serving.measurements import FinishedRequest, Measurements
+from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
 from jaxllm.stats import StepStats
 
 FINISHED_REASONS = ("stop", "length", "abort")
@@ -47,6 +48,11 @@ class Described:
 METRICS = (
     Described("num_requests_running", "gauge", "Requests that hold a place in the batch."),
     Described("num_requests_waiting", "gauge", "Requests that wait for one."),
+    Described(
+        "num_requests_waiting_by_reason",
+        "gauge",
+        "Those that wait, by reason: capacity, or deferred, until their grammar is compiled.",
+    ),
     Described("kv_cache_usage_perc", "gauge", "Share of the KV cache that running requests hold, 0 to 1."),
     Described("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", "kv_cache_usage_perc"),
     Described("cache_config_info", "gauge", "Always 1; its labels tell size and type of the KV cache."),
@@ -58,7 +64,8 @@ METRICS = (
     Described("prompt_tokens", "counter", "Prompt tokens, counted with the first token that follows them."),
     Described("generation_tokens", "counter", "Tokens generated."),
     Described("request_success", "counter", "Sequences that ended, by reason."),
-    Described("iteration_tokens_total", "histogram", "Tokens computed in a step."),
+    Described("admission_rejections", "counter", "Requests that were told to come back later, by the error's code."),
+    Described("iteration_tokens_total", "histogram", "Tokens computed in a step, and last tokens, which need no more."),
     Described("time_to_first_token_seconds", "histogram", "From arrival to the first token."),
     Described("inter_token_latency_seconds", "histogram", "Between two tokens of a sequence."),
     Described(
@@ -80,6 +87,7 @@ METRICS = (
     Described("request_prompt_tokens", "histogram", "Prompt tokens of a sequence."),
     Described("request_generation_tokens", "histogram", "Generated tokens of a sequence."),
     Described("request_max_num_generation_tokens", "histogram", "Tokens of a request's longest sequence."),
+    Described("request_num_preemptions", "histogram", "Preemptions of a sequence that ended."),
     Described("request_params_n", "histogram", "The parameter n of a request."),
     Described("request_params_max_tokens", "histogram", "The parameter max_tokens, or the room there was without it."),
     Described("compilations_after_warmup", "counter", "Compilations during steps, of which there should be none."),
@@ -105,6 +113,7 @@ _STEP = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10
 _FILL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BATCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _N = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 # What one finished sequence adds to the histograms.
 _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
@@ -125,10 +134,14 @@ _OF_ENGINE = frozenset(
     (
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
         "engine_restarts",
-        *("iteration_tokens_total", "step_seconds", "batch_fill"),
+        *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
     )
 )
 """Values that the engine tells; all others are measured of requests."""
+
+
+_BY_REASON = ("request_success", "admission_rejections")
+"""Counters of which there is one for each reason."""
 
 
 class Measured(msgspec.Struct):
@@ -137,6 +150,7 @@ class Measured(msgspec.Struct):
     counters: dict[str, int]
     finished: dict[str, int]
     histograms: dict[str, tuple[list[int], float]]
+    http: HttpMeasured = msgspec.field(default_factory=HttpMeasured)
 
 
 class Metrics(Collector):
@@ -153,8 +167,10 @@ class Metrics(Collector):
         self._model_name = model_name
         self._prefix = prefix
         self._stats = StepStats()
+        self.http = HttpMetrics()
+        """What is counted of HTTP requests."""
         counters = (metric.source for metric in METRICS if metric.kind == "counter")
-        self._counters = {name: 0 for name in counters if name != "request_success"}
+        self._counters = {name: 0 for name in counters if name not in _BY_REASON}
         self._finished = dict.fromkeys(FINISHED_REASONS, 0)
         self._histograms = _histograms(info.max_model_len)
 
@@ -164,6 +180,7 @@ class Metrics(Collector):
             {name: count for name, count in self._counters.items() if name not in _OF_ENGINE},
             dict(self._finished),
             {name: histogram.state() for name, histogram in self._histograms.items() if name not in _OF_ENGINE},
+            self.http.measured(),
         )
 
     def with_others(self, others: Sequence[Measured]) -> "Metrics":
@@ -173,6 +190,7 @@ class Metrics(Collector):
         for name, histogram in self._histograms.items():
             joined._histograms[name].add(*histogram.state())
         joined._finished = dict(self._finished)
+        joined.http.add(self.http.measured())
         for other in others:
             joined._add(other)
         return joined
@@ -184,6 +202,7 @@ class Metrics(Collector):
             self._finished[reason] += count
         for name, state in other.histograms.items():
             self._histograms[name].add(*state)
+        self.http.add(other.http)
 
     def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
         """Take one message of the engine."""
@@ -210,9 +229,11 @@ class Metrics(Collector):
         counters["prefix_cache_hits"] += _grown(before.prefix_hits, stats.prefix_hits)
         counters["num_preemptions"] += _grown(before.num_preemptions, stats.num_preemptions)
         counters["compilations_after_warmup"] += _grown(before.num_compilations, stats.num_compilations)
+        if stats.preemptions:
+            histograms["request_num_preemptions"].observe_all(stats.preemptions)
         if steps:
             # Of several steps in one message only the sum is known.
-            histograms["iteration_tokens_total"].observe(stats.num_tokens / steps, steps)
+            histograms["iteration_tokens_total"].observe((stats.num_tokens + stats.num_last) / steps, steps)
             histograms["step_seconds"].observe(stats.step_seconds / steps, steps)
             histograms["batch_fill"].observe(stats.num_tokens / stats.bucket_tokens, steps)
 
@@ -251,8 +272,12 @@ class Metrics(Collector):
             match metric.kind:
                 case "gauge":
                     gauge = GaugeMetricFamily(name, metric.meaning)
-                    own, value = self._gauge(metric.source)
-                    gauge.add_sample(name, own or labels, value)
+                    if metric.source == "num_requests_waiting_by_reason":
+                        for reason, number in self._waiting().items():
+                            gauge.add_sample(name, {**labels, "reason": reason}, number)
+                    else:
+                        own, value = self._gauge(metric.source)
+                        gauge.add_sample(name, own or labels, value)
                     yield gauge
                 case "counter":
                     counter = CounterMetricFamily(name, metric.meaning)
@@ -264,11 +289,19 @@ class Metrics(Collector):
                     family = HistogramMetricFamily(name, metric.meaning, labels=list(labels))
                     family.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
                     yield family
+        yield from self.http.collect()
+
+    def _waiting(self) -> dict[str, int]:
+        """Requests that wait, by reason."""
+        deferred = self._stats.num_deferred
+        return {"capacity": self._stats.num_waiting - deferred, "deferred": deferred}
 
     def _counts(self, name: str) -> list[tuple[dict[str, str], int]]:
         """Values of a counter, with the labels that tell them apart."""
         if name == "request_success":
             return [({"finished_reason": reason}, count) for reason, count in self._finished.items()]
+        if name == "admission_rejections":
+            return [({"reason": reason}, count) for reason, count in self.http.rejections.items()]
         return [({}, self._counters[name])]
 
     def _gauge(self, name: str) -> tuple[dict[str, str], float]:
@@ -304,6 +337,7 @@ def _histograms(max_model_len: int) -> dict[str, Histogram]:
         "request_max_num_generation_tokens": lengths,
         "request_params_max_tokens": lengths,
         "request_params_n": _N,
+        "request_num_preemptions": _PREEMPTIONS,
         "step_seconds": _STEP,
         "batch_fill": _FILL,
     }

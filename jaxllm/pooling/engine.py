@@ -115,6 +115,7 @@ class PoolingEngine:
             num_tokens=step.num_tokens,
             bucket_tokens=step.bucket.tokens,
             step_seconds=self._last_end - begin,
+            preemptions=(0,) * len(outputs),
         )
         return outputs
 

@@ -78,6 +78,11 @@ class Scheduler:
         return len(self._waiting) + len(self._held)
 
     @property
+    def num_held(self) -> int:
+        """Those of them that may not run yet."""
+        return len(self._held)
+
+    @property
     def num_running(self) -> int:
         """Requests with a slot."""
         return len(self._running)

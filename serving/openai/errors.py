@@ -23,6 +23,10 @@ IGNORED = "jaxllm.ignored_fields"
 """Name in the scope of a request: its `IgnoredFields`."""
 IGNORED_HEADER = "X-Ignored-Fields"
 
+REJECTED = "jaxllm.rejected"
+"""In the scope of a request that was not taken for now: why."""
+_LATER = (429, 503)
+
 _CLIENT_GONE = 499
 """What nginx logs for a client that left before the answer; nobody receives it."""
 
@@ -167,6 +171,8 @@ def response_to(error: Exception, request: Request) -> Response:
         known = _routing_error(error, request)
     else:
         known = describe(error, _request_id(request))
+    if known.status in _LATER:
+        request.scope[REJECTED] = known.details.code or "unavailable"
     if _speaks_anthropic(request):
         return _anthropic_response(known, _request_id(request))
     body = msgspec.json.encode(ErrorResponse(error=known.details))

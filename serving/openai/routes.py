@@ -14,6 +14,7 @@ from jaxllm.serving.openai.chat import create_chat_completion
 from jaxllm.serving.openai.chat_batch import create_chat_batch
 from jaxllm.serving.openai.completions import create_completion
 from jaxllm.serving.openai.errors import Handler, guarded
+from jaxllm.serving.openai.middleware.measure import HANDLER
 from jaxllm.serving.openai.models import list_models, retrieve_model
 from jaxllm.serving.openai.operation import Operation
 from jaxllm.serving.openai.pooling_routes import POOLING_OPERATIONS
@@ -217,11 +218,16 @@ def make_routes() -> list[Route]:
     for operation in OPERATIONS:
         handlers = by_path.setdefault(operation.path, {})
         handlers.update(dict.fromkeys(operation.methods, operation.checked_handler))
-    return [Route(path, guarded(_by_method(handlers)), methods=list(handlers)) for path, handlers in by_path.items()]
+    return [
+        Route(path, guarded(_by_method(path, handlers)), methods=list(handlers)) for path, handlers in by_path.items()
+    ]
 
 
-def _by_method(handlers: Mapping[str, Handler]) -> Handler:
+def _by_method(path: str, handlers: Mapping[str, Handler]) -> Handler:
+    name = path.replace(":path}", "}")
+
     async def handle(request: Request) -> Response:
+        request.scope[HANDLER] = name
         # The router adds HEAD where there is GET, and the server leaves the body out.
         return await handlers["GET" if request.method == "HEAD" else request.method](request)
 

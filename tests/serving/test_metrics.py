@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from jaxllm.info import EngineInfo
 from jaxllm.serving.measurements import FinishedRequest, Measurements
 from jaxllm.serving.metrics import METRICS, Metrics
+from jaxllm.serving.telemetry.http import HTTP_METRICS
 from jaxllm.stats import StepStats
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -30,7 +31,7 @@ request_time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket 
 e2e_request_latency_seconds_count request_queue_time_seconds_sum request_inference_time_seconds_bucket
 request_prefill_time_seconds_sum request_decode_time_seconds_sum request_prompt_tokens_bucket
 request_generation_tokens_bucket request_max_num_generation_tokens_bucket request_params_n_bucket
-request_params_max_tokens_bucket
+request_params_max_tokens_bucket num_requests_waiting_by_reason request_num_preemptions_bucket
 """
 
 
@@ -103,6 +104,22 @@ def test_steps(metrics: Metrics) -> None:
     assert (found["iteration_tokens_total_count", ""], found["iteration_tokens_total_sum", ""]) == (3, 44)
     assert found["step_seconds_sum", ""] == pytest.approx(0.016)
     assert found["batch_fill_count", ""] == 3
+
+
+def test_the_last_token_of_a_sequence_counts_in_its_step(metrics: Metrics) -> None:
+    metrics.observe(StepStats(num_tokens=12, bucket_tokens=16, num_steps=1, num_last=3, preemptions=(0, 2, 7)), None)
+    found = samples(metrics)
+    assert (found["iteration_tokens_total_sum", ""], found["batch_fill_sum", ""]) == (15, 0.75)
+    assert found["request_num_preemptions_bucket", "1.0"] == 1
+    assert found["request_num_preemptions_bucket", "2.0"] == 2
+    assert (found["request_num_preemptions_count", ""], found["request_num_preemptions_sum", ""]) == (3, 9)
+
+
+def test_why_requests_wait(metrics: Metrics) -> None:
+    metrics.observe(StepStats(num_waiting=5, num_deferred=2), None)
+    found = samples(metrics)
+    assert found["num_requests_waiting_by_reason", "capacity"] == 3
+    assert found["num_requests_waiting_by_reason", "deferred"] == 2
 
 
 def test_tokens_and_their_times(metrics: Metrics) -> None:
@@ -187,7 +204,7 @@ def test_labels(metrics: Metrics) -> None:
                 }  # fmt: skip
             else:
                 assert sample.labels.items() >= LABELS.items()
-                assert set(sample.labels) - LABELS.keys() <= {"le", "finished_reason"}
+                assert set(sample.labels) - LABELS.keys() <= {"le", "finished_reason", "reason"}
 
 
 def test_the_names_that_dashboards_of_vllm_know() -> None:
@@ -243,10 +260,11 @@ def test_the_process_is_described_too(metrics: Metrics) -> None:
 
 
 def test_the_page_says_what_the_code_does(metrics: Metrics) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]+) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     in_code = []
     for family in families(metrics).values():
         labels = {label: None for sample in family.samples for label in sample.labels if label != "le"}
         in_code.append((family.name.removeprefix("jaxllm:"), family.type, list(labels), family.documentation))
+    in_code += [(name, kind, labels.split(", "), meaning) for name, (kind, labels, meaning) in HTTP_METRICS.items()]
     in_page = [(name, kind, sorted(labels.split(", ")), meaning) for name, kind, labels, meaning in rows]
     assert in_page == [(name, kind, sorted(labels), meaning) for name, kind, labels, meaning in in_code]

@@ -1,0 +1,116 @@
+"""What is counted of HTTP requests, under the names of prometheus-fastapi-instrumentator, which vLLM uses."""
+
+from collections.abc import Iterator
+
+import msgspec
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+
+from jaxllm.serving.histogram import Histogram
+
+_SECONDS = (0.1, 0.5, 1.0)
+_SECONDS_FINELY = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0, 60.0,
+)  # fmt: skip
+REJECTIONS = ("queue_full", "engine_unavailable", "shutting_down")
+"""Why requests are rejected; others are there once they happen."""
+_MOST_SERIES = 1024
+"""Series of one metric: paths, methods and statuses are few, whatever clients send."""
+
+HTTP_METRICS = {
+    "http_requests": ("counter", "handler, method, status", "Requests, by status such as 2xx."),
+    "http_request_size_bytes": ("summary", "handler", "Bytes of bodies, as requests declare them."),
+    "http_response_size_bytes": ("summary", "handler", "Bytes of bodies, as responses declare them; 0 for streams."),
+    "http_request_duration_seconds": (
+        "histogram",
+        "handler, method",
+        "From a request's headers to the end of its response.",
+    ),
+    "http_request_duration_highr_seconds": ("histogram", "", "The same of all requests, finely."),
+}
+"""Kind, labels and meaning of each."""
+
+
+class HttpMeasured(msgspec.Struct):
+    """What was counted so far; the keys have their parts separated by spaces."""
+
+    requests: dict[str, int] = {}
+    sizes: dict[str, tuple[int, int, int]] = {}
+    """By handler: requests, bytes of their bodies, and of their responses'."""
+    seconds: dict[str, tuple[list[int], float]] = {}
+    rejections: dict[str, int] = {}
+    """By reason: requests that were not taken for now."""
+
+
+class HttpMetrics:
+    """Counts requests."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, int] = {}
+        self._sizes: dict[str, tuple[int, int, int]] = {}
+        self._seconds: dict[str, Histogram] = {"": Histogram(_SECONDS_FINELY)}
+        self.rejections = dict.fromkeys(REJECTIONS, 0)
+
+    def observe(self, handler: str, method: str, status: int, seconds: float, received: int, sent: int) -> None:
+        """Count a request. `handler` is the path of its route."""
+        key = f"{handler} {method}"
+        counted = f"{key} {status // 100}xx"
+        if counted not in self._requests and len(self._requests) >= _MOST_SERIES:
+            return
+        self._requests[counted] = self._requests.get(counted, 0) + 1
+        count, before, after = self._sizes.get(handler, (0, 0, 0))
+        self._sizes[handler] = (count + 1, before + received, after + sent)
+        self._seconds[""].observe(seconds)
+        if key not in self._seconds:
+            self._seconds[key] = Histogram(_SECONDS)
+        self._seconds[key].observe(seconds)
+
+    def reject(self, reason: str) -> None:
+        """Count a request that was told to come back later."""
+        self.rejections[reason] = self.rejections.get(reason, 0) + 1
+
+    def measured(self) -> HttpMeasured:
+        """What was counted so far, for `add` in another process."""
+        seconds = {key: histogram.state() for key, histogram in self._seconds.items()}
+        return HttpMeasured(dict(self._requests), dict(self._sizes), seconds, dict(self.rejections))
+
+    def add(self, other: HttpMeasured) -> None:
+        """Add what was counted elsewhere."""
+        for key, count in other.requests.items():
+            self._requests[key] = self._requests.get(key, 0) + count
+        for key, sizes in other.sizes.items():
+            mine = self._sizes.get(key, (0, 0, 0))
+            self._sizes[key] = (mine[0] + sizes[0], mine[1] + sizes[1], mine[2] + sizes[2])
+        for key, state in other.seconds.items():
+            if key not in self._seconds:
+                self._seconds[key] = Histogram(_SECONDS)
+            self._seconds[key].add(*state)
+        for reason, count in other.rejections.items():
+            self.rejections[reason] = self.rejections.get(reason, 0) + count
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as they are now."""
+        kinds = {"counter": CounterMetricFamily, "summary": SummaryMetricFamily, "histogram": HistogramMetricFamily}
+        for name, (kind, labels, meaning) in HTTP_METRICS.items():
+            family: Metric = kinds[kind](name, meaning, labels=labels.split(", ") if labels else [])
+            self._fill(family)
+            yield family
+
+    def _fill(self, family: Metric) -> None:
+        match family:
+            case CounterMetricFamily():
+                for key, count in self._requests.items():
+                    family.add_metric(key.split(" "), count)
+            case SummaryMetricFamily():
+                place = 1 if family.name == "http_request_size_bytes" else 2
+                for handler, sizes in self._sizes.items():
+                    family.add_metric([handler], sizes[0], sizes[place])
+            case HistogramMetricFamily():
+                of_all = family.name == "http_request_duration_highr_seconds"
+                for key, histogram in self._seconds.items():
+                    if (key == "") == of_all:
+                        family.add_metric(key.split(" ") if key else [], histogram.buckets(), histogram.sum)
