@@ -66,8 +66,14 @@ class EngineError(JaxLLMError, RuntimeError):
         self.retry_after = retry_after
 
 
+_LONGEST_NAME = 100
+"""Characters of a name that is compared with others; what is longer is no misspelling."""
+
+
 def nearest(name: str, known: Iterable[str], *, alike: float = 0.6) -> str:
     """A hint for an error message: `"; did you mean 'x'?"`, or an empty string when nothing is `alike` (1: equal)."""
+    if len(name) > _LONGEST_NAME:
+        return ""
     close = get_close_matches(name, list(known), n=3, cutoff=alike)
     if not close:
         return ""

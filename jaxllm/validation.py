@@ -50,16 +50,20 @@ class RequestLimits:
             assert self.engine is not None
             check_beams(request, self.engine)
 
+    def too_long(self, length: str) -> PromptTooLongError:
+        """The error for a prompt of this length."""
+        return PromptTooLongError(
+            f"the prompt has {length}, but with max_model_len={self.max_model_len} at most {self.max_model_len - 1} "
+            "tokens leave room for an answer; shorten it or set truncate_prompt_tokens",
+            "prompt",
+        )
+
     def _check_prompt(self, request: Request) -> None:
         length = len(request.prompt_token_ids)
         if length == 0:
             raise RequestError("the prompt is empty: it must hold at least one token", "prompt")
         if length >= self.max_model_len:
-            raise PromptTooLongError(
-                f"the prompt has {length} tokens, but with max_model_len={self.max_model_len} at most "
-                f"{self.max_model_len - 1} leave room for an answer; shorten it or set truncate_prompt_tokens",
-                "prompt",
-            )
+            raise self.too_long(f"{length} tokens")
         if ((request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)).any():
             raise unknown_token(request.prompt_token_ids, self.vocab_size)
 

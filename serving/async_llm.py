@@ -156,11 +156,14 @@ class AsyncLLM:
         """Run work on text in a thread of its own kind, so that it delays nobody's stream."""
         return self._loop.run_in_executor(self._text_threads, function, *arguments)
 
-    async def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
-        """The prompt of a conversation, made off the event loop; see `jaxllm.serving.text.chat.render_chat`."""
+    def render(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
+        """The prompt of a conversation; see `jaxllm.serving.text.chat.render_chat`. For threads, as it may be slow."""
         assert self.tokenizer is not None
-        tokenizer, template = self.tokenizer, chat_template or self._chat_template
-        return await self.run_text(lambda: render_chat(tokenizer, messages, chat_template=template, **settings))
+        return render_chat(self.tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
+
+    async def render_chat(self, messages: Conversation, **settings: Any) -> str:
+        """`render`, off the event loop."""
+        return await self.run_text(lambda: self.render(messages, **settings))
 
     # Generating
 

@@ -30,14 +30,18 @@ class PoolingLimits:
         if length == 0:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if length > self.max_model_len:
-            raise PromptTooLongError(
-                f"the text has {length} tokens, and this model reads at most {self.max_model_len}; shorten it or set "
-                "truncate_prompt_tokens",
-                "prompt",
-            )
+            raise self.too_long(f"{length} tokens")
         if ((request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)).any():
             raise unknown_token(request.prompt_token_ids, self.vocab_size)
         self.check_params(request.params)
+
+    def too_long(self, length: str) -> PromptTooLongError:
+        """The error for a text of this length."""
+        return PromptTooLongError(
+            f"the text has {length}, and this model reads at most {self.max_model_len} tokens; shorten it or set "
+            "truncate_prompt_tokens",
+            "prompt",
+        )
 
     def check_params(self, params: PoolingParams) -> None:
         """Raise `RequestError` for what the model does not do."""

@@ -23,9 +23,10 @@ async def create_message(request: Request) -> Response:
     server.check_accepting()
     body = await read_body(request, MessagesRequest)
     identity = identify(request, server, body, "msg")
-    chat = read_chat(body)
+    chat = await server.bodies.work(request, lambda: read_chat(body))
     with renaming(FIELDS, chat.origins):
-        call = await prepare_chat(request, server, chat_request(body, chat), identity.engine_ids, limit="max_tokens")
+        asked = await server.bodies.work(request, lambda: chat_request(body, chat))
+        call = await prepare_chat(request, server, asked, identity.engine_ids, limit="max_tokens")
     writer = MessageWriter(call, f"msg_{uuid.uuid4().hex}", identity.model)
     response = await respond(
         request, server, [call.request], writer, first=writer.begin(), last=b"", failure=writer.fail
@@ -39,9 +40,9 @@ async def count_message_tokens(request: Request) -> Response:
     server = server_of(request)
     body = await read_body(request, CountTokensRequest)
     server.model_name(body.model)
-    chat = read_chat(body)
+    chat = await server.bodies.work(request, lambda: read_chat(body))
     with renaming(FIELDS, chat.origins):
-        count = await count_tokens(server, chat_request(body, chat))
+        count = await count_tokens(server, await server.bodies.work(request, lambda: chat_request(body, chat)))
     response = json_response(TokenCount(input_tokens=count))
     response.headers[REQUEST_ID] = request.scope["request_id"]
     return response

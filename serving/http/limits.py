@@ -52,6 +52,20 @@ class HttpLimits:
         )
 
 
+@dataclass(frozen=True)
+class JsonLimits:
+    """Most objects and lists, and most values, in one body: what decoding them takes grows with their number."""
+
+    containers: int = 2**16
+    values: int = 2**19
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> Self:
+        """The limits for a model: the longest prompt may come as token ids."""
+        batch = 1 if info.pooling is None else _BATCH
+        return cls(values=batch * max(cls.values, 2 * info.max_model_len))
+
+
 def body_size(options: ServerOptions, info: EngineInfo) -> int:
     """Most bytes in the body of a request: what the operator says, or what the longest prompt could need."""
     if options.max_body_size is not None:

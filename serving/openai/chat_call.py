@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai import parameters
 from jaxllm.serving.openai.generate import calling, try_grammar
@@ -21,6 +21,9 @@ from jaxllm.serving.openai.tools import ToolUse, tool_use
 from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
 from jaxllm.serving.text.input_processor import TextRequest
+
+MOST_CONTEXTS = 8
+"""Times the model's longest prompt that is encoded where only its tokens are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +56,14 @@ async def prepare_chat(
     """
     _check(body, server)
     use = tool_use(body)
-    messages = conversation(body.messages, server.chat_template(body.chat_template))
     limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
     parameters.check_max_tokens(limit, _asked_tokens(body), server.llm.info.max_model_len)
     names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
     with calling(**names, beam_width=parameters.width_name(body)), _blaming(use), naming_form(body):
-        params = _params(body, server.llm.default_params)
-        prompt = await server.llm.render_chat(messages, **template_settings(body, server))
+        # All that grows with the body is in the thread that renders.
+        params, messages, prompt = await server.llm.run_text(
+            lambda: (_params(body, server.llm.default_params), *_rendered(server, body))
+        )
         plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
         await try_grammar(request, server, plan.params)
         requests = await server.llm.prepare(
@@ -95,10 +99,36 @@ def _blaming(use: ToolUse) -> Iterator[None]:
 
 async def count_tokens(server: ServerState, body: ChatCompletionRequest) -> int:
     """Tokens of a conversation as the model would read it, however many it can read. Raises `RequestError`."""
-    messages = conversation(body.messages, server.chat_template(body.chat_template))
-    text = await server.llm.render_chat(messages, **template_settings(body, server))
-    (token_ids,) = await server.llm.run_text(lambda: server.tokenizer.encode([text], add_special_tokens=False))
-    return len(token_ids)
+
+    def count() -> int:
+        text = render(server, body)
+        check_encodable(server, text, "messages")
+        return len(server.tokenizer.encode([text], add_special_tokens=False)[0])
+
+    return await server.llm.run_text(count)
+
+
+def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> str:
+    """The prompt that the chat template makes of the messages of a request; for threads. Raises `RequestError`."""
+    return _rendered(server, body)[1]
+
+
+def _rendered(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> tuple[list[dict[str, Any]], str]:
+    """The messages as templates read them, and the prompt."""
+    messages = conversation(body.messages or (), server.chat_template(body.chat_template))
+    return messages, server.llm.render(messages, **template_settings(body, server))
+
+
+def check_encodable(server: ServerState, text: str, field: str) -> None:
+    """Raise `RequestError` for a text that nobody needs the tokens of: it is many times as long as the model reads."""
+    most = MOST_CONTEXTS * server.llm.info.max_model_len
+    longest = server.tokenizer.length.longest
+    if longest is not None and len(text) > most * longest:
+        raise PromptTooLongError(
+            f"{field}: {len(text)} characters; at most {most * longest} are encoded, {MOST_CONTEXTS} times as many as "
+            "the model's longest prompt can have",
+            field,
+        )
 
 
 def template_settings(body: ChatCompletionRequest | TokenizeRequest, server: ServerState) -> dict[str, Any]:

@@ -25,11 +25,11 @@ async def create_completion(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await read_body(request, CompletionRequest)
-    prompts = split_prompts(body.prompt)
+    prompts = await server.bodies.work(request, lambda: split_prompts(body.prompt))
     identity = identify(request, server, body, "cmpl", len(prompts))
     _check(body, server, len(prompts))
     with calling(beam_width=parameters.width_name(body)), naming_form(body):
-        params = _params(body, server.llm.default_params)
+        params = await server.bodies.work(request, lambda: _params(body, server.llm.default_params))
         await try_grammar(request, server, params)
         requests = await server.llm.prepare(
             [_with_salt(prompt, body.cache_salt) for prompt in prompts],

@@ -31,7 +31,7 @@ _WORDS = {
     "object": "an object",
 }
 _UNKNOWN = "Object contains unknown field"
-_EXPLAINED_BYTES = 2**20
+_EXPLAINED_BYTES = 2**16
 """Larger malformed bodies are not looked at a second time for a better message."""
 
 
@@ -46,9 +46,13 @@ async def read_body(request: Request, kind: type[Kind]) -> Kind:
         # A browser sends this from any web page without asking the server whether the page may.
         raise not_json("")
     ignored = _ignored(request)
-    body = decode(await request.body(), kind, ignored)
-    settle(body, "", ignored)
-    return body
+
+    def read(text: bytes) -> Kind:
+        body = decode(text, kind, ignored)
+        settle(body, "", ignored)
+        return body
+
+    return await server_of(request).bodies.read(request, read)
 
 
 def _ignored(request: Request) -> IgnoredFields:
@@ -62,7 +66,7 @@ def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) 
 
     Unknown fields are added to `ignored`, or wrong without it.
     """
-    if not body.strip():
+    if not body or body.isspace():
         raise BodyError("the body is empty: expected a JSON object", None, "invalid_json")
     try:
         return _decoder(kind).decode(body)
@@ -170,7 +174,7 @@ def _explain_malformed(message: str, body: bytes) -> BodyError:
     """What is wrong with text that is not JSON; with the field, where Python's more lenient parser can read it."""
     if len(body) <= _EXPLAINED_BYTES:
         try:
-            place = _impossible_value(json.loads(body), "")
+            place = _impossible_value(json.loads(body))
         except (ValueError, RecursionError):
             place = None
         if place is not None:
@@ -180,21 +184,20 @@ def _explain_malformed(message: str, body: bytes) -> BodyError:
     return BodyError(f"the body is not valid JSON: {reason}", None, "invalid_json")
 
 
-def _impossible_value(value: Any, path: str) -> tuple[str, str] | None:
+def _impossible_value(value: Any) -> tuple[str, str] | None:
     """Place of the first value that JSON cannot hold, and why."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return path, f"{value} is not a number that JSON knows"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ("", f"{value} is not a number that JSON knows")
     if isinstance(value, str):
-        return None if _encodable(value) else (path, "not valid Unicode: it holds a lone surrogate")
-    items: Any = ()
-    if isinstance(value, dict):
-        items = ((f"{path}.{key}" if path else key, item) for key, item in value.items())
-    elif isinstance(value, list):
-        items = ((f"{path}[{index}]", item) for index, item in enumerate(value))
-    for inner, item in items:
-        found = _impossible_value(item, inner)
+        return None if value.isascii() or _encodable(value) else ("", "not valid Unicode: it holds a lone surrogate")
+    if not isinstance(value, (dict, list)):
+        return None
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        found = _impossible_value(item)
         if found is not None:
-            return found
+            path, reason = found
+            step = f"[{key}]" if isinstance(value, list) else f"{key}"
+            return step + ("." if path and not path.startswith("[") else "") + path, reason
     return None
 
 

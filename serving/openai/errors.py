@@ -43,6 +43,10 @@ DOCUMENTED = {
 """The errors that every request with a body may get, for the OpenAPI document."""
 
 
+_LONGEST_MESSAGE = 4096
+_LONGEST_PARAM = 256
+
+
 class HttpError(Exception):
     """An error that only the HTTP interface knows."""
 
@@ -55,6 +59,8 @@ class HttpError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        # Both may quote what a client sent, of whatever length.
+        message, param = _clipped(message, _LONGEST_MESSAGE), param and _clipped(param, _LONGEST_PARAM)
         super().__init__(message)
         self.status = status
         self.details = ErrorDetails(message=message, type=_type_of(status), param=param, code=code)
@@ -232,6 +238,10 @@ def _routing_error(error: HTTPException, request: Request) -> HttpError:
     codes = {404: "unknown_url", 405: "method_not_supported"}
     message = messages.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
     return HttpError(error.status_code, message, code=codes.get(error.status_code), headers=error.headers)
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _type_of(status: int) -> str:

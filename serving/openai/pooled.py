@@ -1,6 +1,7 @@
 """From requests to results of a pooling model: what embeddings, classes and scores have in common."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -9,11 +10,10 @@ from jaxllm.errors import RequestError
 from jaxllm.info import PoolingInfo
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.openai import parameters
-from jaxllm.serving.openai.chat_call import template_settings
+from jaxllm.serving.openai.chat_call import render
 from jaxllm.serving.openai.completions import split_prompts
 from jaxllm.serving.openai.disconnect import unless_gone
 from jaxllm.serving.openai.generate import Identity, Named, calling, identify, log_requests
-from jaxllm.serving.openai.messages import conversation
 from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.openai.state import ServerState
@@ -76,7 +76,8 @@ async def pool_texts(
     if body.messages is None:
         assert body.input is not None
         with calling(prompt="input"):
-            prompts = list(split_prompts(body.input, most=server.most_sequences))
+            split = partial(split_prompts, body.input, most=server.most_sequences)
+            prompts = list(await server.bodies.work(request, split))
     else:
         prompts = [await _render(body, server)]
     field = "input" if body.messages is None else "messages"
@@ -92,9 +93,8 @@ async def _render(body: TextsRequest, server: ServerState) -> str:
         add_generation_prompt=bool(body.add_generation_prompt),
         **{name: getattr(body, name) for name in same},
     )
-    messages = conversation(body.messages, server.chat_template(body.chat_template))
     with calling(prompt="messages"):
-        return await server.llm.render_chat(messages, **template_settings(chat, server))
+        return await server.llm.run_text(render, server, chat)
 
 
 def usage(results: Sequence[PoolingRequestOutput]) -> TextUsage:

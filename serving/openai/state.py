@@ -14,10 +14,11 @@ from jaxllm.serving.api_servers.board import Board
 from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.batches.store import BatchStore
 from jaxllm.serving.files.store import FileStore
-from jaxllm.serving.http.limits import body_size
+from jaxllm.serving.http.limits import JsonLimits, body_size
 from jaxllm.serving.metrics import Metrics
 from jaxllm.serving.openai import errors
 from jaxllm.serving.openai.ignored_fields import FieldPolicy
+from jaxllm.serving.openai.large_bodies import LargeBodies
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.responses.store import ResponseStore
 from jaxllm.serving.options import ServerOptions
@@ -53,11 +54,13 @@ class ServerState:
     batches: BatchStore | None = field(init=False, default=None)
     """Both are there where the server keeps files."""
     replies: ReplyFormats = field(init=False)
+    bodies: LargeBodies = field(init=False)
     _own_template: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.fields = FieldPolicy(strict=self.options.strict_fields)
         self.token_bytes = TokenBytes(self.tokenizer)
+        self.bodies = LargeBodies(JsonLimits.of(self.llm.info))
         self.access = Access.of(self.options)
         # Each of several processes would know only its own, and the next request may reach another.
         most = self.options.max_stored_responses if self.options.api_server_count == 1 else 0

@@ -7,11 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.chat_call import template_settings
+from jaxllm.serving.openai.chat_call import MOST_CONTEXTS, check_encodable, render
 from jaxllm.serving.openai.decode import read_body
 from jaxllm.serving.openai.errors import not_enabled
-from jaxllm.serving.openai.generate import json_response
-from jaxllm.serving.openai.messages import conversation
 from jaxllm.serving.openai.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -26,24 +24,23 @@ async def tokenize(request: Request) -> Response:
     server = server_of(request)
     body = await read_body(request, TokenizeRequest)
     server.model_name(body.model)
-    text = await _text(body, server)
-    special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-    (token_ids,) = await server.llm.run_text(lambda: server.tokenizer.encode([text], add_special_tokens=special))
-    names = server.tokenizer.hf.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
-    longest = server.llm.info.max_model_len
-    return json_response(
-        TokenizeResponse(count=len(token_ids), max_model_len=longest, tokens=token_ids, token_strs=names)
-    )
-
-
-async def _text(body: TokenizeRequest, server: ServerState) -> str:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
-    if body.messages is None:
-        assert body.prompt is not None
-        return body.prompt
-    messages = conversation(body.messages, server.chat_template(body.chat_template))
-    return await server.llm.render_chat(messages, **template_settings(body, server))
+    return Response(await server.llm.run_text(_tokenized, server, body), media_type="application/json")
+
+
+def _tokenized(server: ServerState, body: TokenizeRequest) -> bytes:
+    """The body of the response."""
+    field = "messages" if body.prompt is None else "prompt"
+    text = render(server, body) if body.prompt is None else body.prompt
+    check_encodable(server, text, field)
+    special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    (token_ids,) = server.tokenizer.encode([text], add_special_tokens=special)
+    names = server.tokenizer.hf.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
+    longest = server.llm.info.max_model_len
+    return msgspec.json.encode(
+        TokenizeResponse(count=len(token_ids), max_model_len=longest, tokens=token_ids, token_strs=names)
+    )
 
 
 async def detokenize(request: Request) -> Response:
@@ -51,12 +48,19 @@ async def detokenize(request: Request) -> Response:
     server = server_of(request)
     body = await read_body(request, DetokenizeRequest)
     server.model_name(body.model)
+    most = MOST_CONTEXTS * server.llm.info.max_model_len
+    if len(body.tokens) > most:
+        raise RequestError(f"tokens: {len(body.tokens)} token ids; at most {most} are decoded at once", "tokens")
+    return Response(await server.llm.run_text(_detokenized, server, body.tokens), media_type="application/json")
+
+
+def _detokenized(server: ServerState, tokens: list[int]) -> bytes:
+    """The body of the response."""
     size = server.llm.info.vocab_size
-    for place, token_id in enumerate(body.tokens):
+    for place, token_id in enumerate(tokens):
         if not 0 <= token_id < size:
             raise RequestError(f"tokens[{place}]={token_id}: token ids go from 0 to {size - 1}", f"tokens[{place}]")
-    text = await server.llm.run_text(lambda: server.tokenizer.decode(body.tokens, skip_special_tokens=False))
-    return json_response(DetokenizeResponse(prompt=text))
+    return msgspec.json.encode(DetokenizeResponse(prompt=server.tokenizer.decode(tokens, skip_special_tokens=False)))
 
 
 async def tokenizer_info(request: Request) -> Response:

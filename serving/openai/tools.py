@@ -9,9 +9,6 @@ from jaxllm.errors import RequestError, nearest
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import Function, Tool
 
-MOST_TOOLS = 1024
-"""Most tools of one request; OpenAI takes 128."""
-
 _NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 _MODES = ("none", "auto", "required")
 
@@ -50,8 +47,6 @@ def tool_use(body: ChatCompletionRequest) -> ToolUse:
 
 
 def _functions(tools: Sequence[Tool]) -> dict[str, Function]:
-    if len(tools) > MOST_TOOLS:
-        raise RequestError(f"tools: {len(tools)} tools; at most {MOST_TOOLS} are allowed", "tools")
     found: dict[str, Function] = {}
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"

@@ -108,6 +108,7 @@ class PoolingInputs:
         limits = [self._limit(each) for each in params]
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
+                self._bound(prompt, limits[index])
                 text_or_ids = _read(prompt)
             if isinstance(text_or_ids, (str, tuple)):
                 texts[index] = text_or_ids
@@ -129,6 +130,16 @@ class PoolingInputs:
             )
             found.update(zip(plain, results, strict=True))
         return [found[index] for index in range(len(prompts))]
+
+    def _bound(self, prompt: Any, limit: int | None) -> None:
+        """Raise `PromptTooLongError` for what is surely too long, and not to be cut, before work is done on it."""
+        if limit is not None:
+            return
+        most = self.limits.max_model_len
+        if isinstance(prompt, list) and len(prompt) > most:
+            raise self.limits.too_long(f"{len(prompt)} tokens")
+        if isinstance(prompt, str) and self._tokenizer is not None and self._tokenizer.length.exceeds(prompt, most):
+            raise self.limits.too_long(f"{len(prompt)} characters")
 
     def _limit(self, params: PoolingParams) -> int | None:
         """Most tokens to keep; None: all."""

@@ -88,8 +88,11 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts)):
                 parsed.append(parse_prompt(prompt))
-        self._encode(parsed, add_special_tokens)
         finished = self._finish_params(each_params)
+        for index, each in enumerate(parsed):
+            with naming_prompt(index, len(prompts)):
+                self._bound(each, finished[index][0])
+        self._encode(parsed, add_special_tokens)
         requests = []
         for index, request_id in enumerate(request_ids):
             with naming_prompt(index, len(prompts)):
@@ -111,11 +114,7 @@ class InputProcessor:
         if not token_ids.size or prompt.text == "":
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if params.truncate_prompt_tokens is not None:
-            # One place is left for the first generated token.
-            keep = (
-                params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self._limits.max_model_len - 1
-            )
-            token_ids = token_ids[-keep:]
+            token_ids = token_ids[-self._kept(params) :]
         children = self._children(request_id, token_ids, params, priority, prompt.cache_salt)
         self._limits.check(children[0])
         # Only now: ids that are too large must not wrap around before they are looked at.
@@ -130,6 +129,28 @@ class InputProcessor:
             children=children,
         )
 
+    def _kept(self, params: SamplingParams) -> int:
+        """Most tokens of a prompt that may be cut. One place is left for the first generated token."""
+        given = params.truncate_prompt_tokens
+        return given if given is not None and given > 0 else self._limits.max_model_len - 1
+
+    def _bound(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
+        """Refuse a prompt that is surely too long, or cut off what is surely not needed, before work is done on it."""
+        cut = params.truncate_prompt_tokens is not None
+        most = self._kept(params)
+        if isinstance(prompt.token_ids, (list, tuple)) and len(prompt.token_ids) > most:
+            if not cut:
+                raise self._limits.too_long(f"{len(prompt.token_ids)} tokens")
+            prompt.token_ids = prompt.token_ids[-most:]
+        elif isinstance(prompt.text, str) and prompt.token_ids is None and self._tokenizer is not None:
+            length = self._tokenizer.length
+            if not cut and length.exceeds(prompt.text, most):
+                raise self._limits.too_long(f"{len(prompt.text)} characters")
+            # A chat's prompt is more than its text (`ChatPrompt`), and is encoded as a whole.
+            plain = type(prompt.text) is str
+            if cut and plain and length.longest is not None and len(prompt.text) > 4 * most * length.longest:
+                prompt.end = length.end(prompt.text, most)
+
     def _encode(self, prompts: list[ParsedPrompt], add_special_tokens: bool) -> None:
         """Fill in the token ids of prompts given as text."""
         waiting = [index for index, prompt in enumerate(prompts) if prompt.token_ids is None]
@@ -143,7 +164,8 @@ class InputProcessor:
             with naming_prompt(index, len(prompts)):
                 check_text(text)
             assert text is not None
-            texts.append(text)
+            end = prompts[index].end
+            texts.append(text if end is None else end)
         for index, token_ids in zip(
             waiting, self._tokenizer.encode(texts, add_special_tokens=add_special_tokens), strict=True
         ):

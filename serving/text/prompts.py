@@ -26,6 +26,8 @@ class ParsedPrompt:
     text: str | None
     token_ids: Any
     cache_salt: str | None
+    end: str | None = None
+    """The part of the text that is encoded, if not all of it: the rest would be cut off."""
 
 
 @contextmanager

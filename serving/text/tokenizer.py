@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.serving.text.control_tokens import ChatPrompt, ControlTokens
+from jaxllm.serving.text.length import TextLength
 
 
 class Tokenizer:
@@ -30,7 +31,10 @@ class Tokenizer:
         """Ids of the added tokens by their text."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.control = ControlTokens(self._backend)
-        self.size = 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self.size = 1 + max(vocabulary.values(), default=-1)
+        self.length = TextLength(self._backend, vocabulary)
+        """How long texts are, before they are encoded."""
         self.eos_token_id: int | None = hf.eos_token_id
         self._token_texts: dict[int, str] = {}
 

@@ -6,7 +6,16 @@ The specification: https://docs.anthropic.com/en/api/messages, and the types in 
 from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Body, Ignored, OneOf, Refused
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, NonEmpty, Text, documented
+from jaxllm.serving.openai.protocol.bounds import (
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
+    AtLeastOne,
+    NonEmpty,
+    Text,
+    at_most,
+    documented,
+)
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.responses import any_of, any_of_or_ignored
 
@@ -91,7 +100,7 @@ class MessagesMessage(Body, kw_only=True):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Annotated[dict[str, Any], _BLOCK, _BLOCK_KIND]]
+    content: str | Annotated[list[Annotated[dict[str, Any], _BLOCK, _BLOCK_KIND]], at_most(MOST_PARTS)]
 
 
 class MessagesTool(_Cached, kw_only=True):
@@ -156,10 +165,13 @@ class MessagesMetadata(Body, kw_only=True):
     """Accepted, without effect."""
 
 
-_Messages = Annotated[list[MessagesMessage], documented(minItems=1)]
+_Messages = Annotated[list[MessagesMessage], at_most(MOST_MESSAGES, minItems=1)]
 _System = str | list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]]
 _TOOL_KIND = OneOf({"custom": MessagesTool}, default=lambda _: "custom", drop_others=True)
-_Tools = list[Annotated[dict[str, Any], documented(**any_of_or_ignored("MessagesTool", "custom")), _TOOL_KIND]]
+_Tools = Annotated[
+    list[Annotated[dict[str, Any], documented(**any_of_or_ignored("MessagesTool", "custom")), _TOOL_KIND]],
+    at_most(MOST_TOOLS),
+]
 
 
 class MessagesRequest(GenerationRequest, kw_only=True):

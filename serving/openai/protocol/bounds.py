@@ -1,6 +1,7 @@
 """Types of fields with the bounds of their values, for the OpenAPI document.
 
-The document alone has them: `SamplingParams` checks values, and says more about a wrong one than a schema could.
+The document alone has most of them: `SamplingParams` checks values, and says more about a wrong one than a schema
+could. How long lists may be is checked here, before anything is made of their items.
 """
 
 from typing import Annotated, Any
@@ -8,6 +9,27 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from jaxllm.sampling_limits import MAX_SEQUENCES
+
+
+def at_most(number: int, **keywords: Any) -> Meta:
+    """Most items of a list, which is checked, and `keywords` as in `documented`."""
+    return Meta(max_length=number, extra_json_schema=keywords or None)
+
+
+MOST_MESSAGES = 8192
+"""Messages of a conversation, or items of one in the Responses API."""
+MOST_PARTS = 4096
+"""Parts of the content of one message."""
+MOST_CALLS = 1024
+"""Calls in one message."""
+MOST_TOOLS = 1024
+"""Tools of one request; OpenAI takes 128."""
+MOST_DOCUMENTS = 16384
+"""Texts of one request that are read one by one."""
+MOST_TEXTS = 16384
+"""Texts or tokens of one field, where `jaxllm.sampling_limits` has no lower bound."""
+MOST_BIASES = 65536
+"""Tokens with a bias."""
 
 
 def documented(**keywords: Any) -> Meta:

@@ -5,7 +5,14 @@ from typing import Annotated, Any
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.openai.protocol.base import Answer, Ignored, OneOf, Refused
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Natural, documented
+from jaxllm.serving.openai.protocol.bounds import (
+    MOST_DOCUMENTS,
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    AtLeastOne,
+    Natural,
+    at_most,
+)
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs, PromptLogprobs
 from jaxllm.serving.openai.protocol.messages import Message, Tool
@@ -17,7 +24,7 @@ _TOOL_KINDS = OneOf({"function": Tool}, default=lambda _: "function", drop_other
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """A conversation to be continued."""
 
-    messages: Annotated[list[Message], documented(minItems=1)]
+    messages: Annotated[list[Message], at_most(MOST_MESSAGES, minItems=1)]
     """The conversation so far."""
     max_completion_tokens: AtLeastOne | None = None
     """Most tokens to generate; default: the room left in the model's context."""
@@ -27,7 +34,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Return the log-probabilities of the generated tokens."""
     top_logprobs: Natural | None = None
     """Most likely alternatives to return at each place; only with logprobs."""
-    tools: list[Annotated[Tool, _TOOL_KINDS]] | None = None
+    tools: Annotated[list[Annotated[Tool, _TOOL_KINDS]], at_most(MOST_TOOLS)] | None = None
     """Functions that the model may call; tools of other types are ignored."""
     tool_choice: str | dict[str, Any] | None = None
     """none, auto (the default), required, or an object that names a function or the tools that are allowed."""
@@ -41,7 +48,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Arguments for the chat template."""
     enable_thinking: bool | None = None
     """An argument for the chat template that many know; chat_template_kwargs comes before it."""
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], at_most(MOST_DOCUMENTS)] | None = None
     """Documents for chat templates that show them to the model."""
     add_generation_prompt: bool | None = None
     """End the prompt with the beginning of the model's answer; default true."""

@@ -2,8 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from jaxllm.sampling_limits import MAX_LISTED_TOKENS
 from jaxllm.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxllm.serving.openai.protocol.bounds import (
+    MOST_BIASES,
+    MOST_TEXTS,
     Count,
     Int64,
     Natural,
@@ -14,6 +19,7 @@ from jaxllm.serving.openai.protocol.bounds import (
     Probability,
     Share,
     Text,
+    at_most,
 )
 from jaxllm.serving.openai.protocol.response_format import ResponseFormat, StructuredOutputsBody
 
@@ -48,7 +54,7 @@ class GenerationRequest(Body, kw_only=True):
     """Choices to generate for each prompt, of which the n most likely are returned; not with stream."""
     seed: Int64 | None = None
     """Same seed, same tokens, whatever else the server does."""
-    stop: Text | list[Text] | None = None
+    stop: Text | Annotated[list[Text], at_most(MOST_TEXTS)] | None = None
     """Strings that end the text; they are not part of it."""
     temperature: NotNegative | None = None
     """Randomness: 0 always takes the most likely token; default 1, or what the model's makers recommend."""
@@ -58,7 +64,7 @@ class GenerationRequest(Body, kw_only=True):
     """From -2 to 2: lowers the logit of a token each time it was generated."""
     presence_penalty: Penalty | None = None
     """From -2 to 2: lowers the logit of tokens that were generated at all."""
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MOST_BIASES)] | None = None
     """Token ids, as strings, to numbers from -100 to 100 that are added to their logits."""
 
     user: str | None = None
@@ -72,11 +78,11 @@ class GenerationRequest(Body, kw_only=True):
     """Greater than 0: divides the logits of tokens in prompt or output."""
     min_tokens: Natural | None = None
     """The text cannot end before this many tokens."""
-    stop_token_ids: list[Natural] | None = None
+    stop_token_ids: Annotated[list[Natural], at_most(MOST_TEXTS)] | None = None
     """Tokens that end the text, beside the model's own end tokens."""
-    bad_words: list[Text] | None = None
+    bad_words: Annotated[list[Text], at_most(MOST_TEXTS)] | None = None
     """Texts that may not be generated."""
-    allowed_token_ids: list[Natural] | None = None
+    allowed_token_ids: Annotated[list[Natural], at_most(MAX_LISTED_TOKENS)] | None = None
     """Only these tokens may be generated."""
     include_stop_str_in_output: bool | None = None
     """Leave the stop string in the text."""
@@ -121,7 +127,7 @@ class GenerationRequest(Body, kw_only=True):
     """The older name of structured_outputs.json."""
     guided_regex: Text | None = None
     """The older name of structured_outputs.regex."""
-    guided_choice: list[Text] | None = None
+    guided_choice: Annotated[list[Text], at_most(MOST_TEXTS)] | None = None
     """The older name of structured_outputs.choice."""
     guided_grammar: Text | None = None
     """The older name of structured_outputs.grammar."""

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from jaxllm.serving.openai.protocol.base import Body, Refused
-from jaxllm.serving.openai.protocol.bounds import Text
+from jaxllm.serving.openai.protocol.bounds import MOST_CALLS, MOST_PARTS, Text, at_most
 
 _TEXT_ONLY = "this model reads text only"
 
@@ -48,13 +48,13 @@ class Message(Body, kw_only=True):
 
     role: Text
     """Who says it: system, developer, user, assistant or tool, or another role that the chat template knows."""
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], at_most(MOST_PARTS)] | None = None
     """What is said."""
     name: str | None = None
     """Who of several of the same role says it."""
     tool_call_id: str | None = None
     """In a message of a tool: the call that it answers."""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], at_most(MOST_CALLS)] | None = None
     """In a message of the assistant: its calls."""
     refusal: str | None = None
     """In a message of the assistant: why it did not answer."""

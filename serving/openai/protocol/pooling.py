@@ -3,7 +3,16 @@
 from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Answer, Body, Ignored
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Int64, Natural, OrMinusOne, Text, documented
+from jaxllm.serving.openai.protocol.bounds import (
+    MOST_MESSAGES,
+    AtLeastOne,
+    Int64,
+    Natural,
+    OrMinusOne,
+    Text,
+    at_most,
+    documented,
+)
 from jaxllm.serving.openai.protocol.messages import Message
 
 _TEXT_ONLY = "this model reads text only"
@@ -34,7 +43,7 @@ class TextsRequest(PooledRequest, kw_only=True):
 
     input: Text | Annotated[list[Text | Natural | list[Natural]], documented(minItems=1)] | None = None
     """A text, a list of texts, a list of token ids, or a list of lists of token ids; or else messages."""
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], at_most(MOST_MESSAGES)] | None = None
     """A conversation, made into one text by the chat template."""
     add_special_tokens: bool | None = None
     """Add the tokenizer's special tokens; default true for input, false for messages."""

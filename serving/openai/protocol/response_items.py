@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from jaxllm.serving.openai.protocol.base import Body, Ignored, Refused
-from jaxllm.serving.openai.protocol.bounds import NonEmpty
+from jaxllm.serving.openai.protocol.bounds import MOST_PARTS, NonEmpty, at_most
 
 _TEXT_ONLY = "this model reads text only"
 _NO_PROGRAMS = "only the model itself calls functions"
@@ -45,7 +45,7 @@ class MessageItem(Body, kw_only=True):
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     """Who says it."""
-    content: str | list[InputPart]
+    content: str | Annotated[list[InputPart], at_most(MOST_PARTS)]
     """What is said."""
     id: str | None = None
     """The id that an earlier response gave it."""
@@ -77,7 +77,7 @@ class FunctionCallOutput(Body, kw_only=True):
     type: Literal["function_call_output"]
     call_id: NonEmpty
     """The call that it answers."""
-    output: str | list[InputPart]
+    output: str | Annotated[list[InputPart], at_most(MOST_PARTS)]
     id: str | None = None
     status: ItemStatus | None = None
     name: str | None = None

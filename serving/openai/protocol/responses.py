@@ -3,7 +3,15 @@
 from typing import Annotated, Any, Literal
 
 from jaxllm.serving.openai.protocol.base import Body, Ignored, KnownValues, OneOf, Refused
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, FromZero, Natural, documented
+from jaxllm.serving.openai.protocol.bounds import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    AtLeastOne,
+    FromZero,
+    Natural,
+    at_most,
+    documented,
+)
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS, ResponseTool, kind_of_untyped
 
@@ -77,7 +85,7 @@ class ReasoningSettings(Body, kw_only=True):
 class ResponsesRequest(GenerationRequest, kw_only=True):
     """A conversation, or what is new in it, to be answered."""
 
-    input: str | Annotated[list[Annotated[dict[str, Any], _ITEM, _ITEM_KINDS]], documented(minItems=1)]
+    input: str | Annotated[list[Annotated[dict[str, Any], _ITEM, _ITEM_KINDS]], at_most(MOST_MESSAGES, minItems=1)]
     """A text, which is a message of the user, or a list of items."""
     instructions: str | None = None
     """A message of the system before the input; of an earlier response's there is nothing left."""
@@ -91,7 +99,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """Most tokens to generate, of reasoning too; default: the room left in the model's context."""
     text: TextSettings | None = None
     """Options of the text."""
-    tools: list[Annotated[dict[str, Any], _TOOL, _TOOL_KINDS]] | None = None
+    tools: Annotated[list[Annotated[dict[str, Any], _TOOL, _TOOL_KINDS]], at_most(MOST_TOOLS)] | None = None
     """Functions that the model may call; OpenAI's own tools run nowhere here and are ignored."""
     tool_choice: str | dict[str, Any] | None = None
     """auto, none, required, or {type: function, name}, or {type: allowed_tools, mode, tools}."""

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
-from jaxllm.serving.openai.protocol.bounds import Natural, documented
+from jaxllm.serving.openai.protocol.bounds import MOST_DOCUMENTS, Natural, at_most
 from jaxllm.serving.openai.protocol.pooling import PooledRequest, TextUsage
 
-Texts = str | Annotated[list[str], documented(minItems=1)]
+Texts = str | Annotated[list[str], at_most(MOST_DOCUMENTS, minItems=1)]
 
 
 class ScoredRequest(PooledRequest, kw_only=True):
@@ -74,7 +74,7 @@ class RerankRequest(ScoredRequest, kw_only=True):
     """Documents to be put in order by how well they fit a query."""
 
     query: str
-    documents: Annotated[list[str | DocumentText], documented(minItems=1)]
+    documents: Annotated[list[str | DocumentText], at_most(MOST_DOCUMENTS, minItems=1)]
     """Texts, or objects with text."""
     top_n: Natural | None = None
     """Most results; 0 or none: all."""

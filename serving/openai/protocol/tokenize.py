@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.openai.protocol.base import Answer, Body, Ignored
-from jaxllm.serving.openai.protocol.bounds import Natural
+from jaxllm.serving.openai.protocol.bounds import MOST_MESSAGES, MOST_TOOLS, Natural, at_most
 from jaxllm.serving.openai.protocol.messages import Message, Tool
 
 
@@ -16,7 +16,7 @@ class TokenizeRequest(Body, kw_only=True):
     """One of /v1/models; default: the first."""
     prompt: str | None = None
     """The text; either this or messages."""
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], at_most(MOST_MESSAGES)] | None = None
     """The conversation, made into a prompt by the chat template."""
     add_special_tokens: bool | None = None
     """Add the tokenizer's special tokens; default true for a prompt, false for messages."""
@@ -32,7 +32,7 @@ class TokenizeRequest(Body, kw_only=True):
     """Arguments for the chat template."""
     enable_thinking: bool | None = None
     """With messages: an argument for the chat template that many know; chat_template_kwargs comes before it."""
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], at_most(MOST_TOOLS)] | None = None
     """Functions to show to the model."""
     media_io_kwargs: Annotated[Any, Ignored("this model reads text only", ({},))] = None
     mm_processor_kwargs: Annotated[Any, Ignored("this model reads text only", ({},))] = None

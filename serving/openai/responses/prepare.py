@@ -1,6 +1,7 @@
 """From a request of the Responses API to a request of the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -13,10 +14,14 @@ from jaxllm.serving.openai.protocol.response_items import Item, ItemReference, M
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest
 from jaxllm.serving.openai.renaming import renaming
 from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
-from jaxllm.serving.openai.responses.items import numbered, read_input
+from jaxllm.serving.openai.responses.items import numbered
 from jaxllm.serving.openai.responses.store import ResponseStore, Turn
 from jaxllm.serving.openai.state import ServerState
 
+Result = TypeVar("Result")
+
+_FEW_ITEMS = 64
+"""Of a conversation: about a millisecond of work."""
 _MOST_METADATA = (16, 64, 512)
 """Pairs, and characters of a name and of a value."""
 
@@ -47,8 +52,8 @@ def check(body: ResponsesRequest, store: ResponseStore) -> None:
 NOT_KEPT = "this server keeps no responses (--max-stored-responses is 0, or --api-server-count above 1)"
 
 
-def read_turn(body: ResponsesRequest, store: ResponseStore, owner: str) -> Turn:
-    """The request's input behind the conversation of the same owner that it continues.
+def read_turn(body: ResponsesRequest, items: Sequence[Item | ItemReference], store: ResponseStore, owner: str) -> Turn:
+    """The items of the request's input behind the conversation of the same owner that it continues.
 
     Raises `RequestError` and `HttpError`.
     """
@@ -63,7 +68,7 @@ def read_turn(body: ResponsesRequest, store: ResponseStore, owner: str) -> Turn:
                 "previous_response_id",
             )
         before = previous.turn
-    given = [_resolved(item, f"input[{index}]", store, owner) for index, item in enumerate(read_input(body.input))]
+    given = [_resolved(item, f"input[{index}]", store, owner) for index, item in enumerate(items)]
     return Turn(before, given)
 
 
@@ -85,18 +90,18 @@ async def count(request: Request, server: ServerState, body: ResponsesRequest, t
             raise
     else:
         return len(call.request.prompt_token_ids)
-    chat = _conversation(body, turn)
+    chat = await _work(server, turn, lambda: _conversation(body, turn))
     with renaming(FIELDS, chat.origins):
-        return await count_tokens(server, chat_request(body, chat))
+        return await count_tokens(server, await _work(server, turn, lambda: chat_request(body, chat)))
 
 
 async def prepare(
     request: Request, server: ServerState, body: ResponsesRequest, turn: Turn, engine_ids: Sequence[str]
 ) -> ChatCall:
     """Make a request for the engine. Raises `RequestError`."""
-    chat = _conversation(body, turn)
+    chat = await _work(server, turn, lambda: _conversation(body, turn))
     with renaming(FIELDS, chat.origins):
-        asked = chat_request(body, chat)
+        asked = await _work(server, turn, lambda: chat_request(body, chat))
         try:
             return await prepare_chat(request, server, asked, engine_ids, limit="max_output_tokens")
         except RequestError as error:
@@ -120,6 +125,14 @@ async def prepare(
         if kept is None:
             raise whole
         return kept
+
+
+async def _work(server: ServerState, turn: Turn, function: Callable[[], Result]) -> Result:
+    """The result of work on a conversation, off the event loop where it is long."""
+    before = 0 if turn.before is None else sum(1 for _ in turn.before.items())
+    if before + len(turn.given) <= _FEW_ITEMS:
+        return function()
+    return await server.llm.run_text(function)
 
 
 def _conversation(body: ResponsesRequest, turn: Turn) -> Chat:

@@ -19,7 +19,7 @@ from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, Inp
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, InputItemsQuery, ResponsesRequest, RetrieveQuery
 from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
 from jaxllm.serving.openai.responses.convert import response_tools
-from jaxllm.serving.openai.responses.items import from_output, listed
+from jaxllm.serving.openai.responses.items import from_output, listed, read_input
 from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_turn
 from jaxllm.serving.openai.responses.store import EventLog, Stored
 from jaxllm.serving.openai.responses.writer import ResponseWriter
@@ -38,7 +38,8 @@ async def create_response(request: Request) -> Response:
     identity = identify(request, server, body, "resp")
     check(body, server.responses)
     owner = owner_of(request).name
-    turn = read_turn(body, server.responses, owner)
+    items = await server.bodies.work(request, lambda: read_input(body.input))
+    turn = read_turn(body, items, server.responses, owner)
     call = await prepare(request, server, body, turn, identity.engine_ids)
     stored = Stored(_begun(body, identity.model, call, stored=server.responses.enabled), turn, owner)
     writer = ResponseWriter(
@@ -59,7 +60,8 @@ async def count_input_tokens(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     server.model_name(body.model)
     check(body, server.responses)
-    turn = read_turn(body, server.responses, owner_of(request).name)
+    items = await server.bodies.work(request, lambda: read_input(body.input))
+    turn = read_turn(body, items, server.responses, owner_of(request).name)
     return json_response(InputTokens(input_tokens=await count(request, server, body, turn)))
 
 

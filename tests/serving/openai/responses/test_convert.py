@@ -13,7 +13,7 @@ from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest
 from jaxllm.serving.openai.renaming import renaming
 from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
-from jaxllm.serving.openai.responses.items import from_output, listed
+from jaxllm.serving.openai.responses.items import from_output, listed, read_input
 from jaxllm.serving.openai.responses.prepare import read_turn
 from jaxllm.serving.openai.responses.store import ResponseStore
 from tests.serving.openai.responses.test_writer import PARTS, news, writer
@@ -22,7 +22,7 @@ from tests.serving.openai.responses.test_writer import PARTS, news, writer
 def chat_of(items: list[dict[str, Any]]) -> Chat:
     body = ResponsesRequest(input=items)
     chat = Chat()
-    for index, item in enumerate(read_turn(body, ResponseStore(1, 1000), "").given):
+    for index, item in enumerate(read_turn(body, read_input(items), ResponseStore(1, 1000), "").given):
         chat.add(item, f"input[{index}]")
     return chat
 
@@ -136,7 +136,7 @@ def check_reply(items: list[Any]) -> None:
     ],
 )
 def test_items_are_listed_as_the_client_knows_them(item: dict[str, Any]) -> None:
-    (given,) = read_turn(ResponsesRequest(input=[item]), ResponseStore(1, 1000), "").given
+    (given,) = read_turn(ResponsesRequest(input=[item]), read_input([item]), ResponseStore(1, 1000), "").given
     TypeAdapter[object](ResponseItem).validate_python(listed(given))
 
 
