@@ -1,6 +1,7 @@
 """Sends the requests of a load test and times their streams."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -43,6 +44,8 @@ class Target:
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
+    """What certificates are checked with; None: what is usual."""
 
     @property
     def is_chat(self) -> bool:
@@ -89,7 +92,7 @@ async def run_load(
 
 def open_session(target: Target) -> aiohttp.ClientSession:
     """A session with room for any number of streams; a context manager."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ssl=target.tls or True)
     # Hours, since a loaded server may take long, but not for ever.
     timeout = aiohttp.ClientTimeout(total=6 * 3600, connect=None, sock_connect=60)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=target.headers)

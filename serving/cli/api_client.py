@@ -12,6 +12,7 @@ import msgspec
 
 from jaxllm.errors import ConfigError, EngineError, JaxLLMError, RequestError, nearest
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
+from jaxllm.serving.cli.tls import add_tls_flags, tls_context, tls_error
 from jaxllm.serving.event_stream import EventReader
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -26,6 +27,7 @@ def add_client_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any
     )
     group.add_argument("--api-key", metavar="TEXT", help="Its key (or $JAXLLM_API_KEY, or $OPENAI_API_KEY).")
     group.add_argument("--model-name", metavar="TEXT", help="Which of its models (default: the first).")
+    add_tls_flags(group)
     add_sampling_flags(parser, defaults, without=_NOT_FOR_CLIENTS)
 
 
@@ -41,10 +43,17 @@ class ApiClient:
     when it wants another key.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, *, cacert: str | None = None, insecure: bool = False
+    ) -> None:
+        """`cacert` and `insecure` are as in `tls_context`. Raises `ConfigError`."""
         key = api_key or os.environ.get("JAXLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
         self.url, transport = _address(url)
+        # A local server too may have a certificate of one's own.
+        self.tls_context = tls_context(cacert, insecure=insecure) if self.url.startswith("https:") else None
+        """What the server's certificate is checked with, where it speaks TLS."""
         self._client = httpx.Client(
+            verify=True if self.tls_context is None else self.tls_context,
             base_url=self.url,
             transport=transport,
             headers={"Authorization": f"Bearer {key}"} if key else {},
@@ -57,7 +66,7 @@ class ApiClient:
     @classmethod
     def from_flags(cls, args: argparse.Namespace) -> Self:
         """The client that the flags of `add_client_flags` describe."""
-        return cls(args.url, args.api_key)
+        return cls(args.url, args.api_key, cacert=args.cacert, insecure=args.insecure)
 
     def find_model(self, wanted: str | None = None) -> tuple[str, str]:
         """The name of a model, `wanted` or else the server's first, and the folder or hub id it was made from."""
@@ -119,10 +128,14 @@ def _errors(url: str) -> Iterator[None]:
         yield
     except JaxLLMError:
         raise
-    except (httpx.ConnectError, httpx.ConnectTimeout):
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        about_tls = tls_error(url, error)
+        if about_tls is not None:
+            raise about_tls from None
         raise EngineError(f"no server answers at {url}: start one with `jaxllm serve`, or give its --url") from None
     except httpx.HTTPError as error:
-        raise EngineError(f"the connection to {url} broke: {error or type(error).__name__}") from None
+        hint = "; does it speak TLS (https://)?" if url.startswith("http:") else ""
+        raise EngineError(f"the connection to {url} broke: {error or type(error).__name__}{hint}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise EngineError(f"what answers at {url} is no server of OpenAI's API") from error
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError, EngineError, nearest
 from jaxllm.flags import FlagParser, integer, json_object
+from jaxllm.serving.cli.tls import add_tls_flags
 
 if TYPE_CHECKING:
     # These load numpy, which a wrong flag should not have to wait for.
@@ -44,6 +45,7 @@ def _add_server(parser: FlagParser) -> None:
     group.add_argument("--port", type=integer, default=8000, help="Its port (default: %(default)s).")
     group.add_argument("--endpoint", default="/v1/completions", help="What to call (default: %(default)s).")
     group.add_argument("--api-key", metavar="TEXT", help="Its key (or $JAXLLM_API_KEY, or $OPENAI_API_KEY).")
+    add_tls_flags(group)
     group.add_argument("--model", metavar="TEXT", help="Name of the model (default: the server's first).")
     group.add_argument("--tokenizer", metavar="TEXT", help="Tokenizer for random prompts (default: the model's).")
 
@@ -151,13 +153,15 @@ def _target(args: argparse.Namespace) -> tuple["Target", str]:
     host = f"[{args.host}]" if ":" in args.host else args.host
     base = (args.base_url or f"http://{host}:{args.port}").rstrip("/")
     key = args.api_key or os.environ.get("JAXLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
-    with ApiClient(base + args.endpoint.partition("/completions")[0].removesuffix("/chat"), key) as client:
+    tls = {"cacert": args.cacert, "insecure": args.insecure}
+    with ApiClient(base + args.endpoint.partition("/completions")[0].removesuffix("/chat"), key, **tls) as client:
         model, root = client.find_model(args.model)
     extra: dict[str, Any] = {"temperature": args.temperature, **(args.extra_body or {})}
     if args.ignore_eos:
         extra["ignore_eos"] = True
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return Target(url=base + args.endpoint, model=model, headers=headers, extra=extra), root
+    context = client.tls_context
+    return Target(url=base + args.endpoint, model=model, headers=headers, extra=extra, tls=context), root
 
 
 def _requests(args: argparse.Namespace, target: "Target", root: str, rng: "np.random.Generator") -> list["LoadRequest"]:

@@ -305,3 +305,70 @@ def test_bench_errors_are_one_line(server: ServerProcess, arguments: list[str], 
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    made, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", "req", *kind, "-keyout", key, "-out", made, *names], check=True, capture_output=True)
+    return made, key
+
+
+@pytest.fixture(scope="module")
+def tls_server(tmp_path_factory: pytest.TempPathFactory, certificate: tuple[str, str]) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("tls-server") / "log"
+    made, key = certificate
+    with running(log, *SMALL, "--ssl-certfile", made, "--ssl-keyfile", key) as process:
+        yield process
+
+
+def run_tls(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SSL_CERT")}
+    return subprocess.run(
+        [*MAIN, *arguments], env={**plain, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_certificates_are_trusted_as_told(tls_server: ServerProcess, certificate: tuple[str, str]) -> None:
+    url = f"https://127.0.0.1:{tls_server.port}"
+    ask = ("complete", "--url", url, "-q", "Once upon", *GREEDY)
+    by_flag, by_environment = run_tls(*ask, "--cacert", certificate[0]), run_tls(*ask, SSL_CERT_FILE=certificate[0])
+    assert (by_flag.returncode, by_flag.stderr) == (0, "")
+    assert (by_environment.returncode, by_environment.stderr) == (0, "")
+    assert by_flag.stdout == by_environment.stdout
+    insecure = run_tls(*ask, "--insecure")
+    assert insecure.stdout == by_flag.stdout
+    assert insecure.stderr.startswith("jaxllm: --insecure: ")
+    assert insecure.stderr.count("\n") == 1
+
+
+def test_certificate_errors_are_said_as_such(tls_server: ServerProcess, certificate: tuple[str, str]) -> None:
+    url = f"https://127.0.0.1:{tls_server.port}"
+    ask = ("chat", "-q", "hi", "--url")
+    done = run_tls(*ask, url)
+    assert done.returncode == 1
+    assert f"the certificate of {url}/v1/ is not trusted: self-signed certificate" in done.stderr
+    assert "--cacert" in done.stderr
+    done = run_tls(*ask, f"https://localhost:{tls_server.port}", "--cacert", certificate[0])
+    assert "is not trusted: Hostname mismatch" in done.stderr
+    done = run_tls(*ask, url, "--cacert", "/nowhere.pem")
+    assert "cannot read certificates from '/nowhere.pem'" in done.stderr
+    done = run_tls(*ask, f"http://127.0.0.1:{tls_server.port}")
+    assert "does it speak TLS (https://)?" in done.stderr
+
+
+def test_tls_with_a_server_that_speaks_none(server: ServerProcess) -> None:
+    done = run_tls("chat", "-q", "hi", "--url", server.url.replace("http:", "https:"))
+    assert "does not speak TLS as expected" in done.stderr
+
+
+def test_bench_serve_over_tls(tls_server: ServerProcess, certificate: tuple[str, str]) -> None:
+    bench = ("bench", "serve", "--base-url", f"https://127.0.0.1:{tls_server.port}", "--num-prompts", "2",
+             "--random-input-len", "8", "--random-output-len", "4")  # fmt: skip
+    done = run_tls(*bench, "--cacert", certificate[0])
+    assert done.returncode == 0, done.stderr
+    assert "is not trusted" in run_tls(*bench).stderr

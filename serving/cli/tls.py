@@ -1,0 +1,56 @@
+"""How the clients of the command line know a server by its certificate."""
+
+import argparse
+import os
+import ssl
+import sys
+
+from jaxllm.errors import ConfigError, EngineError
+
+
+def add_tls_flags(group: argparse._ArgumentGroup) -> None:
+    """Declare whose certificates are trusted."""
+    group.add_argument(
+        "--cacert", metavar="FILE", help="Authority that signs its certificate, or the certificate (or $SSL_CERT_FILE)."
+    )
+    group.add_argument("--insecure", action="store_true", help="Trust any certificate; for tests.")
+
+
+def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:
+    """What certificates are checked with: those of `cacert`, else of the environment, else the usual authorities.
+
+    Raises `ConfigError` for a file that cannot be read.
+    """
+    if insecure:
+        if cacert is not None:
+            raise ConfigError("--cacert and --insecure do not go together")
+        sys.stderr.write("jaxllm: --insecure: whoever answers could read and change everything, and take the key\n")
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+    file = cacert or os.environ.get("SSL_CERT_FILE") or None
+    folder = None if cacert else os.environ.get("SSL_CERT_DIR") or None
+    if file is None and folder is None:
+        import certifi
+
+        file = certifi.where()
+    try:
+        return ssl.create_default_context(cafile=file, capath=folder)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot read certificates from {file or folder!r}: {error}") from None
+
+
+def tls_error(url: str, error: BaseException) -> EngineError | None:
+    """What a failed connection says about certificates; None: nothing."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return EngineError(
+            f"the certificate of {url} is not trusted: {cause.verify_message}. Give its authority with --cacert FILE "
+            "or in SSL_CERT_FILE, or check nothing with --insecure"
+        )
+    if cause is not None:
+        reason = cause.reason or str(cause)
+        return EngineError(f"what answers at {url} does not speak TLS as expected ({reason}): is it http://?")
+    return None
