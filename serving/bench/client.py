@@ -21,8 +21,9 @@ _MAX_ERROR = 300
 class Answer:
     """What became of one request. Times in seconds; `start` is of the monotonic clock, `ttft` and `latency` from there.
 
-    `itls` are the gaps between the chunks that brought text. `token_ids` are there if the server was asked for them
-    (vLLM's `return_token_ids`). `error` is empty when all went well.
+    `itls` are the gaps between the chunks that brought text. Chunks that were read at once, as a busy server or client
+    makes them, share the gap before them: only their sum was seen. `token_ids` are there if the server was asked for
+    them (vLLM's `return_token_ids`). `error` is empty when all went well.
     """
 
     start: float = 0.0
@@ -122,6 +123,7 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
     ended = False
     async for data in response.content.iter_any():
         now = time.perf_counter()
+        known = len(parts)
         for event in reader.feed(data):
             if event == b"[DONE]":
                 ended = True
@@ -137,13 +139,10 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
             for choice in choices:
                 answer.token_ids += choice.get("token_ids") or ()
             text = "".join(map(_text, choices))
-            if not text:
-                continue
-            if parts:
-                answer.itls.append(now - last)
-            else:
-                answer.ttft = now - answer.start
-            parts.append(text)
+            if text:
+                parts.append(text)
+        if len(parts) > known:
+            _take_times(answer, len(parts) - known, now, None if not known else last)
             last = now
     if not parts:
         # Tokens without a text of their own, such as special ones: all that can be told is when they ended.
@@ -156,6 +155,15 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
         answer.error = "the stream ended before [DONE]"
     elif not answer.output_tokens:
         answer.error = "the stream brought no tokens"
+
+
+def _take_times(answer: Answer, count: int, now: float, last: float | None) -> None:
+    """Note that `count` chunks were read `now`; the ones before them were read at `last`."""
+    if last is not None:
+        answer.itls += [(now - last) / count] * count
+    else:
+        answer.ttft = now - answer.start
+        answer.itls += [0.0] * (count - 1)
 
 
 def _text(choice: Mapping[str, Any]) -> str:

@@ -11,6 +11,10 @@ from jaxllm.errors import ConfigError
 from jaxllm.serving.bench.client import Answer
 from jaxllm.serving.bench.report import token_times
 
+SHORTEST_MS = 0.01
+SHORTEST_INTERVAL = 0.25
+"""Seconds over which throughput is averaged, at least."""
+
 
 def check_plotting() -> None:
     """Raise `ConfigError` when there is nothing to plot with."""
@@ -41,15 +45,21 @@ def write_plot(file: Path, answers: Sequence[Answer], title: str) -> None:
 
 def _distribution(panel: Any, title: str, seconds: Sequence[float]) -> None:
     """The share of values below each one: percentiles can be read off it."""
-    values = np.sort(np.asarray(seconds)) * 1e3
+    # What took no time that was seen has a place on a logarithmic axis too.
+    values = np.maximum(np.sort(np.asarray(seconds)) * 1e3, SHORTEST_MS)
     panel.set(title=title, xlabel="ms", ylabel="share below", ylim=(0, 1))
-    panel.grid(alpha=0.3)
-    if len(values):
-        panel.plot(values, np.arange(1, len(values) + 1) / len(values))
-        for percentile in (50, 99):
-            at = float(np.percentile(values, percentile))
-            panel.axvline(at, linestyle=":", color="grey")
-            panel.annotate(f"p{percentile} {at:.1f}", (at, 0.02), rotation=90, fontsize=8, va="bottom", ha="right")
+    panel.grid(alpha=0.3, which="both")
+    if not len(values):
+        return
+    panel.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color="tab:blue")
+    for percentile, style in ((50, "-"), (90, "--"), (99, ":")):
+        at = float(np.percentile(values, percentile))
+        panel.axvline(at, linestyle=style, color="tab:orange", label=f"p{percentile}: {at:,.1f} ms")
+    panel.axvline(float(values.mean()), linewidth=1, color="grey", label=f"mean: {values.mean():,.1f} ms")
+    # A tail that is far out would press everything else to the left edge.
+    if values[-1] > 10 * np.median(values):
+        panel.set_xscale("log")
+    panel.legend(loc="lower right", fontsize=8)
 
 
 def _throughput(panel: Any, good: Sequence[Answer]) -> None:
@@ -63,7 +73,11 @@ def _throughput(panel: Any, good: Sequence[Answer]) -> None:
         [np.full(len(answer.itls) + 1, answer.output_tokens / (len(answer.itls) + 1)) for answer in good]
     )
     end = max(float(times.max()), 1e-3)
-    bins = np.linspace(0, end, 41)
+    # Shorter intervals show single steps of the engine rather than how much comes.
+    bins = np.linspace(0, end, 1 + int(np.clip(end / SHORTEST_INTERVAL, 1, 40)))
     counts, _ = np.histogram(times, bins, weights=weights)
     panel.stairs(counts / (bins[1] - bins[0]), bins, fill=True, alpha=0.6)
+    mean = float(weights.sum()) / end
+    panel.axhline(mean, color="grey", linewidth=1, label=f"mean: {mean:,.0f} tokens/s")
     panel.set_ylim(bottom=0)
+    panel.legend(loc="lower right", fontsize=8)

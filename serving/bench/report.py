@@ -37,6 +37,7 @@ def summarise(
         "request_throughput": len(good) / duration,
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (input_tokens + output_tokens) / duration,
+        "tokens_per_chunk": output_tokens / max(sum(len(answer.itls) + 1 for answer in good), 1),
         "max_output_tokens_per_s": _busiest_second(good),
         "max_concurrent_requests": _most_at_once(good),
     }
@@ -83,6 +84,7 @@ def _lines(result: Mapping[str, Any], metrics: Sequence[str], percentiles: Seque
         ("Output token throughput (tok/s)", "output_throughput"),
         ("Peak output token throughput (tok/s)", "max_output_tokens_per_s"),
         ("Peak concurrent requests", "max_concurrent_requests"),
+        ("Tokens per chunk of a stream", "tokens_per_chunk"),
         ("Total token throughput (tok/s)", "total_token_throughput"),
     ):
         if result.get(key) not in (None, "inf"):
