@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from jaxllm.serving.http.limits import body_size
 from jaxllm.serving.openai.errors import IGNORED_HEADER, HttpError, guarded, handle
+from jaxllm.serving.openai.middleware.access_log import AccessLog
 from jaxllm.serving.openai.middleware.body_size import BodyLimit
 from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.openai.middleware.keys import ApiKeys
@@ -46,6 +47,8 @@ def _middleware(state: ServerState) -> list[Middleware]:
         Middleware(MeasureRequests, metrics=state.metrics.http, paths=paths),
         Middleware(RequestIds, always=options.enable_request_id_headers),
     ]
+    if options.access_log:
+        chain.append(Middleware(AccessLog))
     if options.allowed_origins:
         cors = Middleware(
             CORSMiddleware,

@@ -92,6 +92,32 @@ def _readable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+class _Interval:
+    """How many requests ran and waited from one report to the next: sums over time, in request seconds, and maxima."""
+
+    def __init__(self, now: float | None = None, stats: StepStats | None = None) -> None:
+        self._last, self._stats = now, stats or StepStats()
+        self.running = self.waiting = self._seconds = 0.0
+        self.most_running, self.most_waiting = self._stats.num_running, self._stats.num_waiting
+        self.finished = 0
+
+    def observe(self, now: float, stats: StepStats) -> None:
+        """From the last call until `now` it was as it was said then; from now on it is `stats`."""
+        if self._last is not None:
+            seconds = now - self._last
+            self.running += self._stats.num_running * seconds
+            self.waiting += self._stats.num_waiting * seconds
+            if self._stats.num_running or self._stats.num_waiting:
+                self._seconds += seconds
+        self._last, self._stats = now, stats
+        self.most_running = max(self.most_running, stats.num_running)
+        self.most_waiting = max(self.most_waiting, stats.num_waiting)
+
+    def mean(self, total: float, now: float) -> float:
+        """Over the time in which there was load; what is `now` where there was none to speak of."""
+        return total / self._seconds if self._seconds > 0 else now
+
+
 class ThroughputLog:
     """Logs a line about throughput in intervals while there is load, and none while there is not.
 
@@ -110,6 +136,8 @@ class ThroughputLog:
         self._queries = 0
         self._hits = 0
         self._hit_rate: float | None = None
+        self._preemptions = 0
+        self._interval = _Interval()
 
     def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
         """Take one message of the engine."""
@@ -119,6 +147,8 @@ class ThroughputLog:
         if measured is not None:
             self._prompt_tokens += measured.prompt_tokens
             self._generation_tokens += measured.generation_tokens
+            self._interval.finished += len(measured.finished)
+        self._interval.observe(now, self._stats)
         if self._begin is None and stats is not None and stats.num_steps:
             self._begin = now - stats.step_seconds
         self._end, self._heard = now, True
@@ -140,9 +170,16 @@ class ThroughputLog:
         queries, hits = stats.prefix_queries - self._queries, stats.prefix_hits - self._hits
         if queries > 0:
             self._hit_rate = hits / queries
+        interval, self._interval = self._interval, _Interval(now=self._end, stats=stats)
         report = {
             "running": stats.num_running,
             "waiting": stats.num_waiting,
+            "running_mean": round(interval.mean(interval.running, stats.num_running), 1),
+            "waiting_mean": round(interval.mean(interval.waiting, stats.num_waiting), 1),
+            "running_max": interval.most_running,
+            "waiting_max": interval.most_waiting,
+            "finished": interval.finished,
+            "preemptions": stats.num_preemptions - self._preemptions,
             "prompt_tokens_per_second": round(self._prompt_tokens / seconds, 1) if seconds > 0 else 0.0,
             "generation_tokens_per_second": round(self._generation_tokens / seconds, 1) if seconds > 0 else 0.0,
             "kv_cache_usage": round(stats.kv_usage, 4),
@@ -150,6 +187,7 @@ class ThroughputLog:
         if self._hit_rate is not None:
             report["prefix_cache_hit_rate"] = round(self._hit_rate, 4)
         self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
+        self._preemptions = stats.num_preemptions
         self._prompt_tokens = self._generation_tokens = 0
         self._begin = self._end if stats.num_running or stats.num_waiting else None
         self._heard = False
@@ -157,8 +195,11 @@ class ThroughputLog:
 
 
 def _throughput_line(report: dict[str, float]) -> str:
+    preempted = f", {report['preemptions']} preempted" if report["preemptions"] else ""
     parts = [
-        f"{report['running']} running, {report['waiting']} waiting",
+        f"{report['running_mean']:g} running (at most {report['running_max']})",
+        f"{report['waiting_mean']:g} waiting (at most {report['waiting_max']})",
+        f"{report['finished']} finished{preempted}",
         f"prompt {report['prompt_tokens_per_second']:,.1f} tokens/s",
         f"generation {report['generation_tokens_per_second']:,.1f} tokens/s",
         f"KV cache {report['kv_cache_usage']:.1%}",

@@ -122,7 +122,7 @@ class Meter:
 class _Request:
     """What the sequences of a request share."""
 
-    __slots__ = ("arrival", "longest", "max_tokens", "n", "prompt_tokens", "unfinished")
+    __slots__ = ("arrival", "longest", "max_tokens", "n", "progress", "prompt_tokens", "unfinished")
 
     def __init__(self, request: TextRequest) -> None:
         self.arrival = request.arrival_time
@@ -131,6 +131,7 @@ class _Request:
         self.max_tokens = request.params.max_tokens
         self.unfinished = len(request.children)
         self.longest = 0
+        self.progress = request.progress
 
 
 class SequenceTimes:
@@ -151,6 +152,7 @@ class SequenceTimes:
         request.unfinished -= 1
         request.longest = max(request.longest, self.num_tokens)
         whole = request.unfinished == 0
+        self._note(reason)
         return FinishedRequest(
             reason=reason,
             e2e_seconds=now - request.arrival,
@@ -163,3 +165,12 @@ class SequenceTimes:
             n=request.n if whole else None,
             max_generation_tokens=request.longest if whole else None,
         )
+
+    def _note(self, reason: str) -> None:
+        """Add this sequence to what is known of its request."""
+        progress = self.request.progress
+        progress.num_tokens += self.num_tokens
+        progress.finish_reasons.append(reason)
+        if self.first is not None:
+            seconds = self.first - self.request.arrival
+            progress.first_token_seconds = min(seconds, progress.first_token_seconds or seconds)

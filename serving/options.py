@@ -167,7 +167,11 @@ class ServerOptions(Section):
     metrics_prefix: str = option("jaxllm", "Prefix of the metrics' names; 'vllm' keeps dashboards working.")
     log_level: Literal["critical", "error", "warning", "info", "debug"] = option("info", "Least severity to log.")
     log_format: Literal["text", "json"] = option("text", "Log lines as text, or as one JSON object each.")
-    access_log: bool = option(False, "Log a line for every HTTP request but those for health and metrics.")
+    access_log: bool = option(
+        False,
+        "Log a line for every HTTP request but those for health and metrics, when it is over: status, duration, "
+        "tokens, why it was refused; with --log-format json as fields.",
+    )
     enable_log_requests: bool = option(False, "Log every request: prompt and parameters.")
     max_log_len: int | None = option(None, "Most characters of a prompt in such a line.", minimum=0)
     disable_log_stats: bool = option(False, "No line about throughput every ten seconds.")

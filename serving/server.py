@@ -38,7 +38,6 @@ _CLOSING_SECONDS = 5.0
 _CUT_SECONDS = 1.0
 _CERTIFICATE_INTERVAL = 60.0
 _POST_INTERVAL = 0.2
-_QUIET_PATHS = ("/health", "/ready", "/ping", "/metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +261,7 @@ async def _renew(listener: Listener) -> None:
 
 def _uvicorn_config(app: Any, options: ServerOptions, listener: Listener) -> uvicorn.Config:
     context = listener.ssl_context
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app if options.root_path is None else _under(app, options.root_path),
         ws="none",
         loop="none",
@@ -271,17 +270,13 @@ def _uvicorn_config(app: Any, options: ServerOptions, listener: Listener) -> uvi
         lifespan="off",
         log_config=None,
         log_level="warning",
-        access_log=options.access_log,
+        access_log=False,  # AccessLog says more
         server_header=False,
         proxy_headers=bool(options.trusted_proxies),
         forwarded_allow_ips=list(options.trusted_proxies),
         timeout_keep_alive=options.timeout_keep_alive,
         ssl_context_factory=None if context is None else lambda _config, _default: context,
     )
-    access = logging.getLogger("uvicorn.access")
-    access.setLevel(logging.INFO)
-    access.addFilter(_worth_logging)
-    return config
 
 
 def _under(app: Any, root_path: str) -> Any:
@@ -291,9 +286,3 @@ def _under(app: Any, root_path: str) -> Any:
         await app({**scope, "root_path": root_path.rstrip("/")}, receive, send)
 
     return shown
-
-
-def _worth_logging(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's access log is about more than health or metrics."""
-    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
-    return str(path).partition("?")[0] not in _QUIET_PATHS

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai.disconnect import unless_gone
+from jaxllm.serving.openai.middleware.access_log import ENGINE_REQUESTS
 from jaxllm.serving.openai.protocol.base import Answer
 from jaxllm.serving.openai.state import ServerState
 from jaxllm.serving.openai.stream import EventStream, EventWriter
@@ -86,6 +87,7 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
     """Send requests to the engine, and log them if that is asked for. Raises `QueueFullError` and `EngineError`."""
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
+    request.scope[ENGINE_REQUESTS] = requests
     owner = owner_of(request)
     for child in (child for each in requests for child in each.children):
         child.owner = owner

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -24,6 +24,15 @@ from jaxllm.structured.checking import DirectChecker, FormChecker
 from jaxllm.validation import RequestLimits
 
 
+@dataclass(slots=True)
+class RequestProgress:
+    """What was measured of a request's sequences that have ended, where somebody measures (`Meter`)."""
+
+    num_tokens: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+    first_token_seconds: float | None = None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class TextRequest:
     """A checked request. Its `children`, one per sequence to generate, are what the engine runs."""
@@ -37,6 +46,7 @@ class TextRequest:
     arrival_time: float = 0.0
     kept_tokens: frozenset[int] = frozenset()
     """Special tokens that stay in the text although others are skipped."""
+    progress: RequestProgress = field(default_factory=RequestProgress)
 
 
 class InputProcessor:

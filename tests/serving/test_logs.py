@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from jaxllm.info import EngineInfo
 from jaxllm.serving.logs import ThroughputLog, banner
-from jaxllm.serving.measurements import Measurements
+from jaxllm.serving.measurements import FinishedRequest, Measurements
 from jaxllm.stats import StepStats
 from tests.conftest import RunPython
 
@@ -135,7 +135,8 @@ def test_rates_while_there_is_load() -> None:
     clock.now += 8
     # Busy for two seconds: the first step took half a second when it was told.
     assert log.report() == {
-        "running": 2, "waiting": 1, "prompt_tokens_per_second": 100.0, "generation_tokens_per_second": 4.0,
+        "running": 2, "waiting": 1, "running_mean": 2.0, "waiting_mean": 1.0, "running_max": 2, "waiting_max": 1,
+        "finished": 0, "preemptions": 0, "prompt_tokens_per_second": 100.0, "generation_tokens_per_second": 4.0,
         "kv_cache_usage": 0.25, "prefix_cache_hit_rate": 0.25,
     }  # fmt: skip
     # From here on without gaps: 10 s since the last news that was counted.
@@ -145,6 +146,30 @@ def test_rates_while_there_is_load() -> None:
     assert report is not None
     assert (report["prompt_tokens_per_second"], report["generation_tokens_per_second"]) == (0.0, 2.0)
     assert report["prefix_cache_hit_rate"] == 1.0
+
+
+def test_what_was_between_two_lines_counts() -> None:
+    """The state at the moment of the line says nothing: short requests come and go between two."""
+    clock = Clock()
+    log = ThroughputLog(clock)
+    ended = FinishedRequest("stop", 1.0, 0.0, 0.1, 0.9, 5, 3, 16)
+    for running, waiting, seconds in ((8, 20, 3.0), (4, 0, 1.0), (0, 0, 4.0), (2, 0, 1.0)):
+        stats = replace(STEP, num_running=running, num_waiting=waiting, num_preemptions=int(clock.now > 102))
+        log.observe(stats, Measurements(finished=[ended] * 2))
+        clock.now += seconds
+    log.observe(replace(IDLE, num_preemptions=1), Measurements())
+    report = log.report()
+    assert report is not None
+    assert (report["running"], report["waiting"]) == (0, 0)
+    # 8 for 3 s, 4 for 1 s, 2 for 1 s: the pause is not load.
+    assert (report["running_mean"], report["waiting_mean"]) == (6.0, 12.0)
+    assert (report["running_max"], report["waiting_max"]) == (8, 20)
+    assert (report["finished"], report["preemptions"]) == (8, 1)
+    clock.now += 5
+    log.observe(replace(STEP, num_running=1, num_waiting=0, num_preemptions=1), Measurements())
+    report = log.report()
+    assert report is not None
+    assert (report["running_max"], report["waiting_max"], report["finished"], report["preemptions"]) == (1, 0, 0, 0)
 
 
 def test_one_last_line_and_then_silence() -> None:
@@ -216,7 +241,8 @@ async def test_lines_are_logged_in_intervals(caplog: pytest.LogCaptureFixture) -
         running.cancel()
         logger.removeHandler(collected)
     assert re.fullmatch(
-        r"2 running, 1 waiting; prompt [\d,]+\.\d tokens/s; generation [\d.]+ tokens/s; KV cache 25\.0%",
+        r"2 running \(at most 2\); 1 waiting \(at most 1\); 0 finished; "
+        r"prompt [\d,]+\.\d tokens/s; generation [\d.]+ tokens/s; KV cache 25\.0%",
         first.getMessage(),
     )
     assert last.getMessage().endswith("; KV cache 0.0%; prefix cache hits 64.0%")
