@@ -1,6 +1,7 @@
 """What all tests share. Nothing here imports JAX: tests that need no device stay fast."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,11 @@ os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A shell that starts the tests in the background of a script lets them ignore Ctrl-C, which every process they start
+# would inherit: in tests of it nothing would happen.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A loaded machine is not a bug: no time limit on single examples.
 settings.register_profile("jaxllm", deadline=None)
