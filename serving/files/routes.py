@@ -1,7 +1,12 @@
 """The routes of files."""
 
+import os
+from collections.abc import Iterator
+from typing import IO
+from urllib.parse import quote
+
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.files.paging import page
@@ -17,6 +22,7 @@ from jaxllm.serving.tenancy.owners import owner_of
 _PURPOSE = "batch"
 _SHORTEST = 3600
 _MOST_LISTED = 10000
+_CHUNK_BYTES = 2**16
 
 
 async def create_file(request: Request) -> Response:
@@ -90,8 +96,22 @@ async def retrieve_file(request: Request) -> Response:
 async def retrieve_file_content(request: Request) -> Response:
     """Send the bytes of a file."""
     file = find_file(request, request.path_params["file_id"], "file_id")
-    store = store_of(server_of(request), request)
-    return FileResponse(store.path(file.id), media_type="application/octet-stream", filename=file.filename)
+    # Opened here, where nobody can delete it in between: once it is open, all of it can be read.
+    try:
+        opened = store_of(server_of(request), request).path(file.id).open("rb")
+    except FileNotFoundError:
+        raise _no_file(file.id, "file_id") from None
+    headers = {
+        "Content-Length": str(os.fstat(opened.fileno()).st_size),
+        "Content-Disposition": f"attachment; filename*=utf-8''{quote(file.filename, safe='')}",
+    }
+    return StreamingResponse(_chunks(opened), headers=headers, media_type="application/octet-stream")
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
 
 
 async def delete_file(request: Request) -> Response:
@@ -112,6 +132,10 @@ def find_file(request: Request, file_id: str, param: str) -> FileObject:
     """A file of the request's owner. Raises an error of status 404."""
     file = store_of(server_of(request), request).get(file_id, owner_of(request).name)
     if file is None:
-        message = f"there is no file {file_id[:100]!r}: it was never uploaded, was deleted, or has expired"
-        raise HttpError(404, message, param=param, code="file_not_found")
+        raise _no_file(file_id, param)
     return file
+
+
+def _no_file(file_id: str, param: str) -> HttpError:
+    message = f"there is no file {file_id[:100]!r}: it was never uploaded, was deleted, or has expired"
+    return HttpError(404, message, param=param, code="file_not_found")

@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +284,24 @@ def test_files_expire(tmp_path: Path) -> None:
     folder = store.folder
     store.close()
     assert not folder.exists()
+
+
+def test_a_file_that_is_deleted_while_it_is_read(client: OpenAI, server: ServerProcess) -> None:
+    """Readers get all of it, or hear that there is none."""
+    data = line("x") * 900
+    with httpx.Client(base_url=str(client.base_url), headers={"Authorization": f"Bearer {client.api_key}"}) as http:
+
+        def read(file_id: str) -> httpx.Response:
+            return http.get(f"files/{file_id}/content", timeout=60)
+
+        for _ in range(20):
+            file = client.files.create(file=("ü x.jsonl", data.encode()), purpose="batch")
+            with ThreadPoolExecutor(9) as pool:
+                readers = [pool.submit(read, file.id) for _ in range(4)]
+                deleted = pool.submit(client.files.delete, file.id)
+                readers += [pool.submit(read, file.id) for _ in range(4)]
+                answers = [reader.result() for reader in readers]
+                assert deleted.result().deleted
+            assert {answer.status_code for answer in answers} <= {200, 404}
+            assert all(answer.text == data for answer in answers if answer.status_code == 200)
+    assert "Traceback" not in server.log

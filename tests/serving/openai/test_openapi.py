@@ -13,8 +13,8 @@ import pytest
 from jaxllm.serving.openai.openapi import openapi
 from jaxllm.serving.openai.protocol.responses import LOGPROBS
 from jaxllm.serving.openai.routes import OPERATIONS
-from tests.serving.openai.conftest import KEY
-from tests.serving.server_process import ServerProcess
+from tests.serving.openai.conftest import FLAGS, KEY
+from tests.serving.server_process import ServerProcess, running
 
 DOCUMENT = openapi(with_keys=True)
 
@@ -84,18 +84,54 @@ def test_answers_are_as_documented(http: httpx.Client, path: str, body: Any, nam
     _check(response.json(), name)
 
 
-@pytest.mark.slow
-def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
+def check_with_schemathesis(
+    server: ServerProcess, mode: str, phases: str, max_examples: int, *, key: str | None = None
+) -> None:
+    """Made-up requests to every operation: no server error, answers as documented, and a server in good health."""
     # Not that every request of the right shape is accepted: some fields do not go together.
     checks = ["--checks", "all", "--exclude-checks", "positive_data_acceptance"]
+    header = [] if key is None else ["--header", f"Authorization: Bearer {key}"]
     run = subprocess.run(
         [
-            sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json",
-            "--header", f"Authorization: Bearer {KEY}", *checks, "--max-examples", "5",
-            "--phases", "examples,coverage,fuzzing", "--seed", "1", "--generation-database", "none", "--workers", "2",
-            "--exclude-path", "/reset_prefix_cache",
+            sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *header, *checks,
+            "--mode", mode, "--max-examples", str(max_examples), "--phases", phases,
+            "--seed", "1", "--generation-database", "none", "--workers", "2", "--continue-on-failure",
         ],
-        capture_output=True, text=True, timeout=900, check=False,
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr
-    assert re.search(r"\d{3,} generated", run.stdout), run.stdout[-2000:]
+    count = re.search(r"([\d,]+) generated", run.stdout)
+    assert count is not None, run.stdout[-2000:]
+    assert int(count[1].replace(",", "")) > 2 * len(OPERATIONS)
+    tested = re.search(r"Tested: (\d+)", run.stdout)
+    assert tested is not None
+    assert int(tested[1]) == sum(len(each.methods) for each in OPERATIONS)
+    assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
+    assert "Traceback" not in server.log
+
+
+@pytest.fixture(scope="module")
+def open_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The same server without a key."""
+    with running(tmp_path_factory.mktemp("open") / "log", "demo", *FLAGS) as server:
+        yield server
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
+    check_with_schemathesis(server, "all", "examples,fuzzing", 5, key=KEY)
+
+
+@pytest.mark.slow
+def test_schemathesis_with_wrong_data_and_without_a_key(open_server: ServerProcess) -> None:
+    check_with_schemathesis(open_server, "negative", "coverage,fuzzing", 2)
+
+
+@pytest.mark.proof
+def test_schemathesis_with_all_that_it_knows(server: ServerProcess) -> None:
+    check_with_schemathesis(server, "all", "examples,coverage,fuzzing", 30, key=KEY)
+
+
+@pytest.mark.proof
+def test_schemathesis_with_much_wrong_data(open_server: ServerProcess) -> None:
+    check_with_schemathesis(open_server, "negative", "coverage,fuzzing", 60)
