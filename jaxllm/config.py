@@ -241,7 +241,12 @@ class CompileOptions(Section):
 class OutputOptions(Section):
     """What a request may ask to be returned."""
 
-    max_logprobs: int = option(20, "Most alternatives per token a request may ask for.", minimum=0, maximum=1024)
+    max_logprobs: int = option(
+        20,
+        "Most alternatives per token a request may ask for; -1: the whole vocabulary, which makes steps slower.",
+        minimum=-1,
+        maximum=1024,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -298,7 +298,7 @@ class Engine:
         params = request.params
         if params.logprobs is None and params.num_sequences == params.n:
             return
-        output.logprobs = [_token_logprobs(output.token_ids[0], logprobs, row, params.logprobs or 0)]
+        output.logprobs = [_token_logprobs(output.token_ids[0], logprobs, row, params.logprobs)]
 
     def _take_prompt_logprobs(self, chunk: PromptChunk) -> None:
         """Keep a chunk's log-probabilities until the prompt is complete."""
@@ -310,7 +310,7 @@ class Engine:
             block, row = divmod(offset, len(chunk.blocks[0].logprob))
             position = chunk.begin + offset
             kept[position] = _token_logprobs(
-                int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs or 0
+                int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs
             )
 
 
@@ -335,7 +335,7 @@ def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
         max_model_len=plan.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_logprobs=config.output.max_logprobs,
+        max_logprobs=plan.max_logprobs,
         num_pages=num_pages,
         block_size=plan.page_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
@@ -347,8 +347,10 @@ def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
     )
 
 
-def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, num_top: int) -> TokenLogprobs:
+def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, asked: int | None) -> TokenLogprobs:
+    """The token at a place, and as many of the most likely ones as were `asked` for; -1: all that there are."""
     values: Any = logprobs
+    num_top = values.top_ids.shape[1] if asked == -1 else asked or 0
     return TokenLogprobs(
         token_id,
         float(values.logprob[row]),

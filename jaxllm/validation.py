@@ -68,11 +68,11 @@ class RequestLimits:
             raise unknown_token(request.prompt_token_ids, self.vocab_size)
 
     def _check_logprobs(self, name: str, value: int | None) -> None:
-        if value is not None and not 0 <= value <= self.max_logprobs:
-            raise RequestError(
-                f"{name}={value}: at most {self.max_logprobs} are possible; a larger max_logprobs at start allows more",
-                name,
+        if value is not None and (self.vocab_size if value == -1 else value) > self.max_logprobs:
+            allowed = (
+                "max_logprobs=-1 at start allows it" if value == -1 else "a larger max_logprobs at start allows more"
             )
+            raise RequestError(f"{name}={value}: at most {self.max_logprobs} are possible; {allowed}", name)
 
     def _check_tokens(self, name: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

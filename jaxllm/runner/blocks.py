@@ -9,6 +9,9 @@ from jaxllm.runner.vocabulary import WHOLE, Vocabulary
 BLOCK = VOCAB_BLOCK
 """Entries in a block: the lanes of a TPU register, and a divisor of most vocabulary sizes."""
 
+MOST_PICKED = 1024
+"""More than these are sorted."""
+
 
 def to_blocks(values: Array, fill: float) -> Array:
     """[R, V] as [R, blocks, BLOCK]; the last block is completed with `fill`."""
@@ -36,6 +39,9 @@ def largest(values: Array, count: int) -> tuple[Array, Array]:
 
     They lie in the `count` blocks with the largest maxima.
     """
+    if count > MOST_PICKED:
+        found, places = lax.top_k(values, count)
+        return found, places.astype(jnp.int32)
     if values.shape[1] <= 2 * count * BLOCK:
         return _pick(values, count)
     blocks = to_blocks(values, -jnp.inf)

@@ -80,6 +80,12 @@ class Plan:
         return model_parallel(self.mesh)
 
     @property
+    def max_logprobs(self) -> int:
+        """Alternatives per token that a step returns."""
+        asked = self.config.output.max_logprobs
+        return self.model.vocab_size if asked == -1 else min(asked, self.model.vocab_size)
+
+    @property
     def vocab_size(self) -> int:
         """Tokens in the arrays on the devices, which may be a few more than the model has."""
         return padded_vocab(self.model, self.num_devices)

@@ -27,7 +27,7 @@ def make_spec(plan: Plan, pages: int) -> tuple[StepSpec, Buckets]:
     shape = StepShape(
         table_width=-(-plan.max_model_len // plan.page_size),
         page_size=plan.page_size,
-        max_logprobs=min(plan.config.output.max_logprobs, plan.model.vocab_size),
+        max_logprobs=plan.max_logprobs,
         sample_rows=SAMPLE_ROWS.get(plan.platform, OTHER_SAMPLE_ROWS),
     )
     state = _state(plan, pages, buckets, shape)

@@ -169,8 +169,8 @@ def _check(body: ChatCompletionRequest, server: ServerState) -> None:
     """Raise `RequestError` for fields that do not go together, or are too large."""
     parameters.check_stream(body)
     parameters.check_sequences(body, 1, server.most_sequences)
-    parameters.check_alternatives("top_logprobs", body.top_logprobs, server.llm.info.max_logprobs)
-    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info.max_logprobs)
+    parameters.check_alternatives("top_logprobs", body.top_logprobs, server.llm.info)
+    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
 

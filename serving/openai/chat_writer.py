@@ -8,6 +8,7 @@ from jaxllm.serving.openai.answers import Answers
 from jaxllm.serving.openai.chat_call import ChatCall
 from jaxllm.serving.openai.generate import Identity
 from jaxllm.serving.openai.logprobs import LogprobFormat, prompt_logprobs
+from jaxllm.serving.openai.parameters import num_alternatives
 from jaxllm.serving.openai.protocol.chat import (
     AssistantMessage,
     ChatChoice,
@@ -177,5 +178,7 @@ def _logprob_format(server: ServerState, body: ChatCompletionRequest) -> Logprob
     if not body.logprobs:
         return None
     return LogprobFormat(
-        server.token_bytes, alternatives=body.top_logprobs or 0, as_token_ids=server.shows_token_ids(body)
+        server.token_bytes,
+        alternatives=num_alternatives(body.top_logprobs, server.llm.info),
+        as_token_ids=server.shows_token_ids(body),
     )

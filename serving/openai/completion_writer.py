@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from jaxllm.serving.openai.generate import Identity
 from jaxllm.serving.openai.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
+from jaxllm.serving.openai.parameters import num_alternatives
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
 from jaxllm.serving.openai.state import ServerState
@@ -29,7 +30,9 @@ class CompletionWriter:
         self._n = body.n or 1
         self._prompt_only = bool(body.echo) and body.max_tokens == 0
         self._format = LogprobFormat(
-            server.token_bytes, alternatives=body.logprobs or 0, as_token_ids=server.shows_token_ids(body)
+            server.token_bytes,
+            alternatives=num_alternatives(body.logprobs, server.llm.info),
+            as_token_ids=server.shows_token_ids(body),
         )
         self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._offsets: dict[int, TextOffsets] = {}

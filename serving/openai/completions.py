@@ -67,8 +67,8 @@ def _check(body: CompletionRequest, server: ServerState, num_prompts: int) -> No
     parameters.check_max_tokens("max_tokens", body.max_tokens, server.llm.info.max_model_len)
     parameters.check_stream(body)
     parameters.check_sequences(body, num_prompts, server.most_sequences)
-    parameters.check_alternatives("logprobs", body.logprobs, server.llm.info.max_logprobs)
-    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info.max_logprobs)
+    parameters.check_alternatives("logprobs", body.logprobs, server.llm.info)
+    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info)
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:

@@ -8,6 +8,7 @@ import msgspec
 from jaxllm.beam.params import BeamOptions
 from jaxllm.config import EngineConfig
 from jaxllm.errors import RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai.errors import BodyError
 from jaxllm.serving.openai.protocol.base import refused_fields
@@ -90,10 +91,19 @@ def recommended_max_tokens(defaults: SamplingParams) -> int | None:
     return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
 
 
-def check_alternatives(name: str, value: int | None, maximum: int) -> None:
-    """Raise `RequestError` if a request asks for more alternatives per token than the engine returns."""
-    if value is not None and not 0 <= value <= maximum:
-        raise RequestError(f"{name}={value}: must be an integer from 0 to {maximum} (--max-logprobs)", name)
+def check_alternatives(name: str, value: int | None, info: EngineInfo) -> None:
+    """Raise `RequestError` if a request asks for more alternatives per token than the engine returns; -1: for all."""
+    most = info.max_logprobs
+    if value is None or 0 <= value <= most or (value == -1 and most >= info.vocab_size):
+        return
+    if value == -1:
+        raise RequestError(f"{name}=-1: the whole vocabulary is returned only with --max-logprobs -1", name)
+    raise RequestError(f"{name}={value}: must be an integer from 0 to {most} (--max-logprobs)", name)
+
+
+def num_alternatives(value: int | None, info: EngineInfo) -> int:
+    """How many alternatives per token a request asks for."""
+    return info.vocab_size if value == -1 else value or 0
 
 
 def check_stream(body: GenerationRequest) -> None:

@@ -10,7 +10,7 @@ from jaxllm.serving.openai.protocol.bounds import (
     MOST_MESSAGES,
     MOST_TOOLS,
     AtLeastOne,
-    Natural,
+    OrMinusOne,
     at_most,
 )
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
@@ -32,8 +32,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """The older name of max_completion_tokens."""
     logprobs: bool | None = None
     """Return the log-probabilities of the generated tokens."""
-    top_logprobs: Natural | None = None
-    """Most likely alternatives to return at each place; only with logprobs."""
+    top_logprobs: OrMinusOne | None = None
+    """Most likely alternatives to return at each place, -1: all; only with logprobs."""
     tools: Annotated[list[Annotated[Tool, _TOOL_KINDS]], at_most(MOST_TOOLS)] | None = None
     """Functions that the model may call; tools of other types are ignored."""
     tool_choice: str | dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 from jaxllm.serving.openai.protocol.base import Refused
-from jaxllm.serving.openai.protocol.bounds import documented
+from jaxllm.serving.openai.protocol.bounds import MOST_MESSAGES, at_most
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import Message
 
@@ -15,7 +15,9 @@ _WHOLE = "a batch is answered as a whole; see /v1/chat/completions"
 class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     """Conversations that are answered each on its own, all with the same settings."""
 
-    messages: Annotated[list[list[Message]], documented(minItems=1)]  # type: ignore[assignment]
+    messages: Annotated[  # type: ignore[assignment]
+        list[Annotated[list[Message], at_most(MOST_MESSAGES, minItems=1)]], at_most(1024, minItems=1)
+    ]
     """The conversations."""
 
     n: Annotated[Any, Refused(_ONE_EACH, (1,))] = None

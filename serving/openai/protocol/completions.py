@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.openai.protocol.base import Answer, Refused
-from jaxllm.serving.openai.protocol.bounds import Natural, Text, documented
+from jaxllm.serving.openai.protocol.bounds import Natural, OrMinusOne, Text, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from jaxllm.serving.openai.protocol.usage import Usage
@@ -18,8 +18,8 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """A text, a list of texts, a list of token ids, or a list of lists of token ids."""
     max_tokens: Natural | None = None
     """Most tokens to generate; default 16. 0 with echo: only the prompt, for its logprobs."""
-    logprobs: Natural | None = None
-    """Return the log-probabilities of the generated tokens, and of this many alternatives at each place."""
+    logprobs: OrMinusOne | None = None
+    """Return the log-probabilities of the generated tokens, and of this many alternatives at each place; -1: of all."""
     echo: bool | None = None
     """Begin the text with the prompt."""
 

@@ -94,8 +94,8 @@ class GenerationRequest(Body, kw_only=True):
     """Put spaces between special tokens in the text; default true."""
     truncate_prompt_tokens: OrMinusOne | None = None
     """Keep only this many last tokens of the prompt; -1: as many as the model allows."""
-    prompt_logprobs: Natural | None = None
-    """Alternatives to return for each token of the prompt; not with stream."""
+    prompt_logprobs: OrMinusOne | None = None
+    """Alternatives to return for each token of the prompt, -1: all; not with stream."""
 
     use_beam_search: bool | None = None
     """Search for the likeliest texts: best_of (default n) beams are followed, the best n returned; not with stream."""

@@ -8,7 +8,7 @@ from jaxllm.serving.openai.protocol.bounds import (
     MOST_TOOLS,
     AtLeastOne,
     FromZero,
-    Natural,
+    OrMinusOne,
     at_most,
     documented,
 )
@@ -109,8 +109,8 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """Options of the reasoning."""
     include: Annotated[list[str], KnownValues((LOGPROBS,))] | None = None
     """What to add: message.output_text.logprobs; all else is ignored."""
-    top_logprobs: Natural | None = None
-    """Most likely alternatives to return at each place; only with message.output_text.logprobs in include."""
+    top_logprobs: OrMinusOne | None = None
+    """Most likely alternatives to return at each place, -1: all; only with message.output_text.logprobs in include."""
     truncation: Literal["auto", "disabled"] | None = None
     """auto: leave out the oldest items when the input is longer than the model's context."""
     metadata: dict[str, str] | None = None

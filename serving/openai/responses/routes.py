@@ -15,6 +15,7 @@ from jaxllm.serving.openai.chat_call import ChatCall
 from jaxllm.serving.openai.decode import read_body, read_query
 from jaxllm.serving.openai.generate import identify, json_response, respond, submit
 from jaxllm.serving.openai.logprobs import LogprobFormat
+from jaxllm.serving.openai.parameters import num_alternatives
 from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, InputTokens, ItemPage, ModelResponse
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, InputItemsQuery, ResponsesRequest, RetrieveQuery
 from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
@@ -107,7 +108,8 @@ def _logprob_format(server: ServerState, body: ResponsesRequest) -> LogprobForma
     if LOGPROBS not in (body.include or ()):
         return None
     as_token_ids = server.shows_token_ids(body)
-    return LogprobFormat(server.token_bytes, alternatives=body.top_logprobs or 0, as_token_ids=as_token_ids)
+    alternatives = num_alternatives(body.top_logprobs, server.llm.info)
+    return LogprobFormat(server.token_bytes, alternatives=alternatives, as_token_ids=as_token_ids)
 
 
 def _keep(server: ServerState, stored: Stored) -> None:

@@ -103,6 +103,8 @@ def test_fields_of_both(http: httpx.Client, fields: Any, param: str, stream: boo
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
