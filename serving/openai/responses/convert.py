@@ -32,9 +32,11 @@ FIELDS = {
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
     "tool_choice.allowed_tools": "tool_choice",
+    "continue_final_message": "input",
 }
 """What the fields of a chat request are called here."""
 
+_UNFINISHED = ("in_progress", "incomplete")
 _PARTS = {
     "system": ("input_text",),
     "developer": ("input_text",),
@@ -64,9 +66,12 @@ class Chat:
 
     messages: list[Message] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    goes_on: bool = False
+    """Whether the last message is the assistant's and not complete: the answer goes on with it."""
 
     def add(self, item: Item, origin: str) -> None:
         """Add an item. What the assistant thought, said and called in a row is one message. Raises `RequestError`."""
+        self.goes_on = isinstance(item, MessageItem) and item.role == "assistant" and item.status in _UNFINISHED
         match item:
             case MessageItem(role="assistant"):
                 self._assistant(origin, said=True).content = _content(item.content, origin, _PARTS["assistant"])
@@ -139,6 +144,7 @@ def chat_request(body: ResponsesRequest, chat: Chat) -> ChatCompletionRequest:
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         include_reasoning=body.include_reasoning,
+        continue_final_message=chat.goes_on or None,
         chat_template=body.chat_template,
         chat_template_kwargs=body.chat_template_kwargs,
         response_format=_response_format(body.text.format if body.text else None),

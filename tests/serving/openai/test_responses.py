@@ -272,3 +272,16 @@ def test_wrong_retrievals(
 @pytest.fixture(scope="module")
 def stored_id(client: OpenAI) -> str:
     return client.responses.create(input="hello", **GREEDY).id
+
+
+def test_an_answer_goes_on_where_it_was_left(client: OpenAI) -> None:
+    asked: Any = {"role": "user", "content": "What is 2 + 3?"}
+    whole = client.responses.create(model="demo", input=[asked], temperature=0, max_output_tokens=30).output_text
+    begin = whole[: len(whole) // 2].rstrip()
+    said: dict[str, Any] = {
+        "type": "message", "id": "msg_1", "role": "assistant", "status": "in_progress",
+        "content": [{"type": "output_text", "text": begin, "annotations": []}],
+    }  # fmt: skip
+    items: Any = [asked, said]
+    rest = client.responses.create(model="demo", input=items, temperature=0, max_output_tokens=30).output_text
+    assert begin + rest == whole

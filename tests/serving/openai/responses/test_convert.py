@@ -222,3 +222,21 @@ def test_errors_are_told_in_the_fields_of_the_interface(
     with pytest.raises(RequestError) as caught, renaming(FIELDS, ["instructions", "input[4]"]):
         raise RequestError(message, parameter)
     assert (str(caught.value), caught.value.parameter) == (renamed or message, names)
+
+
+@pytest.mark.parametrize(
+    ("status", "behind", "goes_on"),
+    [
+        ("in_progress", [], True),
+        ("incomplete", [], True),
+        ("completed", [], None),
+        (None, [], None),
+        ("in_progress", [{"role": "user", "content": "Well?"}], None),
+    ],
+)
+def test_a_message_that_is_not_complete_is_gone_on_with(status: str | None, behind: Any, goes_on: bool | None) -> None:
+    said: dict[str, Any] = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It"}]}
+    items = [{"role": "user", "content": "What?"}, said if status is None else {**said, "status": status}, *behind]
+    chat = chat_of(items)
+    request = chat_request(ResponsesRequest(input=items), chat)
+    assert request.continue_final_message is goes_on
