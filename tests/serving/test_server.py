@@ -205,8 +205,9 @@ def test_the_engine_dies_for_good_behind_tls_and_a_proxy(tmp_path: Path, certifi
     """Waiting requests get an error at once, and without restarts the server ends and says why."""
     tls = ("--ssl-certfile", certificate[0], "--ssl-keyfile", certificate[1], "--root-path", "/llm")
     context = ssl.create_default_context(cafile=certificate[0])
+    limits = ("--h11-max-header-count", "20", "--timeout-headers", "3", "--max-restarts", "0")
     with (
-        running(tmp_path / "log", *SMALL, *tls, "--h11-max-header-count", "20", "--max-restarts", "0") as server,
+        running(tmp_path / "log", *SMALL, *tls, *limits) as server,
         httpx.Client(base_url=f"https://127.0.0.1:{server.port}", timeout=SECONDS, verify=context) as client,
     ):
         assert f"https://127.0.0.1:{server.port}/llm/v1" in server.log
@@ -214,6 +215,8 @@ def test_the_engine_dies_for_good_behind_tls_and_a_proxy(tmp_path: Path, certifi
         assert client.get("/llm/v1/models").status_code == client.get("/v1/models").status_code == 200
         assert client.get("/ready", headers={f"x-{number}": "1" for number in range(20)}).status_code == 431
         assert client.get("/ready", headers={"x": "y" * 100_000}).status_code == 431
+        with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as silent:
+            assert silent.recv(1) == b"", "a handshake has no longer than headers"
         stream = Stream(client, LONG)
         server.engine().kill()
         assert b"the engine process died" in stream.rest()[-1]
