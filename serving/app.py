@@ -14,9 +14,10 @@ from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.openai.middleware.keys import ApiKeys
 from jaxllm.serving.openai.middleware.measure import MeasureRequests
 from jaxllm.serving.openai.middleware.request_ids import HEADER, RequestIds
-from jaxllm.serving.openai.openapi import show_document, show_page
+from jaxllm.serving.openai.openapi import show_document
 from jaxllm.serving.openai.routes import OPERATIONS, PUBLIC_PATHS, UPLOAD_PATHS, make_routes
 from jaxllm.serving.openai.state import ServerState
+from jaxllm.serving.pages.views import PUBLIC_PAGES, show_docs, show_landing
 
 _FORM_BYTES = 65536
 
@@ -26,8 +27,9 @@ __all__ = ["ServerState", "create_app"]
 def create_app(state: ServerState) -> Starlette:
     """The application for a running engine. Raises `ConfigError` for middleware that cannot be loaded."""
     routes = make_routes()
+    routes.append(Route("/", guarded(show_landing)))
     if not state.options.disable_docs:
-        routes += [Route("/docs", guarded(show_page)), Route("/openapi.json", guarded(show_document))]
+        routes += [Route("/docs", guarded(show_docs)), Route("/openapi.json", guarded(show_document))]
     app = Starlette(
         routes=routes,
         middleware=_middleware(state),
@@ -59,7 +61,7 @@ def _middleware(state: ServerState) -> list[Middleware]:
             expose_headers=[HEADER, IGNORED_HEADER, "Retry-After"],
         )
         chain.append(cors)
-    chain.append(Middleware(ApiKeys, access=state.access, public_paths=PUBLIC_PATHS))
+    chain.append(Middleware(ApiKeys, access=state.access, public_paths=PUBLIC_PATHS | PUBLIC_PAGES))
     # The form around a file takes some bytes too.
     uploads = dict.fromkeys(UPLOAD_PATHS, options.max_file_size + _FORM_BYTES)
     chain.append(Middleware(BodyLimit, limit=body_size(options, state.llm.info), uploads=uploads))

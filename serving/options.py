@@ -26,7 +26,7 @@ class ServerOptions(Section):
     )
     api_key: tuple[str, ...] = option(
         (),
-        "Keys of which requests must bring one; all but health and metrics need it.",
+        "Keys of which requests must bring one; all but health, metrics and pages need it.",
         environment="JAXLLM_API_KEY",
         foreign_environment="VLLM_API_KEY",
     )

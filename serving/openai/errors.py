@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 
@@ -9,6 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from jaxllm.errors import CapacityError, EngineError, PromptTooLongError, QueueFullError, RequestError, nearest
 from jaxllm.serving.anthropic import errors as anthropic
@@ -19,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+_LONGEST_PATH = 256
+"""Of an unknown path, to be compared with the known ones."""
 IGNORED = "jaxllm.ignored_fields"
 """Name in the scope of a request: its `IgnoredFields`."""
 IGNORED_HEADER = "X-Ignored-Fields"
@@ -234,7 +238,8 @@ def describe(error: Exception, request_id: str) -> HttpError:
 def _routing_error(error: HTTPException, request: Request) -> HttpError:
     """What Starlette's router raises: unknown paths and methods."""
     what = f"{request.method} {request.url.path}"
-    messages = {404: f"unknown URL: {what}", 405: f"{what}: this URL does not know the method {request.method}"}
+    hint = _right_path(request) if error.status_code == 404 else ""
+    messages = {404: f"unknown URL: {what}{hint}", 405: f"{what}: this URL does not know the method {request.method}"}
     codes = {404: "unknown_url", 405: "method_not_supported"}
     message = messages.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
     return HttpError(error.status_code, message, code=codes.get(error.status_code), headers=error.headers)
@@ -242,6 +247,18 @@ def _routing_error(error: HTTPException, request: Request) -> HttpError:
 
 def _clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _right_path(request: Request) -> str:
+    """A hint for a path that is nearly a known one: `"; did you mean '/v1/models'?"`."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))[:_LONGEST_PATH]
+    plain = re.sub(r"^(/v1)+(?=/)", "/v1", re.sub("//+", "/", path)).rstrip("/")
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    for each in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removeprefix("/api")):
+        # A path with a part of any kind is no hint: too much is like it.
+        if each != path and any(route.path == each for route in routes):
+            return f"; did you mean {each!r}? A client's base URL ends with /v1"
+    return nearest(plain, [route.path for route in routes if len(route.path) > 1], alike=0.8)
 
 
 def _type_of(status: int) -> str:

@@ -1,5 +1,6 @@
 """The models that requests may name."""
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +18,11 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request) -> Response:
     """Describe one name, which may contain slashes."""
     server = server_of(request)
-    return json_response(_model(server, server.model_name(request.path_params["model"])))
+    name = request.path_params["model"]
+    if not name:
+        # /v1/models/, which is no path of its own.
+        raise HTTPException(404)
+    return json_response(_model(server, server.model_name(name)))
 
 
 def _model(server: ServerState, name: str) -> Model:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the routes and the Structs of their bodies, and a page that shows it."""
+"""The OpenAPI document, made from the routes and the Structs of their bodies."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from jaxllm import __version__
 from jaxllm.serving.anthropic.errors import OVERLOADED
@@ -21,33 +21,11 @@ from jaxllm.serving.openai.protocol.base import Body, Ignored, refused_fields
 from jaxllm.serving.openai.routes import OPERATIONS
 from jaxllm.serving.openai.state import server_of
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>jaxllm</title>
-<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
-</head>
-<body>
-<div id="swagger-ui">The page needs scripts from cdn.jsdelivr.net; what it shows is in
-<a href="openapi.json">openapi.json</a>.</div>
-<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui"})</script>
-</body>
-</html>
-"""
-
-
 _UPLOAD = {
     "type": "object",
     "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
     "required": ["file", "purpose"],
 }
-
-
-async def show_page(_: Request) -> Response:
-    """Show the document as a page."""
-    return HTMLResponse(_PAGE)
 
 
 async def show_document(request: Request) -> Response:
