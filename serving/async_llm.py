@@ -40,6 +40,9 @@ from jaxllm.validation import RequestLimits
 TEXT_THREADS = 2
 """Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""
 
+CANARY_SECONDS = 1.0
+"""After the engine is ready, the process that tries grammars is started, if no grammar has come before."""
+
 Result = TypeVar("Result")
 
 
@@ -61,6 +64,7 @@ class AsyncLLM:
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
         self._inputs: InputProcessor | PoolingInputs
         self._forms: CanaryChecker | None = None
+        self._shut_down = False
         self._numbers = itertools.count()
 
     @classmethod
@@ -117,8 +121,13 @@ class AsyncLLM:
         else:
             self._forms = form_checker(self.config, info, tokenizer)
             self._inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
-            self.run_text(self._forms.start)
+            # Starting it takes some of the processor, which others need more until the first requests are served.
+            self._loop.call_later(CANARY_SECONDS, self._start_canary, self._forms)
             self._engine.serve(OutputProcessor(tokenizer, measure=True))
+
+    def _start_canary(self, forms: CanaryChecker) -> None:
+        if not self._shut_down:
+            self.run_text(forms.start)
 
     @property
     def info(self) -> EngineInfo:
@@ -299,6 +308,7 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """End the engine process; whoever still waits gets an error. May be called again."""
         await self._engine.shutdown()
+        self._shut_down = True
         self._text_threads.shutdown(wait=False)
         if self._forms is not None:
             self._forms.close()

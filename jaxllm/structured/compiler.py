@@ -1,11 +1,9 @@
 """Grammars compiled beside the engine's loop, and kept."""
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,13 +13,11 @@ from jaxllm.structured.backend import Backend, Grammar
 from jaxllm.structured.params import StructuredOutputsParams
 
 THREADS: Final = 2
-"""Grammars that are compiled at a time."""
+"""Grammars that are compiled at a time. They have no lower priority: whoever waits for Python's lock, which such a
+thread holds now and then, would wait for all that is more important."""
 
 STACK_BYTES: Final = 16 << 20
 """Of a thread that compiles: twice what a grammar may need in the canary process (`canary.messages.Budget`)."""
-
-NICE: Final = 10
-"""Steps of the engine go before compiling."""
 
 MOST_BYTES: Final = 256 << 20
 """Memory of the compiled grammars that are kept."""
@@ -82,7 +78,7 @@ class GrammarCompiler:
 
     def _submit(self, form: StructuredOutputsParams) -> "Future[Grammar]":
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS, "grammar", initializer=_step_back)
+            self._pool = ThreadPoolExecutor(THREADS, "grammar")
         # Python knows no other way to say it; a thread that somebody else starts meanwhile gets it as well.
         before = threading.stack_size(STACK_BYTES)
         try:
@@ -110,10 +106,3 @@ class GrammarCompiler:
             self._kept.clear()
             if self._pool is not None:
                 self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _step_back() -> None:
-    """On Linux a thread has a priority of its own; elsewhere that would be the whole process's."""
-    if hasattr(os, "sched_setaffinity"):
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -5,6 +5,7 @@ It leaves the GIL to others while it compiles and while it computes masks.
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -31,6 +32,14 @@ to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
 
 LONGEST_MESSAGE: Final = 500
 
+SLOW_SECONDS: Final = 0.5
+"""A mask that takes longer ends its request: all others wait for it. What takes half of that is refused before."""
+
+FILLS_ALONE: Final = 100
+"""After a slow one so many masks are computed one after the other, to find the next slow one."""
+
+_SLOW: Final = "the grammar is too complex: following it takes too long"
+
 
 def make_backend(vocabulary: Vocabulary) -> "LLGuidance":
     """A backend for this vocabulary; reads the tokenizer's file. Raises `RequestError` when it cannot."""
@@ -54,6 +63,7 @@ class LLGuidance:
         self._words = mask_words(vocabulary.size)
         self._limits = llguidance.LLParserLimits(**LIMITS)
         self._executor: Any = None
+        self._alone = 0
 
     def compile(self, form: StructuredOutputsParams) -> "LLGrammar":
         """Compile, and compute a first mask. Raises `RequestError`."""
@@ -71,14 +81,37 @@ class LLGuidance:
         assert masks.shape[1] == self._words
         assert masks.flags.c_contiguous
         pairs = [(matcher.inner, row) for matcher, row in matchers if isinstance(matcher, LLMatch)]
-        if len(pairs) == 1 or _CORES < 4:
-            for inner, row in pairs:
-                inner.unsafe_compute_mask_ptr(masks[row].ctypes.data, self._words * 4)
+        slow: set[int] = set()
+        if len(pairs) == 1 or _CORES < 4 or self._alone:
+            self._alone = max(0, self._alone - 1)
+            slow = self._fill_alone(pairs, masks)
         else:
             # Made late: who only compiles should have no threads of it.
             self._executor = self._executor or llguidance.LLExecutor()
+            began = time.perf_counter()
             self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, self._words * 4, len(masks))
-        return [_first_line(inner.get_error()) if inner.is_error() else None for inner, _ in pairs]
+            if time.perf_counter() - began > SLOW_SECONDS:
+                # Whose mask it was is seen when they are computed one after the other.
+                self._alone = FILLS_ALONE
+        return [
+            _first_line(inner.get_error()) if inner.is_error() else _SLOW if row in slow else None
+            for inner, row in pairs
+        ]
+
+    def _fill_alone(self, pairs: Sequence[tuple[Any, int]], masks: npt.NDArray[np.int32]) -> set[int]:
+        """Write masks one after the other; the rows of those that take too long."""
+        slow: set[int] = set()
+        last = time.perf_counter()
+        processor = time.thread_time()
+        for inner, row in pairs:
+            inner.unsafe_compute_mask_ptr(masks[row].ctypes.data, self._words * 4)
+            now = time.perf_counter()
+            # On a machine that is busy the clock says little.
+            if now - last > SLOW_SECONDS and time.thread_time() - processor > SLOW_SECONDS:
+                slow.add(row)
+                processor = time.thread_time()
+            last = now
+        return slow
 
     def _is_special(self, text: str) -> bool:
         found = self._tokenizer.tokenize_str(text, parse_special=True)

@@ -29,7 +29,7 @@ from jaxllm.structured.canary.messages import (
 )
 from jaxllm.structured.canary.trial import attempt, limit, meaning
 
-NICE: Final = 10
+NICE: Final = 5
 """Whoever waits for the tokens of a running request comes first."""
 
 

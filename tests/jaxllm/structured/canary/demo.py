@@ -8,7 +8,11 @@ from jaxllm.structured.canary.client import Canary
 from jaxllm.structured.canary.messages import Budget
 
 
+def demo_vocabulary() -> Vocabulary:
+    """That of the demo model."""
+    return Vocabulary(Path(resolve("demo", None, None)), 1536, (0,))
+
+
 def demo_canary(budget: Budget | None = None) -> Canary:
     """One that has not been started."""
-    vocabulary = Vocabulary(Path(resolve("demo", None, None)), 1536, (0,))
-    return Canary("llguidance", vocabulary, budget or Budget())
+    return Canary("llguidance", demo_vocabulary(), budget or Budget())
