@@ -1,16 +1,26 @@
-"""`jaxllm chat`: a conversation with a server's model, in the terminal."""
+"""`jaxllm chat`: a conversation in the terminal, with a server's model or with one that is loaded for it."""
 
 import argparse
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
-from jaxllm.serving.cli.api_client import ApiClient, add_client_flags, client_sampling
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.cli.api_client import DEFAULT_URL, ApiClient, add_client_flags, client_sampling
 from jaxllm.serving.cli.terminal import Terminal, say, show_answer
 
-HELP = "Chat in the terminal with a model that a server runs: jaxllm's, or any of OpenAI's API."
+if TYPE_CHECKING:
+    from jaxllm.serving.cli.local_model import LocalModel
+
+HELP = (
+    "Chat in the terminal: with MODEL, which is loaded here and needs no server, or else with a model that a server "
+    "runs, jaxllm's or any of OpenAI's API."
+)
+USAGE = "[MODEL | --url URL] [flags]"
 EXAMPLES = """examples:
+  jaxllm chat demo                                  with a model loaded here: a folder or hub id; demo is shipped
   jaxllm chat                                       with the server on this machine
   jaxllm chat -q "What is 17 plus 25?"              one answer, and that is all
   jaxllm chat --url http://gpu-box:8000/v1 --system-prompt "Be brief." --temperature 0.2
@@ -22,6 +32,7 @@ def add_arguments(parser: FlagParser) -> None:
     """Declare the server, the messages, and sampling parameters."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="Load this model here, and ask no server.")
     group = parser.add_argument_group("messages")
     group.add_argument("-q", "--quick", metavar="TEXT", help="Send this one message, print the answer, and end.")
     group.add_argument("--system-prompt", metavar="TEXT", help="The system message before all others.")
@@ -30,8 +41,9 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chat; 0 when the person leaves."""
-    with ApiClient.from_flags(args) as client:
-        chat = Chat(client, client.find_model(args.model_name)[0], client_sampling(args), args.system_prompt)
+    with _open(args) as client:
+        name = client.find_model(args.model_name)[0] if isinstance(client, ApiClient) else args.model
+        chat = Chat(client, name, client_sampling(args), args.system_prompt)
         if args.quick is not None:
             chat.answer(args.quick)
             return 0
@@ -47,10 +59,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _open(args: argparse.Namespace) -> "ApiClient | LocalModel":
+    """What to chat with. Raises `ConfigError`."""
+    if args.model is None:
+        return ApiClient.from_flags(args)
+    if args.url != DEFAULT_URL or args.model_name is not None:
+        raise ConfigError("MODEL is loaded here: leave it out to chat with a server's (--url, --model-name)")
+    SamplingParams(**client_sampling(args))
+    # JAX is loaded only for what needs it.
+    from jaxllm.serving.cli.local_model import LocalModel
+
+    return LocalModel(args.model)
+
+
 class Chat:
     """A conversation: what was said, and how to go on."""
 
-    def __init__(self, client: ApiClient, model: str, sampling: Mapping[str, Any], system: str | None) -> None:
+    def __init__(
+        self, client: "ApiClient | LocalModel", model: str, sampling: Mapping[str, Any], system: str | None
+    ) -> None:
         self.model = model
         self.messages: list[dict[str, str]] = []
         self._client = client

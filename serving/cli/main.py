@@ -42,7 +42,7 @@ class SubCommand(Protocol):
 
 COMMANDS = {
     "serve": Entry("jaxllm.serving.cli.serve", "Serve a model to any OpenAI client."),
-    "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal with a model that a server runs."),
+    "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal: with a model loaded here, or with a server's."),
     "complete": Entry("jaxllm.serving.cli.complete", "Continue texts in the terminal with a model that a server runs."),
     "bench": Entry("jaxllm.serving.cli.bench", "Measure: `jaxllm bench` lists what."),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),

@@ -68,6 +68,25 @@ def test_quick_chat(server: ServerProcess, api: httpx.Client) -> None:
     assert done.stdout == chat_answer(api, "What is 17 plus 25?") + "\n"
 
 
+def test_a_chat_without_a_server(server: ServerProcess, api: httpx.Client) -> None:
+    done = run("chat", "demo", "-q", "What is 17 plus 25?", *GREEDY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == chat_answer(api, "What is 17 plus 25?") + "\n"
+    lines = "What is 1 plus 2?\nWhere does Luma live?\n/exit\n"
+    done = run("chat", "demo", *GREEDY, stdin=lines)
+    first = chat_answer(api, "What is 1 plus 2?")
+    assert done.stdout == f"{first}\n{chat_answer(api, 'What is 1 plus 2?', first, 'Where does Luma live?')}\n"
+    for arguments, message in (
+        (("./none", "-q", "a"), "there is no such folder"),
+        (("demo", "-q", "a", "--temperature", "-1"), "temperature=-1.0: must be"),
+        (("demo", "--url", server.url), "leave it out to chat with a server's"),
+    ):
+        done = run("chat", *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_quick_completion(server: ServerProcess, api: httpx.Client) -> None:
     done = run("complete", "--url", f"{server.url}/v1", "--model-name", "demo", "-q", "Once upon", *GREEDY)
     assert (done.returncode, done.stderr) == (0, "")
