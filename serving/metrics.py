@@ -92,6 +92,7 @@ METRICS = (
     Described("request_params_max_tokens", "histogram", "The parameter max_tokens, or the room there was without it."),
     Described("compilations_after_warmup", "counter", "Compilations during steps, of which there should be none."),
     Described("engine_restarts", "counter", "Times the engine ended or hung, and another one took its place."),
+    Described("api_server_restarts", "counter", "Times one of several API server processes ended and was restarted."),
     Described("step_seconds", "histogram", "One step of the engine, from scheduling to outputs."),
     Described("batch_fill", "histogram", "Share of a compiled shape that held tokens, 0 to 1; the rest is padding."),
 )
@@ -133,11 +134,11 @@ _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
 _OF_ENGINE = frozenset(
     (
         *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
-        "engine_restarts",
+        *("engine_restarts", "api_server_restarts"),
         *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
     )
 )
-"""Values that the engine tells; all others are measured of requests."""
+"""Values that the engine or its supervisor tells; all others are measured of requests."""
 
 
 _BY_REASON = ("request_success", "admission_rejections")
@@ -151,6 +152,13 @@ class Measured(msgspec.Struct):
     finished: dict[str, int]
     histograms: dict[str, tuple[list[int], float]]
     http: HttpMeasured = msgspec.field(default_factory=HttpMeasured)
+
+
+class EngineState(msgspec.Struct):
+    """What an engine has told: its state after the last step, and what was counted of its steps."""
+
+    stats: StepStats
+    measured: Measured
 
 
 class Metrics(Collector):
@@ -183,19 +191,31 @@ class Metrics(Collector):
             self.http.measured(),
         )
 
-    def with_others(self, others: Sequence[Measured]) -> "Metrics":
-        """These metrics and what other processes have measured of their requests before the same engine."""
+    def engine_state(self) -> EngineState:
+        """What the engine has told, for `with_others` in another process."""
+        return EngineState(
+            self._stats,
+            Measured(
+                {name: count for name, count in self._counters.items() if name in _OF_ENGINE},
+                {},
+                {name: histogram.state() for name, histogram in self._histograms.items() if name in _OF_ENGINE},
+            ),
+        )
+
+    def with_others(self, others: Sequence[Measured], engine: EngineState | None = None) -> "Metrics":
+        """These metrics and what other processes have measured of their requests before the same engine.
+
+        `engine` is what was told of it, where somebody has heard more of it than this process.
+        """
         joined = Metrics(self._info, self._model_name, self._prefix)
-        joined._stats, joined._counters = self._stats, dict(self._counters)
-        for name, histogram in self._histograms.items():
-            joined._histograms[name].add(*histogram.state())
-        joined._finished = dict(self._finished)
-        joined.http.add(self.http.measured())
-        for other in others:
-            joined._add(other)
+        engine = engine or self.engine_state()
+        joined._stats = engine.stats
+        for measured in (self.measured(), engine.measured, *others):
+            joined.add(measured)
         return joined
 
-    def _add(self, other: Measured) -> None:
+    def add(self, other: Measured) -> None:
+        """Add what another process has measured."""
         for name, count in other.counters.items():
             self._counters[name] += count
         for reason, count in other.finished.items():
@@ -216,6 +236,10 @@ class Metrics(Collector):
             histograms["inter_token_latency_seconds"].observe_all(measured.inter_token_seconds)
             if measured.finished:
                 self._take_finished(measured.finished)
+
+    def count_api_server_restart(self) -> None:
+        """Another API server process has taken the place of one that ended."""
+        self._counters["api_server_restarts"] += 1
 
     def count_engine_restart(self, info: EngineInfo) -> None:
         """Another engine has taken the place of one that ended."""

@@ -166,6 +166,10 @@ async def _answer(
             background.append(asyncio.create_task(throughput.run()))
     else:
         state.board = place.board
+        before = place.board.own()
+        if before is not None:
+            # Of the process whose place this one takes: counters do not go back.
+            metrics.add(before.measured)
         background.append(asyncio.create_task(_post(state, place.board)))
     serving = asyncio.create_task(http.serve(sockets=[listener.socket]))
     settle()

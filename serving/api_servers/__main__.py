@@ -8,53 +8,83 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.serving.api_servers.board import Board
-from jaxllm.serving.api_servers.order import Attach, EngineEnded, GaveUp, Listening, Order, receive, send
+from jaxllm.serving.api_servers.order import Attach, EngineEnded, GaveUp, Hangs, Line, Listening, Order, receive, send
 from jaxllm.serving.listener import Listener
 from jaxllm.serving.server import Place, on_fast_loop, serve_at
 
 
-class SharedEngine:
-    """The engine of the supervisor, in the place of a process of our own (see `EngineProcess`)."""
+class Supervisor:
+    """The line to the process that has the engine. Thread-safe."""
 
-    def __init__(self, channel: socket.socket, end: "Future[str]", folder: str, on_exit: Callable[[str], None]) -> None:
-        """The supervisor has the engine connect to the sockets in `folder`; `end` tells why the engine has ended."""
-        self._end = end
-        send(channel, Attach(folder))
-        end.add_done_callback(lambda reason: on_exit(reason.result()))
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._engines: dict[str, ServedBy] = {}
+
+    def say(self, line: Line) -> None:
+        """Send a line."""
+        with self._lock:
+            send(self._channel, line)
+
+    def launch(self, folder: str, on_exit: Callable[[str], None]) -> "ServedBy":
+        """Have the engine of now, or the next one, connect to the sockets in a folder."""
+        engine = self._engines[folder] = ServedBy(self, folder, on_exit)
+        self.say(Attach(folder))
+        return engine
+
+    def watch(self) -> None:
+        """Hear of the ends of engines, and end when the supervisor is gone, however it went."""
+        while (ended := receive(self._channel, EngineEnded)) is not None:
+            engine = self._engines.pop(ended.folder, None)
+            if engine is not None:
+                engine.take_end(ended.reason)
+        os._exit(1)
+
+
+class ServedBy:
+    """An engine of the supervisor, in the place of a process of our own (see `EngineProcess`)."""
+
+    def __init__(self, supervisor: Supervisor, folder: str, on_exit: Callable[[str], None]) -> None:
+        """`on_exit` is called once, with what can be said of the end."""
+        self._supervisor, self._folder, self._on_exit = supervisor, folder, on_exit
+        self._ended = threading.Lock()
 
     @property
     def pid(self) -> int:
         """Process id of the supervisor, whose the engine is."""
         return os.getppid()
 
+    def take_end(self, reason: str) -> None:
+        """It has ended, or is left. Only the first reason counts."""
+        if self._ended.acquire(blocking=False):
+            self._on_exit(reason)
+
     def end(self, *, at_once: bool = False) -> None:
         """Leave it: the engine ends with the supervisor. May be called again."""
         del at_once
-        _settle(self._end, "left")
+        self.take_end("left")
 
     def kill(self, reason: str) -> None:
-        """Leave it at once."""
-        del reason
-        self.end()
+        """Have it killed, because it hangs: the supervisor will say that it has ended."""
+        self._supervisor.say(Hangs(self._folder, reason))
 
 
 def main() -> int:
     """Answer HTTP as ordered."""
     channel = socket.socket(fileno=0)
     order: Order = receive(channel, Order)
-    engine_end: Future[str] = Future()
-    threading.Thread(target=_watch, args=(channel, engine_end), name="supervisor-watch", daemon=True).start()
+    supervisor = Supervisor(channel)
+    threading.Thread(target=supervisor.watch, name="supervisor-watch", daemon=True).start()
     options = order.options
     place = Place(
-        launch=partial(SharedEngine, channel, engine_end),
+        launch=supervisor.launch,
         board=Board(order.board, order.index, order.count),
-        on_listening=partial(send, channel, Listening()),
+        on_listening=partial(supervisor.say, Listening()),
     )
     try:
         with Listener(options, socket.socket(fileno=order.listener)) as listener:
@@ -62,21 +92,8 @@ def main() -> int:
     except (ConfigError, CapacityError, EngineError) as error:
         # A supervisor that is gone need not be told.
         with suppress(OSError):
-            send(channel, GaveUp(type(error).__name__, str(error)))
+            supervisor.say(GaveUp(type(error).__name__, str(error)))
         return 1
-
-
-def _watch(channel: socket.socket, engine_end: "Future[str]") -> None:
-    """Hear of the end of the engine, and end when the supervisor is gone, however it went."""
-    while (ended := receive(channel, EngineEnded)) is not None:
-        _settle(engine_end, ended.reason)
-    os._exit(1)
-
-
-def _settle(future: "Future[str]", result: str) -> None:
-    """Set the result, unless there is one."""
-    with suppress(InvalidStateError):
-        future.set_result(result)
 
 
 if __name__ == "__main__":

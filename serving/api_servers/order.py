@@ -1,7 +1,7 @@
 """What the supervisor and an API server process say to each other beside the engine's messages.
 
 Over a pair of sockets, of which the worker's is its standard input: first the order, then lines from the worker, and
-to it, if it comes to that, that the engine has ended. The pair lives as long as both do.
+to it, whenever an engine has ended, that it has. The pair lives as long as both do.
 """
 
 import socket
@@ -31,8 +31,9 @@ class Order(msgspec.Struct, kw_only=True):
 
 
 class EngineEnded(msgspec.Struct):
-    """The engine process is gone, and what can be said of that."""
+    """The engine that was connected to the sockets in this folder is gone, and what can be said of that."""
 
+    folder: str
     reason: str
 
 
@@ -40,6 +41,13 @@ class Attach(msgspec.Struct, tag=True):
     """The worker's sockets for the engine lie in this folder."""
 
     folder: str
+
+
+class Hangs(msgspec.Struct, tag=True):
+    """The engine that is connected to the sockets in this folder does not answer: it is to be killed."""
+
+    folder: str
+    reason: str
 
 
 class Listening(msgspec.Struct, tag=True):
@@ -57,7 +65,7 @@ class GaveUp(msgspec.Struct, tag=True):
         return _ERRORS.get(self.kind, EngineError)(self.message)
 
 
-Line = Attach | Listening | GaveUp
+Line = Attach | Hangs | Listening | GaveUp
 Message = TypeVar("Message")
 
 

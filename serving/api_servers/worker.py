@@ -18,8 +18,11 @@ MODULE = "jaxllm.serving.api_servers"
 class Worker:
     """A child that answers HTTP. It ends with this process, however that one ends."""
 
-    def __init__(self, given: Order, on_line: Callable[[order.Line], None], on_exit: Callable[[str], None]) -> None:
+    def __init__(
+        self, given: Order, on_line: Callable[["Worker", order.Line], None], on_exit: Callable[["Worker", str], None]
+    ) -> None:
         """Both functions are called in a thread, `on_exit` last, with what can be said of the end."""
+        self.index = given.index
         self._on_line, self._on_exit = on_line, on_exit
         self._channel, theirs = socket.socketpair()
         with theirs:
@@ -44,16 +47,16 @@ class Worker:
         self._child.send_signal(number)
 
     def tell(self, ended: EngineEnded) -> None:
-        """Tell it that the engine has ended."""
+        """Tell it that its engine has ended."""
         with suppress(OSError):
             order.send(self._channel, ended)
 
     def _listen(self) -> None:
         for line in order.lines(self._channel):
-            self._on_line(line)
+            self._on_line(self, line)
         meaning = describe_exit(self._child.wait())
         self._channel.close()
-        self._on_exit(meaning)
+        self._on_exit(self, meaning)
 
 
 def _environment() -> dict[str, str]:

@@ -70,7 +70,7 @@ class AsyncEngine:
         self._mailbox = Mailbox[tuple[int, FromEngine | EngineError]](self._take_news)
         self._supervisor = EngineSupervisor(self, launch, restarts)
         self._heartbeat = Heartbeat(step_timeout)
-        self._outputs: Follower[Any]
+        self._followed: Follower[Any] | None = None
         self._in_flight = InFlight()
         self._info: EngineInfo
         self._error: EngineError | None = None
@@ -92,7 +92,7 @@ class AsyncEngine:
 
     def serve(self, outputs: Follower[Any]) -> None:
         """From now on requests are taken: `outputs` makes results of what the engine says of them."""
-        self._outputs = outputs
+        self._followed = outputs
         self._watch = asyncio.create_task(self._watch_engine())
 
     @property
@@ -108,6 +108,11 @@ class AsyncEngine:
     def __len__(self) -> int:
         """Requests in flight."""
         return len(self._in_flight)
+
+    @property
+    def _outputs(self) -> Follower[Any]:
+        assert self._followed is not None, "nothing is served yet"
+        return self._followed
 
     def _send(self, message: ToEngine) -> None:
         self._supervisor.connection.send(message)
@@ -246,6 +251,8 @@ class AsyncEngine:
 
     def _fail_sent(self, unsent: list[ToEngine], error: EngineError) -> None:
         """End everything that an engine knew which is gone, but what was `unsent` to it."""
+        if self._followed is None:
+            return
         running = self._outputs.running()
         waiting = {running[name] for message in unsent for name in request_ids(message)}
         self._fail([name for name in self._in_flight.ids() if name not in waiting], error)
@@ -292,6 +299,8 @@ class AsyncEngine:
         for generation, message in news:
             if generation != self._supervisor.generation or self._error is not None:
                 continue  # Of an engine that has been given up.
+            if self._followed is None and isinstance(message, Outputs):
+                continue  # Of others' requests, while we still start.
             match message:
                 case Outputs():
                     self._take_outputs(message)

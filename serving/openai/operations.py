@@ -56,7 +56,8 @@ def _exposition(server: ServerState, accept: str) -> tuple[bytes, str]:
     if server.board is None:
         return server.metrics.exposition(accept)
     # Whichever process is asked answers for all; which one it was would make no sense in a series.
-    joined = server.metrics.with_others([each.measured for each in server.board.others()])
+    others = [each.measured for each in server.board.others()]
+    joined = server.metrics.with_others(others, server.board.engine())
     return joined.exposition(accept, process=False)
 
 

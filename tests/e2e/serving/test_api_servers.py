@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.serving.conftest import left_in
+from tests.e2e.serving.metrics import Metrics
 from tests.serving.server_process import LONG, SMALL, ServerProcess, Stream, running, streams
 
 pytestmark = pytest.mark.slow
@@ -83,30 +84,106 @@ def test_together_they_are_one_server(tmp_path: Path, scratch: Path) -> None:
             client.close()
 
 
-def test_one_that_dies_ends_all_and_says_why(tmp_path: Path, scratch: Path) -> None:
+def metrics_of_all(server: ServerProcess) -> list[Metrics]:
+    """As several connections get them, which reach different processes."""
+    return [Metrics.read(server.url) for _ in range(8)]
+
+
+def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> None:
+    """The others and the engine go on, its requests end, and no counter goes back."""
     with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
-        workers = children(server, "api_servers")
         (engine,) = children(server, "engine_process")
-        workers[0].kill()
+        for times in (1, 2):
+            workers = children(server, "api_servers")
+            assert len(workers) == 2
+            clients = [httpx.Client(base_url=server.url, timeout=SECONDS) for _ in range(6)]
+            long = [Stream(client, {**LONG, "n": 4}, wait=False) for client in clients]
+            until(lambda: clients[0].get("/load").json() == {"server_load": len(long)})  # noqa: B023
+            # What is on the board is at most some tenths of a second old.
+            time.sleep(1)
+            before = metrics_of_all(server)
+            victim = max(workers, key=connections)
+            victim.kill()
+            for stream in long:
+                events = stream.rest()
+                assert stream.cut_off or events[-1] == b"[DONE]"
+            assert any(stream.cut_off for stream in long)
+            until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0})
+            Metrics.wait_until_idle(server.url)
+            until(lambda: len(children(server, "api_servers")) == 2)
+            until(lambda: all(each["api_server_restarts_total"] == times for each in metrics_of_all(server)))  # noqa: B023
+            for name in before[0].values:
+                if name.endswith(("_total", "_count", "_sum")):
+                    least, most = min(each[name] for each in metrics_of_all(server)), max(each[name] for each in before)
+                    assert least >= most - 1e-9, name
+            for client in clients:
+                client.close()
+        for _ in range(8):
+            assert httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS).status_code == 200
+        assert children(server, "engine_process") == [engine]
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0, server.log
+        assert "Traceback" not in server.log
+
+
+def test_too_many_that_die_end_all(tmp_path: Path, scratch: Path) -> None:
+    flags = (*FLAGS, "--max-restarts", "1")
+    with running(tmp_path / "log", *flags, environment={"TMPDIR": str(scratch)}) as server:
+        (engine,) = children(server, "engine_process")
+        workers = children(server, "api_servers")
+        for worker in workers:
+            worker.kill()
         assert server.end() == 1
-        assert "an API server process ended by itself (killed by SIGKILL" in server.log.splitlines()[-1]
+        last = server.log.splitlines()[-1]
+        assert "an API server process ended by itself (killed by SIGKILL" in last
+        assert "1 restarts within 600 s" in last
         psutil.wait_procs([*workers, engine], timeout=20)
         assert not any(process.is_running() for process in (*workers, engine))
         assert "Traceback" not in server.log
 
 
-def test_the_engine_dies_and_then_all_are_told_to_end(tmp_path: Path) -> None:
-    with running(tmp_path / "log", *FLAGS) as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
-        (engine,) = children(server, "engine_process")
+@pytest.mark.parametrize("end", ["killed", "hangs"])
+def test_the_engine_is_restarted_for_all(tmp_path: Path, end: str) -> None:
+    flags = (*FLAGS, "--step-timeout", "4")
+    with running(tmp_path / "log", *flags) as server:
         workers = children(server, "api_servers")
-        stream = Stream(client, LONG)
-        engine.kill()
-        assert b"killed by SIGKILL" in stream.rest()[-1]
-        for _ in range(8):
-            assert httpx.get(f"{server.url}/health", timeout=SECONDS).status_code == 503
-        server.wait_for("the engine process died")
+        clients = list[httpx.Client]()
+        while not all(connections(worker) for worker in workers):
+            clients.append(httpx.Client(base_url=server.url, timeout=SECONDS))
+            assert clients[-1].get("/health").status_code == 200
+        before = Metrics.read(server.url)
+        long = streams(*clients)
+        (engine,) = children(server, "engine_process")
+        if end == "killed":
+            engine.kill()
+        else:
+            engine.suspend()
+        for stream in long:
+            assert b"engine_unavailable" in stream.rest()[-1]
+        for client in clients:
+            until(lambda: client.get("/ready").status_code == 200)  # noqa: B023
+            assert client.post("/v1/completions", json=BODY).status_code == 200
+            client.close()
+        until(lambda: Metrics.read(server.url)["engine_restarts_total"] == 1)
+        until(lambda: Metrics.read(server.url)["generation_tokens_total"] > before["generation_tokens_total"])
+        assert children(server, "api_servers") == workers
         server.signal(signal.SIGINT)
         assert server.end() == 0, server.log
+        psutil.wait_procs(workers, timeout=20)
+        assert not any(worker.is_running() for worker in workers)
+        assert "Traceback" not in server.log
+
+
+def test_the_engine_dies_for_good(tmp_path: Path) -> None:
+    with running(tmp_path / "log", *FLAGS, "--max-restarts", "0") as server:
+        workers = children(server, "api_servers")
+        with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+            stream = Stream(client, LONG)
+            (engine,) = children(server, "engine_process")
+            engine.kill()
+            assert b"killed by SIGKILL" in stream.rest()[-1]
+        assert server.end() == 1, server.log
+        assert server.log.splitlines()[-1].startswith("jaxllm: the engine process died: killed by SIGKILL")
         psutil.wait_procs(workers, timeout=20)
         assert not any(worker.is_running() for worker in workers)
         assert "Traceback" not in server.log

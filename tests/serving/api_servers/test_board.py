@@ -6,7 +6,7 @@ import threading
 from jaxllm.outputs import EngineOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.api_servers.board import Board, Posted, make_file
-from jaxllm.serving.metrics import Measured, Metrics
+from jaxllm.serving.metrics import EngineState, Measured, Metrics
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.stats import StepStats
@@ -29,6 +29,54 @@ def test_each_sees_what_the_others_have_said_last() -> None:
         assert boards[2].others() == [posted(2)]
         for board in boards:
             board.close()
+
+
+def test_what_a_process_has_measured_outlives_it() -> None:
+    with tempfile.TemporaryFile() as file:
+        handle = make_file(file, 2)
+        first, other, supervisor = Board(handle, 0, 2), Board(handle, 1, 2), Board(handle, -1, 2)
+        assert first.own() is None
+        for number in (3, 4):
+            first.post(posted(number))
+        first.close()
+        supervisor.clear_load(0)
+        (left,) = other.others()
+        assert (left.load, left.measured) == (0, posted(4).measured)
+        second = Board(handle, 0, 2)
+        assert second.own() == left
+        second.post(posted(5))
+        assert other.others() == [posted(5)]
+
+
+def test_who_dies_while_writing_leaves_what_was_there() -> None:
+    with tempfile.TemporaryFile() as file:
+        handle = make_file(file, 2)
+        writer, reader = Board(handle, 0, 2), Board(handle, 1, 2)
+        for number in range(10, 50, 10):
+            writer.post(posted(number))
+            whole = bytes(writer._map)
+            writer.post(posted(number + 1))
+            torn = bytes(writer._map)
+            # Of what has changed, only the first part got there.
+            changed = [place for place, (old, new) in enumerate(zip(whole, torn, strict=True)) if old != new]
+            for count in (1, 5, len(changed) // 2, len(changed) - 1):
+                state = bytearray(whole)
+                for place in changed[:count]:
+                    state[place] = torn[place]
+                writer._map[:] = bytes(state)
+                assert reader.others() == [posted(number)]
+            writer._map[:] = whole
+
+
+def test_the_engine_has_a_place_of_its_own() -> None:
+    with tempfile.TemporaryFile() as file:
+        handle = make_file(file, 2)
+        worker, supervisor = Board(handle, 1, 2), Board(handle, -1, 2)
+        assert worker.engine() is None
+        state = EngineState(StepStats(num_running=3), Measured({"num_preemptions": 2}, {}, {}))
+        supervisor.post_engine(state)
+        assert worker.engine() == state
+        assert worker.others() == []
 
 
 def test_what_is_read_while_it_is_written_is_whole() -> None:
@@ -99,3 +147,12 @@ def test_requests_add_up_and_the_engine_counts_once() -> None:
     ):
         assert line in text, text
     assert "process_cpu_seconds" not in text
+
+
+def test_what_the_supervisor_knows_of_the_engine_comes_first() -> None:
+    """A process that was started later has not heard of all steps."""
+    early, late = (Metrics(engine_info(), "m") for _ in range(2))
+    for preemptions in (1, 4):
+        early.observe(StepStats(2, 0, 0.5, 1, 1, 1, 0.1, num_preemptions=preemptions, num_steps=1), None)
+    late.observe(StepStats(1, 0, 0.5, 1, 1, 1, 0.1, num_preemptions=4, num_steps=1), None)
+    assert late.with_others([], early.engine_state()).exposition(process=False) == early.exposition(process=False)
