@@ -55,6 +55,14 @@ class QueueFullError(CapacityError):
         self.retry_after = retry_after
 
 
+class QuotaError(JaxLLMError, RuntimeError):
+    """The owner of a request has used what it may; there is enough again in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class EngineError(JaxLLMError, RuntimeError):
     """The engine itself failed; requests in flight are lost.
 

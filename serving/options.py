@@ -30,6 +30,11 @@ class ServerOptions(Section):
         environment="JAXLLM_API_KEY",
         foreign_environment="VLLM_API_KEY",
     )
+    api_key_file: str | None = option(
+        None,
+        "File of keys, one a line, or (.yaml, .json) of clients with keys, weights and quotas; a key may be a digest, "
+        "sha256:HEX. Read again when it changes. See docs/tenancy.md.",
+    )
     trusted_proxies: tuple[str, ...] = option(
         (),
         "Addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto headers are believed; '*': of "

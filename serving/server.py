@@ -29,6 +29,7 @@ from jaxllm.serving.openai.middleware.custom import load_middleware
 from jaxllm.serving.options import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.signals import Signals, before, cancel
+from jaxllm.serving.tenancy.access import Access
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ _CLOSING_SECONDS = 5.0
 # What handlers get to notice that their clients are gone.
 _CUT_SECONDS = 1.0
 _CERTIFICATE_INTERVAL = 60.0
+_KEYS_INTERVAL = 1.0
 _POST_INTERVAL = 0.2
 
 
@@ -89,6 +91,8 @@ async def serve(
     for path in options.middleware:
         # The application loads it again; here it fails before the model is loaded.
         load_middleware(path)
+    # Likewise: a wrong file of keys.
+    Access.of(options)
     ReplyFormats.choose(options.tool_call_parser, options.reasoning_parser, "")
     with Listener(options) as listener:
         if options.api_server_count == 1:
@@ -158,7 +162,11 @@ async def _answer(
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)
     http = HttpServer(_uvicorn_config(app, options, listener), connections)
-    background = [asyncio.create_task(_renew(listener)), asyncio.create_task(connections.watch())]
+    background = [
+        asyncio.create_task(_renew(listener)),
+        asyncio.create_task(connections.watch()),
+        asyncio.create_task(_follow_keys(state)),
+    ]
     if place is None:
         if not options.disable_log_stats:
             throughput = ThroughputLog()
@@ -250,6 +258,17 @@ async def _close(http: "HttpServer", serving: "asyncio.Task[None]", signals: Sig
     if not in_time:
         http.cut_connections()
         await asyncio.wait((serving,), timeout=_CUT_SECONDS)
+
+
+async def _follow_keys(state: ServerState) -> None:
+    """Follow the file of keys while the server runs."""
+    while state.options.api_key_file is not None:
+        await asyncio.sleep(_KEYS_INTERVAL)
+        try:
+            if await asyncio.to_thread(state.access.reload):
+                _log.info("the keys were read again")
+        except ConfigError as error:
+            _log.warning("the old keys stay: %s", error)
 
 
 async def _renew(listener: Listener) -> None:

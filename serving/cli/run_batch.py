@@ -44,6 +44,7 @@ WITHOUT_MEANING = frozenset(
         "uds",
         "root_path",
         "api_key",
+        "api_key_file",
         "trusted_proxies",
         "isolate_prefix_cache",
         "allowed_origins",

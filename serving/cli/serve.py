@@ -68,6 +68,8 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
         if given.get("model", args.model_tag) != args.model_tag:
             raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
         given["model"] = args.model_tag
+    if "api_key" in given:
+        _say("--api-key is visible to everybody on this machine (ps): use --api-key-file or JAXLLM_API_KEY")
     from_file = {} if args.config is None else read_config(args.config, flags, meaningless_flags(), _say)
     every: dict[str, Any] = {**from_environment(os.environ, _say), **from_file, **given}
     of_server = {flag.name for flag in server_flags()}

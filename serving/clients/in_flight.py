@@ -1,6 +1,7 @@
 """The requests in flight, and all that is kept of them on this side of the engine."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ class InFlight:
         self.idle.set()
         self._readers: dict[str, Any] = {}
         self._sequences = 0
+        self._by_owner: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -40,7 +42,7 @@ class InFlight:
     def check(self, requests: Sequence[Any], most: int | None) -> None:
         """Raise `QueueFullError` if these are too many beside `most` sequences, `RequestError` for an id in use."""
         count = sum(len(request.children) for request in requests)
-        if most is not None and self._sequences + count > most:
+        if most is not None and self._sequences + count > most and self._has_its_share(requests, count, most):
             raise QueueFullError(f"{self._sequences} sequences run or wait already, of {most}: try again later")
         known: set[str] = set()
         for request in requests:
@@ -49,16 +51,32 @@ class InFlight:
                 raise RequestError(f"request_id={name!r} is in use", "request_id")
             known.add(name)
 
+    def _has_its_share(self, requests: Sequence[Any], count: int, most: int) -> bool:
+        """Whether these are too many for their owner when all places are taken.
+
+        Those who hold less than an equal part still find room, so that nobody can take all places from the others.
+        """
+        owner = _owner(requests[0])
+        others = len(self._by_owner.keys() - {owner})
+        return not others or self._by_owner[owner] + count > most // (others + 1)
+
     def add(self, request: Any, reader: Any) -> None:
         """One more request."""
         self._readers[request.request_id] = reader
         self._sequences += len(request.children)
+        self._by_owner[_owner(request)] += len(request.children)
         self.idle.clear()
 
     def remove(self, request_id: str) -> Any:
         """A request has ended; returns its reader."""
         reader = self._readers.pop(request_id)
         self._sequences -= len(reader.request.children)
+        owner = _owner(reader.request)
+        self._by_owner[owner] -= len(reader.request.children)
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+        if reader.request.reservation is not None:
+            reader.request.reservation.settle()
         if not self._readers:
             self.idle.set()
         return reader
@@ -66,3 +84,8 @@ class InFlight:
     def readers(self, request_ids: Iterable[str]) -> list[Any]:
         """The readers of these requests."""
         return [self._readers[name] for name in request_ids]
+
+
+def _owner(request: Any) -> str:
+    name: str = request.children[0].owner.name
+    return name

@@ -12,10 +12,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxllm.errors import CapacityError, EngineError, PromptTooLongError, QueueFullError, RequestError, nearest
+from jaxllm.errors import (
+    CapacityError,
+    EngineError,
+    PromptTooLongError,
+    QueueFullError,
+    QuotaError,
+    RequestError,
+    nearest,
+)
 from jaxllm.serving.anthropic import errors as anthropic
 from jaxllm.serving.openai.protocol.base import UnsupportedError
 from jaxllm.serving.openai.protocol.errors import ErrorDetails, ErrorResponse
+from jaxllm.serving.tenancy.quotas import retry_after
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +49,7 @@ DOCUMENTED = {
     404: "There is no such model, or no such response.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
+    429: "The key has used what it may in this minute; Retry-After says when to try again.",
     500: "The server made a mistake; its log has the details.",
     503: "The server cannot answer now; Retry-After says when to try again.",
     anthropic.OVERLOADED: "Too many requests wait; Retry-After says when to try again.",
@@ -222,6 +232,9 @@ def describe(error: Exception, request_id: str) -> HttpError:
         case QueueFullError():
             headers = {"Retry-After": str(max(1, round(error.retry_after)))}
             return HttpError(503, str(error), code="queue_full", headers=headers)
+        case QuotaError():
+            headers = {"Retry-After": retry_after(error.retry_after)}
+            return HttpError(429, f"{error}: try again later", code="rate_limit_exceeded", headers=headers)
         case RecursionError():
             return HttpError(400, "the body is nested too deeply", code="invalid_json")
         case EngineError(retry_after=float(seconds)):

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
+from jaxllm.owner import Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai.disconnect import unless_gone
 from jaxllm.serving.openai.middleware.access_log import ENGINE_REQUESTS
@@ -23,6 +24,7 @@ from jaxllm.serving.openai.stream import EventStream, EventWriter
 from jaxllm.serving.output_stream import OutputStream
 from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.tenancy.owners import owner_of
+from jaxllm.serving.tenancy.quotas import reserve
 from jaxllm.serving.text.input_processor import TextRequest
 
 logger = logging.getLogger(__name__)
@@ -94,7 +96,23 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
         if server.options.isolate_prefix_cache:
             # No name of an owner has a line break.
             child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
-    return server.llm.submit(requests)
+    with reserved(server, owner, requests):
+        return server.llm.submit(requests)
+
+
+@contextmanager
+def reserved(server: ServerState, owner: Owner, requests: Sequence[Any]) -> Iterator[None]:
+    """Reserve of the owner's quota what requests may use; given back if they are not taken. Raises `QuotaError`."""
+    account = server.access.account(owner)
+    if account is not None:
+        reserve(account, requests, server.llm.info.max_model_len)
+    try:
+        yield
+    except Exception:
+        for each in requests:
+            if each.reservation is not None:
+                each.reservation.cancel()
+        raise
 
 
 async def respond(

@@ -13,7 +13,7 @@ from jaxllm.serving.openai import parameters
 from jaxllm.serving.openai.chat_call import render
 from jaxllm.serving.openai.completions import split_prompts
 from jaxllm.serving.openai.disconnect import unless_gone
-from jaxllm.serving.openai.generate import Identity, Named, calling, identify, log_requests
+from jaxllm.serving.openai.generate import Identity, Named, calling, identify, log_requests, reserved
 from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.openai.state import ServerState
@@ -62,7 +62,8 @@ async def pool(
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     for each in requests:
         each.children[0].owner = owner_of(request)
-    return identity, await unless_gone(request.receive, server.llm.pool(requests))
+    with reserved(server, owner_of(request), requests):
+        return identity, await unless_gone(request.receive, server.llm.pool(requests))
 
 
 async def pool_texts(

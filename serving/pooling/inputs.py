@@ -14,6 +14,7 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.serving.pooling.encode import Encoded, encode
 from jaxllm.serving.pooling.judging import ANSWERS, encode_judged
+from jaxllm.serving.tenancy.quotas import Reservation
 from jaxllm.serving.text.prompts import Prompt, as_token_ids, naming_prompt, one_per_prompt, parse_prompt
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 
@@ -36,6 +37,8 @@ class PooledText:
     params: PoolingParams
     children: list[PoolingRequest]
     arrival_time: float = 0.0
+    reservation: Reservation | None = None
+    """What its owner's quota holds for it."""
 
 
 class PoolingInputs:

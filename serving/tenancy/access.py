@@ -1,21 +1,34 @@
-"""Whom the server lets in."""
+"""Whom the server lets in, and how much of it they may use."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from jaxllm.errors import ConfigError
+from jaxllm.owner import Owner
 from jaxllm.serving.options import ServerOptions
+from jaxllm.serving.tenancy.key_file import KeyFile, read_key_file
 from jaxllm.serving.tenancy.keys import Key, KeyRing, plain_key
+from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas
+
+NO_QUOTA = Quota()
 
 
 class Access:
-    """The keys of the server, from its options."""
+    """The keys and quotas of the server, which follow their file."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._ring = KeyRing(map(plain_key, keys))
+    def __init__(self, keys: Sequence[str], file: str | None = None, num_servers: int = 1) -> None:
+        """With `num_servers` processes, each has its part of every quota. Raises `ConfigError` for a wrong file."""
+        self._plain = [plain_key(key) for key in keys]
+        self._path = None if file is None else Path(file)
+        self._num_servers = num_servers
+        self._written = self._when_written()
+        self._take(KeyFile([]) if file is None else read_key_file(file))
+        self._accounts = Quotas()
 
     @classmethod
     def of(cls, options: ServerOptions) -> "Access":
-        """As the options say."""
-        return cls(options.api_key)
+        """As the options say. Raises `ConfigError`."""
+        return cls(options.api_key, options.api_key_file, options.api_server_count)
 
     @property
     def needs_key(self) -> bool:
@@ -25,3 +38,30 @@ class Access:
     def find(self, given: bytes) -> Key | None:
         """The key that a request brings, or None if it is unknown."""
         return self._ring.find(given)
+
+    def account(self, owner: Owner) -> Account | None:
+        """What is left to an owner; None where it has no limits."""
+        quota = self._quotas.get(owner.name, NO_QUOTA)
+        return None if quota == NO_QUOTA else self._accounts.account(owner, quota)
+
+    def reload(self) -> bool:
+        """Read the file again if it has changed; whether it has. Raises `ConfigError`, and all stays as it was."""
+        written = self._when_written()
+        if self._path is None or written == self._written:
+            return False
+        self._written = written
+        if written is None:
+            raise ConfigError(f"api_key_file={str(self._path)!r}: the file is gone")
+        self._take(read_key_file(str(self._path)))
+        return True
+
+    def _take(self, file: KeyFile) -> None:
+        self._ring = KeyRing([*self._plain, *file.keys])
+        self._quotas = {name: quota.divided(self._num_servers) for name, quota in file.quotas.items()}
+
+    def _when_written(self) -> tuple[int, int, int] | None:
+        try:
+            found = None if self._path is None else self._path.stat()
+        except OSError:
+            return None
+        return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.tenancy.quotas import Reservation
 from jaxllm.serving.text.prompts import (
     IntArray,
     ParsedPrompt,
@@ -47,6 +48,8 @@ class TextRequest:
     kept_tokens: frozenset[int] = frozenset()
     """Special tokens that stay in the text although others are skipped."""
     progress: RequestProgress = field(default_factory=RequestProgress)
+    reservation: Reservation | None = None
+    """What its owner's quota holds for it."""
 
 
 class InputProcessor:

@@ -63,7 +63,9 @@ class OutputProcessor:
         state = RequestState(request, reader)
         self._requests[request.request_id] = state
         for index, child in enumerate(request.children):
-            self._sequences[child.request_id] = Sequence(state, index, self._tokenizer)
+            self._sequences[child.request_id] = sequence = Sequence(state, index, self._tokenizer)
+            if request.reservation is not None:
+                request.reservation.outputs.append(sequence.token_ids)
         if self._meter is not None:
             self._meter.add(request)
             for child in request.children:

@@ -4,6 +4,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from jaxllm.errors import QuotaError
 from jaxllm.serving.openai.errors import response_to, wrong_key
 from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.tenancy.keys import Key
@@ -34,6 +35,13 @@ class ApiKeys:
                 await response_to(wrong_key(given=bool(given)), Request(scope))(scope, receive, send)
                 return
             scope["owner"] = key.owner
+            account = self._access.account(key.owner)
+            if account is not None and scope.get("method") == "POST":
+                try:
+                    account.begin()
+                except QuotaError as error:
+                    await response_to(error, Request(scope))(scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
     def _find(self, given: list[str]) -> Key | None:
