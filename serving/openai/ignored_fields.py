@@ -2,6 +2,7 @@
 
 import logging
 import re
+from functools import lru_cache
 
 from jaxllm.errors import nearest
 from jaxllm.serving.openai.errors import BodyError
@@ -71,7 +72,7 @@ class IgnoredFields:
         """Raise `BodyError` for a name that is close to a known one."""
         if name in FOREIGN or len(name) > _LONGEST_NAME:
             return
-        hint = nearest(name, known, alike=_TYPO)
+        hint = _typo(name, known)
         if hint:
             raise BodyError(f"{what} {place!r}{hint}", place, "unknown_parameter")
 
@@ -79,6 +80,12 @@ class IgnoredFields:
         """The value of a header that names them, if there are any."""
         text = ", ".join(self._names)
         return (text if len(text) <= _LONGEST_HEADER else f"{text[: _LONGEST_HEADER - 5]}, ...") or None
+
+
+@lru_cache(maxsize=1024)
+def _typo(name: str, known: tuple[str, ...]) -> str:
+    """Clients send the same fields with every request, and to compare them takes a millisecond."""
+    return nearest(name, known, alike=_TYPO)
 
 
 def _shown(name: str) -> str:

@@ -55,7 +55,7 @@ def settle(body: Body, path: str = "", ignored: IgnoredFields | None = None) -> 
         setattr(body, name, None)
     for name, inside in _fields_inside(type(body)).items():
         value = getattr(body, name)
-        if value is not None:
+        if value is not None and not isinstance(value, str):
             _go_through(value, inside, f"{path}{name}", ignored)
 
 
@@ -76,7 +76,10 @@ def _go_through(value: Any, inside: Inside, path: str, ignored: IgnoredFields | 
             _leave_out(value, inside, path, ignored)
         if inside.items is not None:
             for index, item in enumerate(value):
-                _go_through(item, inside.items, f"{path}[{index}]", ignored)
+                if isinstance(item, Body):
+                    settle(item, f"{path}[{index}].", ignored)
+                elif not isinstance(item, str):
+                    _go_through(item, inside.items, f"{path}[{index}]", ignored)
     elif isinstance(value, dict) and ignored is not None and not ignored.strict:
         kind = inside.kind_of(value)
         if kind is not None:
