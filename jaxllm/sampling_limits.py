@@ -11,7 +11,7 @@ MAX_SEQUENCES: Final = 16384
 MAX_STOPS: Final = 1024
 """Most stop strings of one request: each is looked for in every piece of text, while other requests wait."""
 
-MAX_STOP_CHARACTERS: Final = 2**16
+MAX_STOP_CHARACTERS: Final = 2**12
 """Most characters in all stop strings of one request."""
 
 MAX_BAD_WORDS: Final = 1024

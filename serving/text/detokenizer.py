@@ -1,6 +1,5 @@
-"""Text as it is generated: whole characters only, and never a part of a stop string."""
+"""Text as it is generated: whole characters only."""
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -68,61 +67,3 @@ class IncrementalDecoder:
 
     def _held(self) -> list[int]:
         return [token_id for token_id in self.token_ids[self._held_from :] if token_id not in self._hidden]
-
-
-class StopStrings:
-    """Lets text through until one of several strings is complete.
-
-    The string that is complete first wins; of several complete at the same character, the longest. The outcome does
-    not depend on how the text is cut into pieces. Text that could still become a stop string is held back.
-    """
-
-    __slots__ = ("_held", "_include", "_stops", "matched")
-
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """`include` lets the stop string itself through."""
-        self._stops = tuple(stops)
-        self._include = include
-        self._held = ""
-        self.matched: str | None = None
-
-    def push(self, piece: str, *, check: bool = True) -> str:
-        """Take more text; return what may be shown. Afterwards `matched` says whether a stop string is complete.
-
-        With `check` False, a stop string that is complete within this piece does not count.
-        """
-        if not piece:
-            return ""
-        text = self._held + piece
-        found = self._find(text) if check else None
-        if found is not None:
-            start, self.matched = found
-            self._held = ""
-            return text[: start + len(self.matched) if self._include else start]
-        keep = len(text) - self._partial(text)
-        self._held = text[keep:]
-        return text[:keep]
-
-    def flush(self) -> str:
-        """What was held back and did not become a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _find(self, text: str) -> tuple[int, str] | None:
-        """(start, stop string) of the first to be complete in `text`."""
-        best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
-                best = (start + len(stop), start, stop)
-        return None if best is None else best[1:]
-
-    def _partial(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string without completing it."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest

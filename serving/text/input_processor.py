@@ -20,6 +20,7 @@ from jaxllm.serving.text.prompts import (
     one_per_prompt,
     parse_prompt,
 )
+from jaxllm.serving.text.stop_strings import StopAutomaton
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 from jaxllm.structured.checking import DirectChecker, FormChecker
 from jaxllm.validation import RequestLimits
@@ -45,6 +46,7 @@ class TextRequest:
     children: list[Request]
     stream: bool = False
     arrival_time: float = 0.0
+    stops: StopAutomaton | None = None
     kept_tokens: frozenset[int] = frozenset()
     """Special tokens that stay in the text although others are skipped."""
     progress: RequestProgress = field(default_factory=RequestProgress)
@@ -140,6 +142,7 @@ class InputProcessor:
             prompt_token_ids=token_ids.tolist(),
             params=params,
             children=children,
+            stops=StopAutomaton(params.stop_strings) if params.stop else None,
         )
 
     def _kept(self, params: SamplingParams) -> int:

@@ -6,8 +6,9 @@ from typing import Protocol
 from jaxllm.outputs import BeamHypothesis, EngineOutput, TokenLogprobs
 from jaxllm.serving.measurements import SequenceTimes
 from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
-from jaxllm.serving.text.detokenizer import IncrementalDecoder, StopStrings
+from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.stop_strings import StopStrings
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
@@ -93,9 +94,8 @@ class Sequence:
         self._logprobs: list[TokenChoices] | None = None
         self._pieces: list[str] = []
         self._reported = 0
-        self._stops = (
-            StopStrings(params.stop_strings, include=params.include_stop_str_in_output) if params.stop else None
-        )
+        stops = state.request.stops
+        self._stops = None if stops is None else StopStrings(stops, include=params.include_stop_str_in_output)
         # Joining special tokens without spaces is the incremental decoder's business alone.
         joins = not params.skip_special_tokens and not params.spaces_between_special_tokens
         live = state.request.stream or self._stops is not None or joins

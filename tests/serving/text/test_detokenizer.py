@@ -1,13 +1,12 @@
 """Incremental text equals text decoded at once, and stop strings do not depend on how text is cut."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.serving.text.detokenizer import IncrementalDecoder, StopStrings
+from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -78,72 +77,3 @@ def test_many_skipped_tokens_cost_no_more_each(tokenizer: Tokenizer) -> None:
     decoder = IncrementalDecoder(tokenizer)
     word = tokenizer.encode(["the cat"])[0]
     assert "".join(pieces_of(decoder, [2] * 20_000 + word)) == "the cat"
-
-
-def oracle(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """What is shown of `text`, found letter by letter."""
-    for end in range(1, len(text) + 1):
-        ending = [stop for stop in stops if text[:end].endswith(stop)]
-        if ending:
-            stop = max(ending, key=len)
-            return text[: end if include else end - len(stop)], stop
-    return text, None
-
-
-@settings(max_examples=500)
-@given(
-    text=st.text("ab\n", max_size=20),
-    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3, unique=True),
-    cuts=st.lists(st.integers(0, 20), max_size=6),
-    include=st.booleans(),
-)
-def test_stop_strings_against_the_letter_by_letter_search(
-    text: str, stops: list[str], cuts: list[int], include: bool
-) -> None:
-    want, matched = oracle(text, stops, include)
-    finder = StopStrings(stops, include=include)
-    shown = ""
-    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for first, last in pairwise(edges):
-        if finder.matched is None:
-            shown += finder.push(text[first:last])
-            assert want.startswith(shown), "text was shown that belongs to a stop string"
-    if finder.matched is None:
-        shown += finder.flush()
-    assert (shown, finder.matched) == (want, matched)
-
-
-@pytest.mark.parametrize("stops", [["b", "ab", "aab"], ["aab", "ab", "b"], ["ab", "aab", "b"]])
-@pytest.mark.parametrize("pieces", [["xaab"], ["x", "a", "a", "b"], ["xa", "ab"]])
-def test_of_stop_strings_complete_at_once_the_longest_counts(stops: list[str], pieces: list[str]) -> None:
-    finder = StopStrings(stops)
-    assert "".join(finder.push(piece) for piece in pieces) == "x"
-    assert finder.matched == "aab"
-
-
-@pytest.mark.parametrize("stops", [["aab", "ac"], ["ac", "aab"], ["c", "aab", "ba"]])
-def test_what_could_begin_the_longest_stop_string_is_held(stops: list[str]) -> None:
-    finder = StopStrings(stops)
-    assert (finder.push("xaa"), finder.flush()) == ("x", "aa")
-    assert (finder.push("xaa"), finder.push("b"), finder.matched) == ("x", "", "aab")
-
-
-def test_text_is_held_only_while_it_may_become_a_stop_string() -> None:
-    finder = StopStrings(["</end>"])
-    assert [finder.push(piece) for piece in ["a <", "b </", "en", "x", "</e", "nd>"]] == [
-        "a ",
-        "<b ",
-        "",
-        "</enx",
-        "",
-        "",
-    ]
-    assert finder.matched == "</end>"
-
-
-def test_unchecked_text_still_begins_a_stop_string() -> None:
-    finder = StopStrings(["aab"])
-    assert finder.push("aab", check=False) == "aab"
-    assert finder.push("ca", check=False) == "c"
-    assert finder.push("ab") == ""
-    assert finder.matched == "aab"
