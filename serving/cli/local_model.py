@@ -16,7 +16,7 @@ class LocalModel:
     Raises `ConfigError` and `CapacityError` like `LLM`.
     """
 
-    url = "no server, but here"
+    url = "this machine"
 
     def __init__(self, model: str) -> None:
         self._llm = LLM(model)
