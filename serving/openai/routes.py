@@ -76,7 +76,7 @@ OPERATIONS = (
         request=responses.ResponsesRequest,
         response=response_answers.ModelResponse,
         stream=response_events.ResponseEvent,
-        parts=(*response_items.ITEM_KINDS.values(), response_items.ResponseTool, *response_events.EVENTS),
+        parts=(*response_items.ITEM_KINDS.values(), *response_items.TOOL_KINDS.values(), *response_events.EVENTS),
         runner="generate",
     ),
     Operation(

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from jaxllm.serving.openai.protocol.base import Answer
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
@@ -39,6 +39,21 @@ class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_cal
     name: str
     arguments: str
     """JSON text."""
+    namespace: str | UnsetType = UNSET
+    """Where the function was given in a namespace."""
+
+
+class CustomCallItem(Answer, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool by the model."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    """What the result names the call by."""
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+    """Where the tool was given in a namespace."""
 
 
 class ReasoningText(Answer, kw_only=True, tag_field="type", tag="reasoning_text"):
@@ -57,7 +72,7 @@ class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
     content: list[ReasoningText]
 
 
-OutputItem = OutputMessage | FunctionCallItem | ReasoningItem
+OutputItem = OutputMessage | FunctionCallItem | CustomCallItem | ReasoningItem
 
 
 class InputTokensDetails(Answer, kw_only=True):
@@ -115,7 +130,7 @@ class ModelResponse(Answer, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | FunctionCallItem | ReasoningItem]
+    output: list[OutputMessage | FunctionCallItem | CustomCallItem | ReasoningItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None

@@ -7,6 +7,7 @@ from msgspec import field
 from jaxllm.serving.openai.protocol.base import Answer
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
 from jaxllm.serving.openai.protocol.response_answers import (
+    CustomCallItem,
     FunctionCallItem,
     ModelResponse,
     OutputMessage,
@@ -46,7 +47,7 @@ class ItemEvent(ResponseEvent, kw_only=True):
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
-    item: OutputMessage | FunctionCallItem | ReasoningItem
+    item: OutputMessage | FunctionCallItem | CustomCallItem | ReasoningItem
 
 
 class PartEvent(ResponseEvent, kw_only=True):
@@ -129,8 +130,26 @@ class ErrorEvent(ResponseEvent, kw_only=True):
     param: str | None
 
 
+class CustomInputDelta(ResponseEvent, kw_only=True):
+    """The input of a call of a custom tool, which comes at once."""
+
+    type: Literal["response.custom_tool_call_input.delta"] = "response.custom_tool_call_input.delta"
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class CustomInputDone(ResponseEvent, kw_only=True):
+    """The input of a call of a custom tool is complete."""
+
+    type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
+    item_id: str
+    output_index: int
+    input: str
+
+
 EVENTS = (
     LifecycleEvent, ItemEvent, PartEvent, TextDelta, TextDone, ReasoningDeltaEvent, ReasoningDone, ArgumentsDelta,
-    ArgumentsDone, ErrorEvent,
+    ArgumentsDone, CustomInputDelta, CustomInputDone, ErrorEvent,
 )  # fmt: skip
 """All events."""

@@ -67,7 +67,8 @@ class FunctionCallInput(Body, kw_only=True):
     status: ItemStatus | None = None
     parsed_arguments: Any = None
     """Accepted, without effect: clients put the arguments there as an object."""
-    namespace: Annotated[Any, Ignored("functions have no namespaces")] = None
+    namespace: str | None = None
+    """Where the function was given in a namespace."""
     caller: Annotated[Any, Ignored(_NO_PROGRAMS, ({"type": "direct"},))] = None
 
 
@@ -82,7 +83,38 @@ class FunctionCallOutput(Body, kw_only=True):
     status: ItemStatus | None = None
     name: str | None = None
     """The function; accepted, without effect."""
-    namespace: Annotated[Any, Ignored("functions have no namespaces")] = None
+    namespace: str | None = None
+    """Accepted, without effect."""
+    caller: Annotated[Any, Ignored(_NO_PROGRAMS, ({"type": "direct"},))] = None
+
+
+class CustomCallInput(Body, kw_only=True):
+    """A call of a custom tool that the model made before."""
+
+    type: Literal["custom_tool_call"]
+    call_id: NonEmpty
+    """What the result names the call by."""
+    name: NonEmpty
+    input: str
+    """Text, in whatever form the tool takes it."""
+    id: str | None = None
+    status: ItemStatus | None = None
+    namespace: str | None = None
+    """Where the tool was given in a namespace."""
+    caller: Annotated[Any, Ignored(_NO_PROGRAMS, ({"type": "direct"},))] = None
+
+
+class CustomCallOutput(Body, kw_only=True):
+    """What a custom tool returned."""
+
+    type: Literal["custom_tool_call_output"]
+    call_id: NonEmpty
+    """The call that it answers."""
+    output: str | list[InputPart]
+    id: str | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    """The tool; accepted, without effect."""
     caller: Annotated[Any, Ignored(_NO_PROGRAMS, ({"type": "direct"},))] = None
 
 
@@ -112,13 +144,17 @@ class ItemReference(Body, kw_only=True):
     id: NonEmpty
 
 
-Item: TypeAlias = MessageItem | FunctionCallInput | FunctionCallOutput | ReasoningInput
+Item: TypeAlias = (
+    MessageItem | FunctionCallInput | FunctionCallOutput | CustomCallInput | CustomCallOutput | ReasoningInput
+)
 """An item that is part of a conversation."""
 
 ITEM_KINDS: dict[str, type[Body]] = {
     "message": MessageItem,
     "function_call": FunctionCallInput,
     "function_call_output": FunctionCallOutput,
+    "custom_tool_call": CustomCallInput,
+    "custom_tool_call_output": CustomCallOutput,
     "reasoning": ReasoningInput,
     "item_reference": ItemReference,
 }
@@ -144,3 +180,29 @@ class ResponseTool(Body, kw_only=True):
     """Accepted, without effect."""
     defer_loading: Annotated[Any, Ignored("there is no search for tools", (False,))] = None
     allowed_callers: Annotated[Any, Ignored(_NO_PROGRAMS, (["direct"],))] = None
+
+
+class CustomTool(Body, kw_only=True):
+    """A tool that takes text. The model writes it as the one argument, `input`, of a function."""
+
+    type: Literal["custom"]
+    name: NonEmpty
+    description: str | None = None
+    format: dict[str, Any] | None = None
+    """Form of the text: {type: text}, or a grammar, which is shown to the model and not enforced."""
+    defer_loading: Annotated[Any, Ignored("there is no search for tools", (False,))] = None
+    allowed_callers: Annotated[Any, Ignored(_NO_PROGRAMS, (["direct"],))] = None
+
+
+class NamespaceTool(Body, kw_only=True):
+    """Functions and custom tools under one name, which the model sees before theirs."""
+
+    type: Literal["namespace"]
+    name: NonEmpty
+    description: str | None = None
+    """Shown to the model with each of them."""
+    tools: list[dict[str, Any]]
+
+
+TOOL_KINDS: dict[str, type[Body]] = {"function": ResponseTool, "custom": CustomTool, "namespace": NamespaceTool}
+"""Tools that are understood, by type."""

@@ -13,7 +13,7 @@ from jaxllm.serving.openai.protocol.bounds import (
     documented,
 )
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
-from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS, ResponseTool, kind_of_untyped
+from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS, TOOL_KINDS, kind_of_untyped
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` may ask for."""
@@ -26,22 +26,24 @@ def any_of(*names: str) -> dict[str, Any]:
     return {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
 
 
-def any_of_or_ignored(name: str, type_name: str) -> dict[str, Any]:
-    """Keywords of JSON Schema for an object of this Struct, whose type is `type_name`, or of another type."""
+def any_of_or_ignored(name: str, type_name: str, **others: str) -> dict[str, Any]:
+    """Keywords of JSON Schema for an object of this Struct, whose type is `type_name`, or of another type.
+
+    `others` are types by their Structs.
+    """
+    types = [type_name, *others.values()]
     other = {
         "type": "object",
         "required": ["type"],
-        "properties": {"type": {"type": "string", "not": {"const": type_name}}},
+        "properties": {"type": {"type": "string", "not": {"enum": types}}},
     }
-    return {"anyOf": [*any_of(name)["anyOf"], other]}
+    return {"anyOf": [*any_of(name, *others)["anyOf"], other]}
 
 
-_ITEM = documented(
-    **any_of("MessageItem", "FunctionCallInput", "FunctionCallOutput", "ReasoningInput", "ItemReference")
-)
+_ITEM = documented(**any_of(*(kind.__name__ for kind in ITEM_KINDS.values())))
 _ITEM_KINDS = OneOf(ITEM_KINDS, default=kind_of_untyped)
-_TOOL = documented(**any_of_or_ignored("ResponseTool", "function"))
-_TOOL_KINDS = OneOf({"function": ResponseTool}, drop_others=True)
+_TOOL = documented(**any_of_or_ignored("ResponseTool", "function", CustomTool="custom", NamespaceTool="namespace"))
+_TOOL_KINDS = OneOf(TOOL_KINDS, drop_others=True)
 
 
 class TextFormat(Body, kw_only=True):

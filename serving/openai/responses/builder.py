@@ -1,9 +1,12 @@
 """The items of a response, put together from the parts of a reply; every step is an event."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import UNSET
 
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
 from jaxllm.serving.openai.protocol.response_answers import (
+    CustomCallItem,
     FunctionCallItem,
     OutputItem,
     OutputMessage,
@@ -14,6 +17,8 @@ from jaxllm.serving.openai.protocol.response_answers import (
 from jaxllm.serving.openai.protocol.response_events import (
     ArgumentsDelta,
     ArgumentsDone,
+    CustomInputDelta,
+    CustomInputDone,
     ItemEvent,
     PartEvent,
     PartStep,
@@ -23,8 +28,9 @@ from jaxllm.serving.openai.protocol.response_events import (
     TextDelta,
     TextDone,
 )
-from jaxllm.serving.openai.protocol.response_items import ItemStatus
+from jaxllm.serving.openai.protocol.response_items import CustomTool, ItemStatus
 from jaxllm.serving.openai.responses.items import new_id
+from jaxllm.serving.openai.responses.tools import GivenTool, custom_input
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta, ToolCallStart
 
 Emit = Callable[[ResponseEvent], None]
@@ -36,7 +42,9 @@ class OutputBuilder:
     One item is open at a time: reasoning, a message, or a call. Whatever is of another kind closes it.
     """
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, tools: Mapping[str, GivenTool] | None = None) -> None:
+        """`tools` are those of the request, by the names that the model knows; others are functions."""
+        self._tools = tools or {}
         self.items: list[OutputItem] = []
         self._emit = emit
         self._open: OutputItem | None = None
@@ -56,10 +64,7 @@ class OutputBuilder:
                 case ReasoningDelta(text):
                     self._add_reasoning(text)
                 case ToolCallStart():
-                    item = FunctionCallItem(
-                        id=new_id(FunctionCallItem), status="in_progress", call_id=part.id, name=part.name, arguments=""
-                    )
-                    self._begin(item)
+                    self._begin(self._call(part))
                 case ToolCallDelta(_, arguments):
                     self._add_arguments(arguments)
 
@@ -87,9 +92,34 @@ class OutputBuilder:
         self._pieces.append(text)
         self._emit(ReasoningDeltaEvent(item_id=self._open.id, output_index=self._place, delta=text))
 
+    def _call(self, part: ToolCallStart) -> FunctionCallItem | CustomCallItem:
+        """The item of a call, of a function unless the request says otherwise."""
+        given = self._tools.get(part.name)
+        name = part.name if given is None else given.tool.name
+        namespace = UNSET if given is None or given.namespace is None else given.namespace.name
+        if given is not None and isinstance(given.tool, CustomTool):
+            return CustomCallItem(
+                id=new_id(CustomCallItem),
+                status="in_progress",
+                call_id=part.id,
+                name=name,
+                input="",
+                namespace=namespace,
+            )
+        return FunctionCallItem(
+            id=new_id(FunctionCallItem),
+            status="in_progress",
+            call_id=part.id,
+            name=name,
+            arguments="",
+            namespace=namespace,
+        )
+
     def _add_arguments(self, arguments: str) -> None:
-        assert isinstance(self._open, FunctionCallItem)
+        assert isinstance(self._open, FunctionCallItem | CustomCallItem)
         self._pieces.append(arguments)
+        if isinstance(self._open, CustomCallItem):
+            return  # Its text is inside of them.
         self._emit(ArgumentsDelta(item_id=self._open.id, output_index=self._place, delta=arguments))
 
     def _begin_message(self) -> None:
@@ -125,6 +155,11 @@ class OutputBuilder:
             case FunctionCallItem():
                 self._emit(ArgumentsDone(item_id=item.id, output_index=place, name=item.name, arguments=text))
                 item.arguments = text
+            case CustomCallItem():
+                item.input = custom_input(text)
+                if item.input:
+                    self._emit(CustomInputDelta(item_id=item.id, output_index=place, delta=item.input))
+                self._emit(CustomInputDone(item_id=item.id, output_index=place, input=item.input))
         item.status = status
         self._emit(ItemEvent(type="response.output_item.done", output_index=place, item=item))
         self._open, self._pieces, self._logprobs = None, [], []

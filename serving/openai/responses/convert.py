@@ -11,18 +11,20 @@ from jaxllm.serving.openai.decode import as_body
 from jaxllm.serving.openai.parameters import generation_fields
 from jaxllm.serving.openai.protocol.base import Body, UnsupportedError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
-from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Function, Message, Tool, ToolCall
+from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Message, ToolCall
 from jaxllm.serving.openai.protocol.response_format import JsonSchemaFormat, ResponseFormat
 from jaxllm.serving.openai.protocol.response_items import (
+    CustomCallInput,
+    CustomCallOutput,
     FunctionCallInput,
     FunctionCallOutput,
     InputPart,
     Item,
     MessageItem,
     ReasoningInput,
-    ResponseTool,
 )
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest, TextFormat
+from jaxllm.serving.openai.responses.tools import INPUT, GivenTool, given_tools, shown_name
 
 FIELDS = {
     "messages": "input",
@@ -46,10 +48,11 @@ _PARTS = {
 
 
 class NamedFunction(Body, kw_only=True):
-    """A tool choice that names a function."""
+    """A tool choice that names a function or a custom tool."""
 
     type: str
     name: str
+    namespace: str | None = None
 
 
 class AllowedTools(Body, kw_only=True):
@@ -80,17 +83,22 @@ class Chat:
                 self._append(Message(role=item.role, content=content), origin)
             case FunctionCallInput():
                 message = self._assistant(origin)
-                called = CalledFunction(name=item.name, arguments=item.arguments)
-                message.tool_calls = [
-                    *(message.tool_calls or ()), ToolCall(id=item.call_id, type="function", function=called)
-                ]  # fmt: skip
-            case FunctionCallOutput():
+                self._call(message, item.call_id, shown_name(item.name, item.namespace), item.arguments)
+            case CustomCallInput():
+                message = self._assistant(origin)
+                self._call(message, item.call_id, shown_name(item.name, item.namespace), {INPUT: item.input})
+            case FunctionCallOutput() | CustomCallOutput():
                 output = _content(item.output, origin, ("input_text", "output_text"), "output")
                 self._append(Message(role="tool", content=output, tool_call_id=item.call_id), origin)
             case ReasoningInput():
                 parts = item.content or item.summary or []
                 message = self._assistant(origin, thought=True)
                 message.reasoning = "\n".join(part.text for part in parts)
+
+    def _call(self, message: Message, call_id: str, name: str, arguments: str | dict[str, Any]) -> None:
+        called = CalledFunction(name=name, arguments=arguments)
+        call = ToolCall(id=call_id, type="function", function=called)
+        message.tool_calls = [*(message.tool_calls or ()), call]
 
     def _assistant(self, origin: str, *, said: bool = False, thought: bool = False) -> Message:
         """The assistant's message at the end, or a new one if that has the text or the thought already."""
@@ -132,15 +140,15 @@ def _content(
 
 def chat_request(body: ResponsesRequest, chat: Chat) -> ChatCompletionRequest:
     """The chat request that answers `body` with this conversation. Raises `RequestError`."""
-    tools = response_tools(body)
+    tools = given_tools(body)
     return ChatCompletionRequest(
         **generation_fields(body),
         messages=chat.messages,
         max_completion_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()) or None,
         top_logprobs=body.top_logprobs,
-        tools=[_chat_tool(tool) for tool in tools] or None,
-        tool_choice=_tool_choice(body),
+        tools=[tool.chat_tool() for tool in tools] or None,
+        tool_choice=_tool_choice(body, tools),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         include_reasoning=body.include_reasoning,
@@ -152,45 +160,31 @@ def chat_request(body: ResponsesRequest, chat: Chat) -> ChatCompletionRequest:
     )
 
 
-def response_tools(body: ResponsesRequest) -> list[ResponseTool]:
-    """The functions of a request. Raises `RequestError` for tools of other types."""
-    tools = []
-    for index, tool in enumerate(body.tools or ()):
-        kind = tool.get("type")
-        if kind != "function":
-            raise UnsupportedError(
-                f"tools[{index}].type={kind!r}: only tools of type 'function' are supported; this server runs none "
-                "of its own",
-                f"tools[{index}].type",
-            )
-        tools.append(as_body(tool, ResponseTool, f"tools[{index}]"))
-    return tools
-
-
-def _chat_tool(tool: ResponseTool) -> Tool:
-    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-    return Tool(type="function", function=function)
-
-
-def _tool_choice(body: ResponsesRequest) -> Any:
+def _tool_choice(body: ResponsesRequest, known: Sequence[GivenTool]) -> Any:
     """The choice as chats write it."""
     choice = body.tool_choice
     if not isinstance(choice, dict):
         return choice
     match choice.get("type"):
-        case "function":
-            return _chat_function(choice, "tool_choice")
+        case "function" | "custom":
+            return _chat_function(choice, "tool_choice", known)
         case "allowed_tools":
             given = as_body(choice, AllowedTools, "tool_choice")
-            tools = [_chat_function(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(given.tools)]
+            tools = [
+                _chat_function(tool, f"tool_choice.tools[{index}]", known) for index, tool in enumerate(given.tools)
+            ]
             return {"type": "allowed_tools", "allowed_tools": {"mode": given.mode, "tools": tools}}
     raise UnsupportedError(
-        f"tool_choice.type={choice.get('type')!r}: must be 'function' or 'allowed_tools'", "tool_choice.type"
+        f"tool_choice.type={choice.get('type')!r}: must be 'function', 'custom' or 'allowed_tools'", "tool_choice.type"
     )
 
 
-def _chat_function(named: dict[str, Any], path: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": as_body(named, NamedFunction, path).name}}
+def _chat_function(named: dict[str, Any], path: str, known: Sequence[GivenTool]) -> dict[str, Any]:
+    given = as_body(named, NamedFunction, path)
+    shown = shown_name(given.name, given.namespace)
+    # One that is given in a namespace may be named without it.
+    found = [tool.shown for tool in known if given.name == tool.tool.name]
+    return {"type": "function", "function": {"name": shown if shown in found else (found or [shown])[0]}}
 
 
 def _response_format(given: TextFormat | None) -> ResponseFormat | None:

@@ -9,9 +9,17 @@ import msgspec
 from jaxllm.errors import RequestError, nearest
 from jaxllm.serving.openai.decode import as_body
 from jaxllm.serving.openai.protocol.base import UnsupportedError
-from jaxllm.serving.openai.protocol.response_answers import FunctionCallItem, OutputItem, OutputMessage, ReasoningItem
+from jaxllm.serving.openai.protocol.response_answers import (
+    CustomCallItem,
+    FunctionCallItem,
+    OutputItem,
+    OutputMessage,
+    ReasoningItem,
+)
 from jaxllm.serving.openai.protocol.response_items import (
     ITEM_KINDS,
+    CustomCallInput,
+    CustomCallOutput,
     FunctionCallInput,
     FunctionCallOutput,
     InputPart,
@@ -27,6 +35,9 @@ _PREFIXES: dict[type[Item] | type[OutputItem], str] = {
     OutputMessage: "msg",
     FunctionCallInput: "fc",
     FunctionCallItem: "fc",
+    CustomCallInput: "ctc",
+    CustomCallItem: "ctc",
+    CustomCallOutput: "ctco",
     FunctionCallOutput: "fco",
     ReasoningInput: "rs",
     ReasoningItem: "rs",
@@ -74,9 +85,10 @@ def from_output(item: OutputItem) -> Item:
             parts = [InputPart(type="output_text", text=part.text) for part in item.content]
             return MessageItem(type="message", id=item.id, status=item.status, role="assistant", content=parts)
         case _:
-            kind: type[FunctionCallInput | ReasoningInput]
-            kind = FunctionCallInput if isinstance(item, FunctionCallItem) else ReasoningInput
-            return msgspec.convert(msgspec.to_builtins(item), kind)
+            plain = msgspec.to_builtins(item)
+            made = msgspec.convert(plain, ITEM_KINDS[plain["type"]])
+            assert isinstance(made, Item)
+            return made
 
 
 def listed(item: Item) -> dict[str, Any]:

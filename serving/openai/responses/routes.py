@@ -19,10 +19,10 @@ from jaxllm.serving.openai.parameters import num_alternatives
 from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, InputTokens, ItemPage, ModelResponse
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, InputItemsQuery, ResponsesRequest, RetrieveQuery
 from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
-from jaxllm.serving.openai.responses.convert import response_tools
 from jaxllm.serving.openai.responses.items import from_output, listed, read_input
 from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_turn
 from jaxllm.serving.openai.responses.store import EventLog, Stored
+from jaxllm.serving.openai.responses.tools import given_tools
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.openai.state import ServerState, server_of
 from jaxllm.serving.tenancy.owners import owner_of
@@ -49,6 +49,7 @@ async def create_response(request: Request) -> Response:
         streams=bool(body.stream),
         logprobs=_logprob_format(server, body),
         on_end=partial(_keep, server, stored),
+        tools={tool.shown: tool for tool in given_tools(body)},
     )
     if body.background:
         return _run_on(request, server, stored, call, writer, stream=bool(body.stream))
@@ -91,7 +92,7 @@ def _begun(body: ResponsesRequest, model: str, call: ChatCall, *, stored: bool) 
         temperature=params.temperature,
         text={"format": text_format, "verbosity": "medium"},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=[_listed_tool(tool) for tool in response_tools(body)],
+        tools=[_listed_tool(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
         truncation=body.truncation or "disabled",
@@ -99,9 +100,9 @@ def _begun(body: ResponsesRequest, model: str, call: ChatCall, *, stored: bool) 
     )
 
 
-def _listed_tool(tool: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(tool)
-    return {"description": None, "parameters": None, "strict": None, **plain}
+def _listed_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    missing = {"description": None, "parameters": None, "strict": None} if tool.get("type") == "function" else {}
+    return {**missing, **{name: value for name, value in tool.items() if value is not None}}
 
 
 def _logprob_format(server: ServerState, body: ResponsesRequest) -> LogprobFormat | None:

@@ -1,7 +1,7 @@
 """Results as a response of the Responses API, whole or as events."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from jaxllm.serving.openai.protocol.response_answers import (
 )
 from jaxllm.serving.openai.protocol.response_events import ErrorEvent, Lifecycle, LifecycleEvent, ResponseEvent
 from jaxllm.serving.openai.responses.builder import OutputBuilder
+from jaxllm.serving.openai.responses.tools import GivenTool
 from jaxllm.serving.openai.usage import UsageCounter
 from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.reply.parts import PlainParser, ReplyPart
@@ -43,8 +44,12 @@ class ResponseWriter:
         streams: bool,
         logprobs: LogprobFormat | None,
         on_end: Callable[[], None] = lambda: None,
+        tools: Mapping[str, GivenTool] | None = None,
     ) -> None:
-        """Without `streams`, events are not made. `on_end` is called when the response has ended, in whatever way."""
+        """Without `streams`, events are not made. `on_end` is called when the response has ended, in whatever way.
+
+        `tools`: see `OutputBuilder`.
+        """
         self.response = response
         self._parser = PlainParser() if call.new_parser is None else call.new_parser()
         self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.count_reasoning)
@@ -54,7 +59,7 @@ class ResponseWriter:
         self._events: list[bytes] = []
         self._streams = streams
         self._number = 0
-        self._builder = OutputBuilder(self._emit)
+        self._builder = OutputBuilder(self._emit, tools)
         self.response.output = self._builder.items
 
     @property

@@ -285,3 +285,33 @@ def test_an_answer_goes_on_where_it_was_left(client: OpenAI) -> None:
     items: Any = [asked, said]
     rest = client.responses.create(model="demo", input=items, temperature=0, max_output_tokens=30).output_text
     assert begin + rest == whole
+
+
+def test_custom_tools_and_namespaces(client: OpenAI) -> None:
+    tools: Any = [
+        {"type": "custom", "name": "note", "description": "Writes a note."},
+        {"type": "namespace", "name": "shop", "description": "A shop.", "tools": [
+            {"type": "function", "name": "buy", "parameters": {"type": "object", "properties": {"a": {"enum": [7]}},
+                                                               "required": ["a"]}},
+        ]},
+    ]  # fmt: skip
+    choice: Any = {"type": "custom", "name": "note"}
+    asked: dict[str, Any] = {"model": "demo", "input": "hello", "tools": tools, "temperature": 0}
+    made = client.responses.create(**asked, tool_choice=choice)
+    if made.status == "completed":
+        (item,) = made.output
+        assert (item.type, item.name) == ("custom_tool_call", "note")
+        back: Any = [
+            {"role": "user", "content": "hello"}, item.model_dump(exclude_none=True),
+            {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "done"},
+        ]  # fmt: skip
+        again = {**asked, "input": back}
+        assert client.responses.create(**again, tool_choice="none", max_output_tokens=5).output
+    bought = client.responses.create(**asked, tool_choice={"type": "function", "name": "buy"})
+    (call,) = bought.output
+    assert call.type == "function_call"
+    assert (call.name, call.namespace, json.loads(call.arguments)) == ("buy", "shop", {"a": 7})
+    with client.responses.stream(**asked, tool_choice={"type": "function", "name": "buy"}) as stream:
+        assert stream.get_final_response().output[0].type == "function_call"
+    events = [event.type for event in client.responses.create(**asked, tool_choice=choice, stream=True)]
+    assert "response.custom_tool_call_input.done" in events
