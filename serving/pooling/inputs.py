@@ -15,6 +15,7 @@ from jaxllm.pooling.request import PoolingRequest
 from jaxllm.serving.pooling.encode import Encoded, encode
 from jaxllm.serving.pooling.judging import ANSWERS, encode_judged
 from jaxllm.serving.tenancy.quotas import Reservation
+from jaxllm.serving.text.length import SHORT
 from jaxllm.serving.text.prompts import Prompt, as_token_ids, naming_prompt, one_per_prompt, parse_prompt
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 
@@ -141,7 +142,8 @@ class PoolingInputs:
         most = self.limits.max_model_len
         if isinstance(prompt, list) and len(prompt) > most:
             raise self.limits.too_long(f"{len(prompt)} tokens")
-        if isinstance(prompt, str) and self._tokenizer is not None and self._tokenizer.length.exceeds(prompt, most):
+        long = isinstance(prompt, str) and len(prompt) > SHORT
+        if long and self._tokenizer is not None and self._tokenizer.length.exceeds(prompt, most):
             raise self.limits.too_long(f"{len(prompt)} characters")
 
     def _limit(self, params: PoolingParams) -> int | None:

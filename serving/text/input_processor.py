@@ -11,6 +11,7 @@ from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.tenancy.quotas import Reservation
+from jaxllm.serving.text.length import SHORT
 from jaxllm.serving.text.prompts import (
     IntArray,
     ParsedPrompt,
@@ -158,7 +159,8 @@ class InputProcessor:
             if not cut:
                 raise self._limits.too_long(f"{len(prompt.token_ids)} tokens")
             prompt.token_ids = prompt.token_ids[-most:]
-        elif isinstance(prompt.text, str) and prompt.token_ids is None and self._tokenizer is not None:
+        elif prompt.token_ids is None and self._tokenizer is not None and len(prompt.text or "") > SHORT:
+            assert prompt.text is not None
             length = self._tokenizer.length
             if not cut and length.exceeds(prompt.text, most):
                 raise self._limits.too_long(f"{len(prompt.text)} characters")

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+SHORT = 2**16
+"""Characters that are encoded at once to tell how many tokens they are: it takes milliseconds."""
 _GLANCE = 16
 """Characters per token that are encoded first of a text that is longer; natural text has about 4."""
 _LOSSLESS = {"NFC", "NFD", "Prepend", "Replace", "Sequence", "ByteLevel", "Split", "Digits", "Metaspace"}
