@@ -4,15 +4,17 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A response: its status and its body."""
+    """A response: its status, its body, and in how many seconds to try again, where it says so."""
 
     status: int
     body: bytes
+    retry_after: float | None = None
 
 
 async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more: Any) -> Answer:
@@ -21,7 +23,7 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more:
     Raises what the application raises, unless it has answered by then.
     """
     received = [{"type": "http.request", "body": body, "more_body": False}]
-    status, parts = 0, list[bytes]()
+    status, parts, retry_after = 0, list[bytes](), None
 
     async def receive() -> Message:
         if received:
@@ -31,9 +33,11 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more:
         raise AssertionError("nothing sets the event")
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, retry_after
         if message["type"] == "http.response.start":
             status = message["status"]
+            seconds = Headers(raw=message.get("headers", [])).get("retry-after", "")
+            retry_after = float(seconds) if seconds.isdecimal() else None
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
 
@@ -42,7 +46,7 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more:
     except Exception:
         if not status:
             raise
-    return Answer(status, b"".join(parts))
+    return Answer(status, b"".join(parts), retry_after)
 
 
 def _scope(path: str, length: int, request_id: str) -> dict[str, Any]:

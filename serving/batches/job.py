@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 
 from jaxllm.errors import JaxLLMError
+from jaxllm.serving.batch.client import Answer
 from jaxllm.serving.batch.input import BatchInput
 from jaxllm.serving.batch.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
 from jaxllm.serving.batch.record import BatchRecord
+from jaxllm.serving.batches.admission import Admission
 from jaxllm.serving.openai.protocol.batches import Batch, BatchProblem, BatchProblems
 
-Post = Callable[[str, bytes, str], Awaitable[BatchResponse]]
+Post = Callable[[str, bytes, str], Awaitable[Answer]]
 """Sends a body to a path under a request's id."""
 
 MOST_PROBLEMS = 100
 """Wrong lines that a batch tells."""
-_RETRY_SECONDS = 1.0
-_BUSY = (429, 503)
 
 
 class _Details(msgspec.Struct):
@@ -60,21 +60,23 @@ class BatchJob:
         failures: Path,
         *,
         post: Post,
+        admission: Admission,
         reserve: Callable[[int], None],
         most_requests: int,
         most_bytes: int,
     ) -> None:
-        """Requests come from `source`. `reserve` is asked before bytes are written to `answers` and `failures`.
+        """Requests come from `source`, and run as `admission` lets them.
 
+        `reserve` is asked before bytes are written to `answers` and `failures`.
         There may be `most_requests`, each of at most `most_bytes`.
         """
         self.batch = batch
         self._source, self._answers, self._failures = source, answers, failures
-        self._post, self._reserve = post, reserve
+        self._post, self._admission, self._reserve = post, admission, reserve
         self._most, self._most_bytes = most_requests, most_bytes
 
-    async def run(self, slots: asyncio.Semaphore, num_workers: int) -> None:
-        """Answer all; each request takes one of the `slots`. Raises `JaxLLMError` when that is not possible."""
+    async def run(self, num_workers: int) -> None:
+        """Answer all, `num_workers` at a time. Raises `JaxLLMError` when that is not possible."""
         with ExitStack() as stack:
             source = stack.enter_context(BatchInput(str(self._source), (self.batch.endpoint,)))
             problems = await asyncio.to_thread(_problems, source, self._most, self._most_bytes)
@@ -90,29 +92,24 @@ class BatchJob:
             requests = source.requests(done)
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(num_workers, len(source.ids))):
-                    workers.create_task(self._work(requests, slots, answers, failures))
+                    workers.create_task(self._work(requests, answers, failures))
 
-    async def _work(
-        self, requests: Iterator[BatchRequest], slots: asyncio.Semaphore, answers: BatchRecord, failures: BatchRecord
-    ) -> None:
+    async def _work(self, requests: Iterator[BatchRequest], answers: BatchRecord, failures: BatchRecord) -> None:
         for request in requests:
-            answer = await self._answer(request, slots)
+            answer = await self._answer(request)
             self._write(answer, answers, failures)
 
-    async def _answer(self, request: BatchRequest, slots: asyncio.Semaphore) -> BatchAnswer:
-        """An answer, however long the server is busy."""
+    async def _answer(self, request: BatchRequest) -> BatchAnswer:
+        """An answer, however long the server is busy, or the owner's quota used up."""
         name = f"{self.batch.id}-{request.custom_id}"[:200].encode("ascii", "replace").decode().replace(" ", "_")
         made = BatchAnswer(f"batch_req_{name}", request.custom_id, None, None)
-        while True:
-            async with slots:
-                try:
-                    made.response = await self._post(request.url, bytes(request.body), name)
-                except Exception as error:  # noqa: BLE001  (a bug in one route must not end the batch)
-                    made.error = BatchError("internal_error", f"{type(error).__name__}: {error}")
-                    return made
-            if made.response.status_code not in _BUSY:
-                return made
-            await asyncio.sleep(_RETRY_SECONDS)
+        try:
+            answer = await self._admission.run(lambda: self._post(request.url, bytes(request.body), name))
+        except Exception as error:  # noqa: BLE001  (a bug in one route must not end the batch)
+            made.error = BatchError("internal_error", f"{type(error).__name__}: {error}")
+        else:
+            made.response = BatchResponse(answer.status, name, msgspec.Raw(answer.body))
+        return made
 
     def _write(self, answer: BatchAnswer, answers: BatchRecord, failures: BatchRecord) -> None:
         succeeded = answer.response is not None and answer.response.status_code < 400

@@ -11,12 +11,13 @@ from starlette.applications import Starlette
 
 from jaxllm.errors import JaxLLMError, QueueFullError
 from jaxllm.owner import Owner
-from jaxllm.serving.batch.client import post
-from jaxllm.serving.batch.lines import BatchResponse
+from jaxllm.serving.batch.client import Answer, post
+from jaxllm.serving.batches.admission import Admission
 from jaxllm.serving.batches.job import BatchJob, is_ours
 from jaxllm.serving.files.store import FileStore, write_whole
 from jaxllm.serving.openai.protocol.batches import Batch, BatchProblem, BatchProblems, BatchRequestBody
 from jaxllm.serving.openai.protocol.files import FileObject
+from jaxllm.serving.tenancy.access import Access
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +42,12 @@ class StoredBatch(msgspec.Struct, kw_only=True):
 class BatchStore:
     """At most `max_batches`, of which the oldest that have ended go first. Belongs to one event loop."""
 
-    def __init__(self, files: FileStore, *, max_batches: int, num_slots: int, max_line_bytes: int) -> None:
-        """`num_slots` requests of all batches run at a time."""
+    def __init__(
+        self, files: FileStore, access: Access, *, max_batches: int, num_slots: int, max_line_bytes: int
+    ) -> None:
+        """`num_slots` requests of all batches run at a time, within the quotas that `access` has."""
         self.max_batches = max_batches
-        self._files = files
+        self._files, self._access = files, access
         self._num_slots = num_slots
         self._slots = asyncio.Semaphore(num_slots)
         self._max_line_bytes = max_line_bytes
@@ -136,9 +139,8 @@ class BatchStore:
         batch = stored.batch
         self._save(stored)
 
-        async def send(path: str, body: bytes, request_id: str) -> BatchResponse:
-            answer = await post(app.router, path, body, request_id, app=app, owner=stored.owner)
-            return BatchResponse(answer.status, request_id, msgspec.Raw(answer.body))
+        async def send(path: str, body: bytes, request_id: str) -> Answer:
+            return await post(app.router, path, body, request_id, app=app, owner=stored.owner)
 
         def reserve(num_bytes: int) -> None:
             self._files.reserve(num_bytes)
@@ -151,6 +153,8 @@ class BatchStore:
             path(stored.answers),
             path(stored.failures),
             post=send,
+            # A request passes no middleware, where those of clients are counted.
+            admission=Admission(self._slots, lambda: self._access.account(stored.owner)),
             reserve=reserve,
             most_requests=MOST_REQUESTS,
             most_bytes=self._max_line_bytes,
@@ -164,7 +168,7 @@ class BatchStore:
         batch = stored.batch
         try:
             async with asyncio.timeout(max(0, batch.expires_at - self._files.now())):
-                await job.run(self._slots, self._num_slots)
+                await job.run(self._num_slots)
             self._finish(stored, "failed" if batch.errors is not None else "completed")
         except TimeoutError:
             self._finish(stored, "expired")

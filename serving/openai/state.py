@@ -87,6 +87,7 @@ class ServerState:
         )
         self.batches = BatchStore(
             self.files,
+            self.access,
             max_batches=options.max_batches,
             # Half of what runs at once is left to those who wait for their answers.
             num_slots=max(1, self.llm.info.max_num_seqs // 2),
