@@ -1,18 +1,23 @@
-"""Which texts run in a step: the first that came, as many as fit."""
+"""Which texts run in a step: as many as fit, in turn for their owners."""
 
-import heapq
 import itertools
 from collections.abc import Iterable
 
 from jaxllm.pooling.request import PoolingRequest
+from jaxllm.scheduler.fair_queue import FairQueue
+from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 
 
 class PoolingQueue:
-    """Texts that wait. A step takes them in order until one does not fit; with priorities, the lowest number first."""
+    """Texts that wait. A step takes them in order until one does not fit.
+
+    With priorities, the lowest number first; then the owner that was given the fewest tokens; then by arrival.
+    """
 
     def __init__(self, *, max_num_seqs: int, max_num_batched_tokens: int, by_priority: bool) -> None:
         self._rows, self._tokens, self._by_priority = max_num_seqs, max_num_batched_tokens, by_priority
-        self._heap: list[tuple[int, int, PoolingRequest]] = []
+        self._shares = Shares(most_debt=DEBT_STEPS * max_num_batched_tokens)
+        self._queue: FairQueue[PoolingRequest] = FairQueue(self._shares)
         self._waiting: dict[str, PoolingRequest] = {}
         self._arrivals = itertools.count()
 
@@ -30,25 +35,35 @@ class PoolingQueue:
     def add(self, request: PoolingRequest) -> None:
         """Let a text wait. It is not longer than a step."""
         assert len(request.prompt_token_ids) <= self._tokens
+        request.share = self._shares.enter(request.owner)
         priority = request.priority if self._by_priority else 0
-        heapq.heappush(self._heap, (priority, next(self._arrivals), request))
+        self._queue.push(request, request.share, priority, next(self._arrivals))
         self._waiting[request.request_id] = request
 
     def remove(self, request_ids: Iterable[str]) -> list[str]:
         """Forget texts; returns the ids of those that waited."""
-        return [each for each in request_ids if self._waiting.pop(each, None) is not None]
+        removed = []
+        for each in request_ids:
+            request = self._waiting.pop(each, None)
+            if request is not None:
+                self._queue.remove(request)
+                self._shares.leave(request.share)
+                removed.append(each)
+        return removed
 
     def take(self) -> list[PoolingRequest]:
         """The texts of the next step; those of one token first, as kernels want them."""
         taken: list[PoolingRequest] = []
         left = self._tokens
-        while self._heap and len(taken) < self._rows:
-            request = self._heap[0][2]
-            # One that was removed stays in the heap until it comes to the front.
-            if self._waiting.get(request.request_id) is request:
-                if len(request.prompt_token_ids) > left:
-                    break
-                left -= len(request.prompt_token_ids)
-                taken.append(self._waiting.pop(request.request_id))
-            heapq.heappop(self._heap)
+        while len(taken) < self._rows and (request := self._queue.peek()) is not None:
+            length = len(request.prompt_token_ids)
+            if length > left:
+                break
+            left -= length
+            taken.append(self._waiting.pop(request.request_id))
+            self._shares.charge(request.share, length)
+            self._queue.take(request)
+        # An owner keeps its account while the others of this step are chosen.
+        for request in taken:
+            self._shares.leave(request.share)
         return sorted(taken, key=lambda each: len(each.prompt_token_ids) != 1)

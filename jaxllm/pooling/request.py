@@ -13,7 +13,7 @@ class PoolingRequest:
     """One text to be pooled.
 
     `prompt_token_ids` is int32 [length]. Tokens from position `second_text` on are of the second of two texts that are
-    read together; None: there is one.
+    read together; None: there is one. `share`: the owner's index in `Shares` while the text waits.
     """
 
     request_id: str
@@ -22,3 +22,4 @@ class PoolingRequest:
     priority: int = 0
     second_text: int | None = None
     owner: Owner = NOBODY
+    share: int = -1

@@ -21,11 +21,8 @@ from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.lanes import Lanes
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
-from jaxllm.scheduler.shares import Shares
+from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.table import RequestTable
-
-_DEBT_STEPS = 4
-"""Steps of tokens that an owner may owe the others when it comes back; more is forgotten."""
 
 
 class Scheduler:
@@ -62,7 +59,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._pages = pages
-        self._shares = Shares(most_debt=_DEBT_STEPS * max_num_batched_tokens)
+        self._shares = Shares(most_debt=DEBT_STEPS * max_num_batched_tokens)
         self._waiting: FairQueue[Request] = FairQueue(self._shares)
         self._running = RunningOrder(order_key(policy))
         self._fairness = Fairness(self.table, self._running, self._shares, pages)

@@ -6,6 +6,9 @@ import numpy.typing as npt
 from jaxllm.kv.pages import Int32Array
 from jaxllm.owner import Owner
 
+DEBT_STEPS = 4
+"""Steps of tokens that an owner may owe the others when it comes back; more is forgotten."""
+
 _FIRST_SIZE = 8
 
 
