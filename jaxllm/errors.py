@@ -63,6 +63,10 @@ class QuotaError(JaxLLMError, RuntimeError):
         self.retry_after = retry_after
 
 
+class StorageError(CapacityError):
+    """An owner has stored as much as it may: waiting does not help, deleting does."""
+
+
 class EngineError(JaxLLMError, RuntimeError):
     """The engine itself failed; requests in flight are lost.
 

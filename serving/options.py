@@ -116,6 +116,12 @@ class ServerOptions(Section):
         minimum=0,
     )
     max_stored_file_bytes: int = option(4 * 2**30, "Most bytes that these take on disk.", minimum=1024)
+    max_stored_file_share: float = option(
+        0.5,
+        "Largest part of these files and bytes that one key (without keys, one address) may have.",
+        minimum=0.01,
+        maximum=1.0,
+    )
     max_file_size: int = option(200 * 2**20, "Most bytes of an upload.", minimum=1024)
     stored_file_lifetime: int = option(30 * 86400, "Seconds after which files are deleted.", minimum=3600)
     max_batches: int = option(100, "Most batches that are kept; those that ended longest ago go first.", minimum=1)

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -19,6 +20,7 @@ from jaxllm.serving.app import ServerState, create_app
 from jaxllm.serving.async_llm import AsyncLLM
 from jaxllm.serving.clients.connection import Launch
 from jaxllm.serving.clients.process import EngineProcess
+from jaxllm.serving.files.store import lock_folder
 from jaxllm.serving.http.connections import Connections
 from jaxllm.serving.http.limits import HttpLimits
 from jaxllm.serving.http.server import HttpServer
@@ -91,8 +93,10 @@ async def serve(
     for path in options.middleware:
         # The application loads it again; here it fails before the model is loaded.
         load_middleware(path)
-    # Likewise: a wrong file of keys.
+    # Likewise: a wrong file of keys, and a folder that cannot be used.
     Access.of(options)
+    if options.files_dir is not None:
+        lock_folder(Path(options.files_dir)).close()
     ReplyFormats.choose(options.tool_call_parser, options.reasoning_parser, "")
     with Listener(options) as listener:
         if options.api_server_count == 1:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.applications import Starlette
 
-from jaxllm.errors import JaxLLMError, QueueFullError
+from jaxllm.errors import CapacityError, JaxLLMError, QueueFullError
 from jaxllm.owner import Owner
 from jaxllm.serving.batch.client import Answer, post
 from jaxllm.serving.batches.admission import Admission
@@ -68,13 +68,13 @@ class BatchStore:
         running = [stored for stored in self._batches.values() if stored.batch.runs]
         self._files.sweep({name for stored in running for name in (stored.answers, stored.failures)})
         for stored in running:
-            self._files.reopen(stored.written)
+            self._files.reopen(stored.owner.name, stored.written)
             self._start(stored, app)
 
     def create(
         self, body: BatchRequestBody, source: FileObject, owner: Owner, *, window: int, lifetime: int, app: Starlette
     ) -> Batch:
-        """Begin a batch over the file `source`, answered by the routes of `app`. Raises `QueueFullError`.
+        """Begin a batch over the file `source`, answered by the routes of `app`. Raises `CapacityError`.
 
         It may run for `window` seconds; files of its answers are kept for `lifetime` seconds.
         """
@@ -90,11 +90,11 @@ class BatchStore:
             expires_at=created + window,
             metadata=body.metadata,
         )
-        answers = self._files.new_id()
+        answers = self._files.new_id(owner.name)
         try:
-            failures = self._files.new_id()
-        except QueueFullError:
-            self._files.forget(answers, 0)
+            failures = self._files.new_id(owner.name)
+        except CapacityError:
+            self._files.forget(owner.name, answers, 0)
             raise
         stored = StoredBatch(owner=owner, batch=batch, answers=answers, failures=failures, lifetime=lifetime)
         self._batches[batch.id] = stored
@@ -143,7 +143,7 @@ class BatchStore:
             return await post(app.router, path, body, request_id, app=app, owner=stored.owner)
 
         def reserve(num_bytes: int) -> None:
-            self._files.reserve(num_bytes)
+            self._files.reserve(stored.owner.name, num_bytes)
             stored.written += num_bytes
 
         path: Callable[[str], Any] = self._files.path
@@ -194,7 +194,7 @@ class BatchStore:
         batch.finalizing_at = now if status == "completed" else None
         sizes = [self._size(name) for name in (stored.answers, stored.failures)]
         # What was written is counted by the byte from here on.
-        self._files.release(stored.written - sum(sizes))
+        self._files.release(stored.owner.name, stored.written - sum(sizes))
         stored.written = 0
         batch.output_file_id = self._keep(stored, stored.answers, sizes[0], "output")
         batch.error_file_id = self._keep(stored, stored.failures, sizes[1], "error")
@@ -209,7 +209,7 @@ class BatchStore:
     def _keep(self, stored: StoredBatch, name: str, size: int, kind: str) -> str | None:
         """The file of this name as one of the owner's; None, and it is deleted: it is empty."""
         if size == 0:
-            self._files.forget(name, 0)
+            self._files.forget(stored.owner.name, name, 0)
             return None
         created = self._files.now()
         file = FileObject(

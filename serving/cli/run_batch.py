@@ -81,6 +81,7 @@ WITHOUT_MEANING = frozenset(
         "files_dir",
         "max_stored_files",
         "max_stored_file_bytes",
+        "max_stored_file_share",
         "max_file_size",
         "stored_file_lifetime",
         "max_batches",

@@ -30,11 +30,12 @@ async def create_file(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     store = store_of(server, request)
-    file_id, reserved = store.new_id(), 0
+    owner = owner_of(request).name
+    file_id, reserved = store.new_id(owner), 0
 
     def reserve(num_bytes: int) -> None:
         nonlocal reserved
-        store.reserve(num_bytes)
+        store.reserve(owner, num_bytes)
         reserved += num_bytes
 
     try:
@@ -49,10 +50,10 @@ async def create_file(request: Request) -> Response:
             purpose="batch",
         )
     except BaseException:
-        store.forget(file_id, reserved)
+        store.forget(owner, file_id, reserved)
         raise
-    store.release(reserved - file.bytes)
-    store.add(owner_of(request).name, file)
+    store.release(owner, reserved - file.bytes)
+    store.add(owner, file)
     return json_response(file)
 
 

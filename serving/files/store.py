@@ -11,7 +11,8 @@ from typing import IO
 
 import msgspec
 
-from jaxllm.errors import ConfigError, QueueFullError
+from jaxllm.errors import ConfigError
+from jaxllm.serving.files.room import Room
 from jaxllm.serving.openai.protocol.files import FileObject
 
 _RECORD = ".file.json"
@@ -25,7 +26,7 @@ class StoredFile(msgspec.Struct, kw_only=True):
 
 
 class FileStore:
-    """At most `max_files` of together `max_bytes`. Belongs to one event loop.
+    """At most `max_files` of together `max_bytes`, one owner's at most a `share` of these. Belongs to one event loop.
 
     With `folder` None, files are in a temporary folder and end with the store; otherwise they are found again there.
     """
@@ -37,13 +38,12 @@ class FileStore:
         max_files: int,
         max_bytes: int,
         lifetime: int,
+        share: float = 1.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`lifetime` is in seconds. Raises `ConfigError` for a folder that cannot be used."""
-        self.max_files, self.max_bytes, self.lifetime = max_files, max_bytes, lifetime
-        self.num_bytes = 0
-        """Of all files, and reserved for those that are being written."""
-        self._num_open = 0
+        self.lifetime = lifetime
+        self._room = Room(max_files, max_bytes, share)
         self._clock = clock
         self._given = None if folder is None else Path(folder)
         self._folder: Path | None = None
@@ -51,6 +51,11 @@ class FileStore:
         self._files: dict[str, StoredFile] = {}
         if self._given is not None:
             self._open(self._given)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files, and reserved for those that are being written."""
+        return self._room.num_bytes
 
     @property
     def persistent(self) -> bool:
@@ -65,16 +70,7 @@ class FileStore:
         return self._folder
 
     def _open(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("ab")
-        except OSError as error:
-            raise ConfigError(f"files_dir={str(folder)!r}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise ConfigError(f"files_dir={str(folder)!r}: another server uses it") from None
+        self._lock = lock_folder(folder)
         self._folder = folder
         for record in sorted(folder.glob(f"*{_RECORD}")):
             try:
@@ -83,7 +79,7 @@ class FileStore:
                 continue
             if self.path(known.file.id).is_file():
                 self._files[known.file.id] = known
-                self.num_bytes += known.file.bytes
+                self._count(known.owner, 1, known.file.bytes)
         self.expire()
 
     def path(self, file_id: str) -> Path:
@@ -92,49 +88,41 @@ class FileStore:
 
     # Room
 
-    def reserve(self, num_bytes: int) -> None:
-        """Count bytes that are about to be written. Raises `QueueFullError` if there is no room."""
-        if self.num_bytes + num_bytes > self.max_bytes:
-            self.expire()
-        if self.num_bytes + num_bytes > self.max_bytes:
-            raise QueueFullError(
-                f"no room for files: they may have {self.max_bytes} bytes together (--max-stored-file-bytes); delete "
-                "some",
-                60.0,
-            )
-        self.num_bytes += num_bytes
+    def reserve(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that are about to be written. Raises `StorageError` and `QueueFullError` if there is no room."""
+        self._take(owner, "bytes", num_bytes)
 
-    def release(self, num_bytes: int) -> None:
+    def release(self, owner: str, num_bytes: int) -> None:
         """Bytes that were reserved are not needed."""
-        self.num_bytes -= num_bytes
+        self._room.add(owner, "bytes", -num_bytes)
 
-    def new_id(self) -> str:
-        """An id for a file that is about to be written. Raises `QueueFullError` if there are too many."""
-        if len(self._files) + self._num_open >= self.max_files:
-            self.expire()
-        if len(self._files) + self._num_open >= self.max_files:
-            raise QueueFullError(
-                f"no room for files: there may be {self.max_files} (--max-stored-files); delete some", 60.0
-            )
-        self._num_open += 1
+    def new_id(self, owner: str) -> str:
+        """An id for a file that is about to be written. Raises `StorageError` and `QueueFullError` for too many."""
+        self._take(owner, "files", 1)
         return f"file-{secrets.token_hex(12)}"
 
-    def forget(self, file_id: str, num_bytes: int) -> None:
+    def forget(self, owner: str, file_id: str, num_bytes: int) -> None:
         """What was begun with `new_id` and `reserve` is no file."""
-        self._num_open -= 1
-        self.release(num_bytes)
+        self._count(owner, -1, -num_bytes)
         self.path(file_id).unlink(missing_ok=True)
 
-    def reopen(self, num_bytes: int) -> None:
+    def reopen(self, owner: str, num_bytes: int) -> None:
         """Two files, with bytes that are reserved for them, are being written on since before this store."""
-        self._num_open += 2
-        self.num_bytes += num_bytes
+        self._count(owner, 2, num_bytes)
+
+    def _take(self, owner: str, kind: str, count: int) -> None:
+        if not self._room.fits(owner, kind, count):
+            self.expire()
+        self._room.take(owner, kind, count)
+
+    def _count(self, owner: str, num_files: int, num_bytes: int) -> None:
+        self._room.add(owner, "files", num_files)
+        self._room.add(owner, "bytes", num_bytes)
 
     # Files
 
     def add(self, owner: str, file: FileObject) -> None:
         """Keep a file whose bytes are written and reserved; its id is of `new_id`."""
-        self._num_open -= 1
         self._files[file.id] = stored = StoredFile(owner=owner, file=file)
         if self.persistent:
             write_whole(self.folder / f"{file.id}{_RECORD}", msgspec.json.encode(stored))
@@ -153,7 +141,7 @@ class FileStore:
     def delete(self, file_id: str) -> None:
         """Delete a file; who reads it at this time reads on."""
         stored = self._files.pop(file_id)
-        self.num_bytes -= stored.file.bytes
+        self._count(stored.owner, -1, -stored.file.bytes)
         (self.folder / f"{file_id}{_RECORD}").unlink(missing_ok=True)
         self.path(file_id).unlink(missing_ok=True)
 
@@ -181,6 +169,24 @@ class FileStore:
             self._lock.close()
         elif self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def lock_folder(folder: Path) -> IO[bytes]:
+    """Make a folder for files, and hold it until what this returns is closed. Raises `ConfigError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # There may be a lock that can be opened in a folder where nothing can be written.
+        with tempfile.TemporaryFile(dir=folder):
+            lock = (folder / "lock").open("ab")
+    except OSError as error:
+        reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(f"files_dir={str(folder)!r}: {reason}; give a folder that can be written") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigError(f"files_dir={str(folder)!r}: another server uses it") from None
+    return lock
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -19,6 +19,7 @@ from jaxllm.errors import (
     QueueFullError,
     QuotaError,
     RequestError,
+    StorageError,
     nearest,
 )
 from jaxllm.serving.anthropic import errors as anthropic
@@ -232,6 +233,8 @@ def describe(error: Exception, request_id: str) -> HttpError:
         case QueueFullError():
             headers = {"Retry-After": str(max(1, round(error.retry_after)))}
             return HttpError(503, str(error), code="queue_full", headers=headers)
+        case StorageError():
+            return HttpError(400, str(error), code="storage_limit_exceeded")
         case QuotaError():
             headers = {"Retry-After": retry_after(error.retry_after)}
             return HttpError(429, f"{error}: try again later", code="rate_limit_exceeded", headers=headers)

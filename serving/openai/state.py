@@ -84,6 +84,7 @@ class ServerState:
             max_files=options.max_stored_files,
             max_bytes=options.max_stored_file_bytes,
             lifetime=options.stored_file_lifetime,
+            share=options.max_stored_file_share,
         )
         self.batches = BatchStore(
             self.files,

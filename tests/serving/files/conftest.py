@@ -1,4 +1,4 @@
-"""A server that keeps few and small files."""
+"""A server that keeps few and small files: of each of two owners half of what there may be."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.serving.server_process import SMALL, ServerProcess, running
 
 KEYS = ("first", "second")
 FLAGS = (
-    *SMALL, "--max-stored-files=6", "--max-stored-file-bytes=400000", "--max-file-size=150000", "--max-batches=3",
+    *SMALL, "--max-stored-files=12", "--max-stored-file-bytes=800000", "--max-file-size=150000", "--max-batches=3",
     "--stored-file-lifetime=7200", "--max-queued-requests=64",
 )  # fmt: skip
 

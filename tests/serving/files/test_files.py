@@ -123,7 +123,7 @@ def test_uploads_are_bounded(client: OpenAI, server: ServerProcess) -> None:
             yield b"x" * 10_000
 
     answer = httpx.post(f"{server.url}/v1/files", headers=headers, content=endless())
-    assert answer.status_code in (413, 503)
+    assert answer.status_code in (400, 413)
     assert len(client.files.list().data) == 2
     deadline = time.monotonic() + 60
     while True:
@@ -138,6 +138,34 @@ def test_uploads_are_bounded(client: OpenAI, server: ServerProcess) -> None:
         upload(client, "x")
     with pytest.raises(openai.APIStatusError, match="--max-stored-files"):
         upload(client, "x")
+
+
+def test_one_owner_cannot_fill_the_storage(clients: tuple[OpenAI, OpenAI]) -> None:
+    mine, theirs = clients
+    for size in (140_000, 140_000, 1, 1, 1, 1):
+        upload(mine, "x" * size)
+    for action in (lambda: upload(mine, "x"), lambda: begin(mine, mine.files.list().data[0])):
+        with pytest.raises(openai.BadRequestError, match="--max-stored-file-share") as caught:
+            action()
+        assert caught.value.code == "storage_limit_exceeded"
+    mine.files.delete(mine.files.list().data[0].id)
+    with pytest.raises(openai.BadRequestError, match="400000 bytes"):
+        upload(mine, "x" * 140_000)
+    # All that is left is the other's.
+    for size in (140_000, 140_000, 1, 1, 1, 1):
+        upload(theirs, "x" * size)
+
+
+@pytest.mark.parametrize("name", ["file", "file/folder", "used"])
+def test_a_wrong_folder_fails_before_the_model_is_loaded(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    store = FileStore(str(tmp_path / "used"), max_files=1, max_bytes=1, lifetime=1)
+    with running(tmp_path / "log", "demo", *SMALL, f"--files-dir={tmp_path / name}", wait=False) as server:
+        assert server.end() == 2
+        assert "files_dir" in server.log
+        assert "Loading" not in server.log
+        assert "Traceback" not in server.log
+    store.close()
 
 
 @pytest.mark.parametrize(
@@ -269,14 +297,14 @@ def test_a_server_may_keep_no_files(tmp_path: Path) -> None:
 def test_files_expire(tmp_path: Path) -> None:
     now = 1000.0
     store = FileStore(None, max_files=1, max_bytes=10, lifetime=60, clock=lambda: now)
-    name = store.new_id()
-    store.reserve(8)
+    name = store.new_id("me")
+    store.reserve("me", 8)
     store.path(name).write_bytes(io.BytesIO(b"12345678").read())
     store.add("me", OurFile(id=name, bytes=8, created_at=1000, expires_at=1060, filename="f", purpose="batch"))
     with pytest.raises(QueueFullError):
-        store.new_id()
+        store.new_id("other")
     with pytest.raises(QueueFullError):
-        store.reserve(3)
+        store.reserve("other", 3)
     assert (store.get(name, "me") is not None, store.get(name, "other")) == (True, None)
     now = 1060.0
     assert store.get(name, "me") is None
