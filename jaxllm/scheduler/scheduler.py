@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from jaxllm.beam.group import BeamGroup
 from jaxllm.errors import CapacityError, RequestError
@@ -19,8 +18,10 @@ from jaxllm.request import FinishReason, Request
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.lanes import Lanes
+from jaxllm.scheduler.pages import PageTables
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
+from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.table import RequestTable
 
@@ -62,10 +63,11 @@ class Scheduler:
         self._shares = Shares(most_debt=DEBT_STEPS * max_num_batched_tokens)
         self._waiting: FairQueue[Request] = FairQueue(self._shares)
         self._running = RunningOrder(order_key(policy))
-        self._fairness = Fairness(self.table, self._running, self._shares, pages)
-        self._blocked: Request | None = None  # It was first, and found no slot or no pages.
+        self._fairness = Fairness(self.table, self._shares, max_num_batched_tokens)
+        self._room = Room(self.table, self._running, self._shares, pages, max_num_batched_tokens)
         self._held: set[Request] = set()
         self._requests: dict[str, Request] = {}
+        self._page_tables = PageTables(self.table, pages)
         self._lanes = Lanes(self.table, pages)
         self._arrivals = 0
 
@@ -160,9 +162,9 @@ class Scheduler:
         next `update`.
         """
         contended = self._shares.contended
-        made_room = self._make_room() if contended and self._blocked is not None else []
+        made_room = self._make_room() if contended and self._room.blocked is not None else []
         preempted: list[Request] = []
-        while (picked := self._pick_running()) is None or not self._grow(picked[0], picked[1]):
+        while (picked := self._pick_running()) is None or not self._page_tables.grow(picked[0], picked[1]):
             if self.table.num_pending.any():
                 return None  # Preempting now would lose tokens on their way, and the next update may free pages.
             preempted.append(self._preempt())
@@ -174,9 +176,9 @@ class Scheduler:
                 # Owners whose prompts are not among those under way get their share of the step first.
                 head = self._waiting.peek()
                 assert head is not None
-                reserved = self._fairness.reserve(slots[num_decodes:], self._budget - num_decodes, head)
+                reserved = self._fairness.reserve(slots[num_decodes:], num_decodes, head)
                 admitted, admitted_counts = self._admit(reserved)
-                slots, counts = self._divide(slots, counts, num_decodes, sum(admitted_counts))
+                slots, counts = self._fairness.divide(slots, counts, num_decodes, sum(admitted_counts))
             left = self._budget - int(counts.sum()) - sum(admitted_counts)
             more, more_counts = self._admit(left)
             admitted, admitted_counts = admitted + more, admitted_counts + more_counts
@@ -184,30 +186,14 @@ class Scheduler:
             slots = np.concatenate([slots, np.array(firsts, np.int32)])
             counts = np.concatenate([counts, np.array(admitted_counts, np.int32)])
         elif contended and num_decodes < len(slots):
-            slots, counts = self._divide(slots, counts, num_decodes, 0)
+            slots, counts = self._fairness.divide(slots, counts, num_decodes, 0)
         if not len(slots):
             return None
         return self._plan(slots, counts, num_decodes, admitted, made_room + preempted)
 
-    def _divide(
-        self, slots: Int32Array, wanted: Int32Array, num_decodes: int, given: int
-    ) -> tuple[Int32Array, Int32Array]:
-        """The rows of a step and their tokens, where prompts want more than is left of the budget without `given`."""
-        counts = wanted.copy()
-        left = self._budget - num_decodes - given
-        counts[num_decodes:] = self._fairness.divide(slots[num_decodes:], wanted[num_decodes:], left)
-        rows = counts > 0
-        return slots[rows], counts[rows]
-
     def _make_room(self) -> list[Request]:
         """Let running requests of owners with more than their share make way for the first that waits."""
-        request, self._blocked = self._blocked, None
-        if request is None or self._waiting.peek() is not request:
-            return []
-        count, running = len(request.sequences), len(self._running)
-        slots = max(count - self.table.num_free_slots, running + count - self._budget)
-        pages = 0 if slots > 0 else self._pages.shortage(request, headroom=running + count - 1)
-        leaving = self._fairness.room_for(request, slots, pages)
+        leaving = self._room.leaving(self._waiting.peek())
         for each in leaving:
             # Its tokens on their way are dropped, and sampled again when it returns.
             self._send_back(each)
@@ -239,27 +225,9 @@ class Scheduler:
             num_decodes,
         )
 
-    def _grow(self, slots: Int32Array, counts: Int32Array) -> bool:
-        """Give each row the pages its new tokens need; False, and no change, when there are not enough."""
-        table, size = self.table, self._pages.block_size
-        ends = table.num_computed[slots] + counts
-        rows = np.flatnonzero(ends > table.num_pages[slots] * size)
-        if not len(rows):
-            return True
-        slots, needed = slots[rows], -(-ends[rows] // size)
-        held = table.num_pages[slots]
-        missing = needed - held
-        pages = self._pages.grow(int(missing.sum()))
-        if pages is None:
-            return False
-        columns = np.arange(len(pages)) - np.repeat(np.cumsum(missing) - missing, missing) + np.repeat(held, missing)
-        table.block_table[np.repeat(slots, missing), columns] = pages
-        table.num_pages[slots] = needed
-        return True
-
     def _preempt(self) -> Request:
         """Send the last running request back to its place in the queue."""
-        request = self._fairness.yields() if self._shares.contended else self._running.last
+        request = self._room.yields() if self._shares.contended else self._running.last
         if request.group is not None:
             request = request.group.leader
         self._send_back(request)
@@ -282,20 +250,20 @@ class Scheduler:
         # each decode gets its token in every step.
         free = table.num_free_slots
         if budget <= 0 and len(self._running) >= self._budget:
-            self._blocked = self._waiting.peek()
+            self._room.blocked = self._waiting.peek()
         while budget > 0 and (request := self._waiting.peek()) is not None:
             # All lanes of a beam search come and go together; while it computes its prompt they take no part of the
             # budget, but later each takes its token.
             sequences = request.sequences
             running = len(self._running)
             if len(sequences) > min(free, self._budget - running):
-                self._blocked = request
+                self._room.blocked = request
                 break
             # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
             # preempted by the next requests that cross a page, and all its work lost.
             found = self._pages.admit(request, headroom=running + len(sequences) - 1)
             if found is None:
-                self._blocked = request
+                self._room.blocked = request
                 break
             pages, num_cached = found
             if not request.num_preemptions:
@@ -376,7 +344,7 @@ class Scheduler:
             plan.samples[plan.lanes] = False
             slots = plan.slots[plan.samples]
         ended = slots[table.append(slots, sampled[plan.samples])]
-        self._publish(plan, live)
+        self._page_tables.publish(plan, live)
         return [self._end(slot) for slot in ended.tolist()]
 
     def append(self, request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
@@ -398,23 +366,6 @@ class Scheduler:
         assert plan.samples[row]
         plan.samples[row] = False
         self.table.num_pending[plan.slots[row]] -= 1
-
-    def _publish(self, plan: StepPlan, live: npt.NDArray[np.bool_]) -> None:
-        """Let other requests find the pages that this step has filled."""
-        if not self._pages.enable_prefix_caching:
-            return
-        table, size = self.table, self._pages.block_size
-        ends = plan.starts + plan.num_new_tokens
-        filled = (plan.starts // size != ends // size) & live
-        for row in np.flatnonzero(filled).tolist():
-            slot = int(plan.slots[row])
-            self._pages.publish(
-                plan.requests[row],
-                table.token_ids[slot],
-                table.block_table[slot],
-                int(plan.starts[row]),
-                int(ends[row]),
-            )
 
     def _end(self, slot: int) -> Request:
         """Finish the request in this slot because of its last token."""
