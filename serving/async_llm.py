@@ -282,7 +282,10 @@ class AsyncLLM:
     # The engine
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
-        """End requests; nothing more comes of them. Unknown ids are ignored."""
+        """End requests: whoever reads one gets what there is of it, with the finish reason "abort".
+
+        Whoever waits for the result of a pooling model gets a `RequestError`. Unknown ids are ignored.
+        """
         self._engine.abort(request_ids)
 
     async def reset_prefix_cache(self) -> bool:

@@ -46,6 +46,9 @@ class Follower(Protocol[Request_contra]):
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Forget these; the engine's ids of what still runs of them."""
 
+    def end(self, request_ids: Iterable[str]) -> Processed:
+        """Forget these, with last results that say so; in `aborted` are the engine's ids of what still runs."""
+
     def abort_all(self) -> list[str]:
         """Forget all."""
 

@@ -31,6 +31,7 @@ from jaxllm.serving.engine_process.messages import (
     ToEngine,
 )
 from jaxllm.serving.measurements import Measurements
+from jaxllm.serving.text.output_processor import Processed
 from jaxllm.serving.text_engine import Follower
 from jaxllm.stats import StepStats
 
@@ -148,8 +149,13 @@ class AsyncEngine:
         return readers
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
-        """End requests; nothing more comes of them. Unknown ids are ignored."""
-        names = [name for name in as_request_ids(request_ids) if name in self._in_flight]
+        """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
+        self._deliver(self._outputs.end(as_request_ids(request_ids)))
+        self._heartbeat.settle(owed=self._owes())
+
+    def _drop(self, request_ids: Iterable[str]) -> None:
+        """End requests of which nobody reads more."""
+        names = [name for name in request_ids if name in self._in_flight]
         if not names:
             return
         children = self._outputs.abort(names)
@@ -160,12 +166,12 @@ class AsyncEngine:
         self._heartbeat.settle(owed=self._owes())
 
     def _abort_one(self, request_id: str) -> None:
-        self.abort([request_id])
+        self._drop([request_id])
 
     def _fail(self, request_ids: list[str], error: EngineError) -> None:
         """End requests with an error."""
         readers = self._in_flight.readers(request_ids)
-        self.abort(request_ids)
+        self._drop(request_ids)
         for reader in readers:
             reader.fail(error)
 
@@ -321,10 +327,13 @@ class AsyncEngine:
             self.fail_all(f"the engine's results could not be read: {error!r}")
 
     def _process(self, message: Outputs) -> None:
-        processed = self._outputs.process(message.outputs)
+        self._deliver(self._outputs.process(message.outputs), message.stats)
+
+    def _deliver(self, processed: Processed, stats: StepStats | None = None) -> None:
+        """Give results to their readers, and tell the engine what it need not go on with."""
         if processed.stopped:
             self._send(Finish(processed.stopped))
-        if processed.aborted:
+        if processed.aborted and self._error is None:
             self._send(Abort(processed.aborted))
         in_flight = self._in_flight
         for request_id, error in processed.refused:
@@ -332,7 +341,7 @@ class AsyncEngine:
         for output in processed.outputs:
             reader = in_flight.remove(output.request_id) if output.finished else in_flight[output.request_id]
             reader.put(output)
-        self._observe(message.stats, processed.measurements)
+        self._observe(stats, processed.measurements)
 
     def _observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
         for observer in self.observers:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.measurements import FinishedRequest, Measurements
 from jaxllm.serving.pooling.inputs import PooledText
@@ -61,6 +62,12 @@ class PoolingProcessor:
                 self._measure(request, "abort", now, None)
                 known.append(request_id)
         return known
+
+    def end(self, request_ids: Iterable[str]) -> Processed:
+        """Forget these requests, of which there is no result; an error says so."""
+        known = self.abort(request_ids)
+        refused = [(name, RequestError(f"request {name!r} was aborted")) for name in known]
+        return Processed(refused=refused, aborted=known)
 
     def abort_all(self) -> list[str]:
         """Forget every request, as `abort`."""

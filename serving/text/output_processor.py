@@ -146,6 +146,15 @@ class OutputProcessor:
                 self._meter.finish(child, "abort", now)
         return children
 
+    def end(self, request_ids: Iterable[str]) -> Processed:
+        """End these requests with what there is of them, with the finish reason "abort"."""
+        known = [self._requests[name] for name in request_ids if name in self._requests]
+        ids = [child.request_id for state in known for child in state.request.children]
+        running = [child for child in ids if child in self._sequences]
+        processed = self.process(EngineOutput(child, [], finish_reason="abort") for child in running)
+        processed.aborted += running
+        return processed
+
     def abort_all(self) -> list[str]:
         """Forget every request, as `abort`."""
         return self.abort(list(self._requests))

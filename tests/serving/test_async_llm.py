@@ -208,7 +208,31 @@ async def test_aborting_one_request_leaves_those_named_by_its_characters(llm: As
     llm.abort("10")
     assert llm.num_unfinished == 2
     assert [(await tasks[name])[-1].finished for name in ("1", "0")] == [True, True]
-    tasks["10"].cancel()
+    (last,) = (await tasks["10"])[-1].outputs
+    assert last.finish_reason == "abort"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_whoever_reads_an_aborted_request_hears_of_it(llm: AsyncLLM, stream: bool) -> None:
+    params = SamplingParams(max_tokens=1500, ignore_eos=True, n=2, temperature=0.5)
+    task = asyncio.ensure_future(collect(llm, "Once", params, request_id="gone", stream=stream))
+    beside = asyncio.ensure_future(collect(llm, "Once", SamplingParams(max_tokens=20, ignore_eos=True)))
+    seen = Seen()
+    llm.observers.append(seen)
+    await until(lambda: seen.tokens > 20)
+    llm.observers.remove(seen)
+    llm.abort(["gone", "unknown"])
+    async with asyncio.timeout(60):
+        results = await task
+    assert results[-1].finished
+    assert {each.index: each.finish_reason for each in results[-1].outputs} == {0: "abort", 1: "abort"}
+    assert all(any(each.outputs[at].text for each in results if at < len(each.outputs)) for at in (0, 1))
+    assert (await beside)[-1].outputs[0].finish_reason == "length"
+    assert llm.num_unfinished == 0
+    async with asyncio.timeout(60):
+        # The engine knows of nothing either.
+        while not await llm.reset_prefix_cache():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_observers_see_every_token(llm: AsyncLLM) -> None:
