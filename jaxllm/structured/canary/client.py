@@ -7,12 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.structured.backend import Vocabulary
+from jaxllm.structured.canary.backoff import Backoff
 from jaxllm.structured.canary.link import Link
 from jaxllm.structured.canary.messages import Begin, Budget, Cancel, Try, Verdict
 from jaxllm.structured.canary.waiting import TurnQueue
@@ -27,7 +29,9 @@ MOST_OF_ONE: Final = 64
 MOST_VERDICTS: Final = 8192
 """Verdicts that are remembered: at most some 5 MiB, if all are refusals."""
 MOST_STARTS: Final = 5
-"""Times that a trial is begun again when the process dies under it: it dies of no grammar, only its children do."""
+"""So often a trial that dies of nothing in its grammar is begun at least, and"""
+PATIENCE_SECONDS: Final = 30.0
+"""so long at least; who waits is then told to come back later."""
 GRACE_SECONDS: Final = 10.0
 """A process that says nothing of a trial so long after its time is over hangs, and is killed."""
 
@@ -38,7 +42,7 @@ class Trial:
     def __init__(self, key: bytes, form: bytes, owner: str) -> None:
         self.key, self.form, self.owner = key, form, owner
         self.number = -1
-        self.starts = 0
+        self.backoff = Backoff(0.05, 2.0)
         self.asking: set[Future[Verdict]] = set()
         self.timer: threading.Timer | None = None
 
@@ -47,11 +51,16 @@ class Canary:
     """Answers whether a grammar can be compiled, from memory or by a trial. Thread-safe; never blocks.
 
     The process is started by `start` or with the first trial, and again whenever it dies: trials that it had then are
-    begun again. It ends with this process.
+    begun again, and so are those whose own process somebody kills. It ends with this process.
     """
 
-    def __init__(self, backend: str, vocabulary: Vocabulary, budget: Budget) -> None:
-        """`budget` is what each grammar may use. Raises `RequestError` where processes cannot fork."""
+    def __init__(
+        self, backend: str, vocabulary: Vocabulary, budget: Budget, *, patience: float = PATIENCE_SECONDS
+    ) -> None:
+        """`budget` is what each grammar may use, `patience` the seconds that it is tried again when that fails.
+
+        Raises `RequestError` where processes cannot fork.
+        """
         if not hasattr(os, "fork"):
             raise RequestError(
                 "grammars cannot be tried in a process of their own on this system: structured_outputs_canary=False "
@@ -65,6 +74,10 @@ class Canary:
         self._lock = threading.RLock()
         self._link: Link | None = None
         self._closed = False
+        self._patience = patience
+        self._backoff = Backoff(0.1, 0.5)
+        self._pauses = False
+        """The process has died, and is not started again for a moment."""
         self._numbers = itertools.count()
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._trials: dict[bytes, Trial] = {}
@@ -78,10 +91,14 @@ class Canary:
         return None if link is None else link.pid
 
     def start(self) -> None:
-        """Start the process, if it does not run."""
-        with self._lock:
-            if self._link is None and not self._closed:
-                self._link = Link(self._begin, self._take, self._ended)
+        """Start the process, if it does not run. Where the system gives none, that is tried again with each trial."""
+        with self._lock, suppress(OSError):
+            self._connect()
+
+    def _connect(self) -> Link | None:
+        if self._link is None and not self._closed:
+            self._link = Link(self._begin, self._take, self._ended)
+        return self._link
 
     def ask(self, form: StructuredOutputsParams, owner: str = "") -> "Future[Verdict]":
         """What becomes of a grammar, now or later. A future that is cancelled ends a trial nobody else waits for.
@@ -115,17 +132,25 @@ class Canary:
     def _go_on(self) -> None:
         """Begin the next trials."""
         with self._lock:
-            while not self._closed and len(self._running) < AT_ONCE and (trial := self._waiting.take()) is not None:
-                self.start()
-                assert self._link is not None
+            while self._has_room() and len(self._waiting):
+                try:
+                    link = self._connect()
+                except OSError as error:
+                    self._pause(f"there is no process to try new grammars: {error.strerror}")
+                    return
+                trial = self._waiting.take()
+                if link is None or trial is None:
+                    return
                 trial.number = next(self._numbers)
-                trial.starts += 1
                 self._running[trial.number] = trial
-                self._link.send(Try(trial.number, trial.form))
+                link.send(Try(trial.number, trial.form))
                 seconds = self._begin.budget.seconds + GRACE_SECONDS
-                trial.timer = threading.Timer(seconds, self._link.kill)
+                trial.timer = threading.Timer(seconds, link.kill)
                 trial.timer.daemon = True
                 trial.timer.start()
+
+    def _has_room(self) -> bool:
+        return not self._closed and not self._pauses and len(self._running) < AT_ONCE
 
     def _leave(self, trial: Trial, asked: "Future[Verdict]") -> None:
         """Somebody does not want to know any more."""
@@ -146,12 +171,35 @@ class Canary:
                 return
             if trial.timer is not None:
                 trial.timer.cancel()
+            self._backoff.lives()
             if verdict.lasting:
                 self._verdicts[trial.key] = verdict
                 while len(self._verdicts) > MOST_VERDICTS:
                     self._verdicts.popitem(last=False)
-        self._answer(trial, lambda asked: asked.set_result(verdict))
+        if verdict.untried:
+            self._try_again(trial, verdict.error)
+        else:
+            self._answer(trial, lambda asked: asked.set_result(verdict))
         self._go_on()
+
+    def _try_again(self, trial: Trial, why: str | None) -> None:
+        """A trial came to nothing: begin it again soon, unless that was so for too long."""
+        delay = trial.backoff.died()
+        if self._closed or trial.backoff.hopeless(MOST_STARTS, self._patience):
+            self._give_up([trial], f"{why}: try again later")
+        else:
+            _later(delay, lambda: self._put_back(trial))
+
+    def _put_back(self, trial: Trial) -> None:
+        """Try a grammar again, if there still is anybody to know."""
+        with self._lock:
+            if self._trials.get(trial.key) is trial:
+                self._waiting.put_back(trial.owner, trial)
+        self._go_on()
+
+    def _give_up(self, trials: list[Trial], why: str) -> None:
+        for trial in trials:
+            self._answer(trial, lambda asked: asked.set_exception(QueueFullError(why)))
 
     def _answer(self, trial: Trial, settle: "Callable[[Future[Verdict]], None]") -> None:
         with self._lock:
@@ -171,23 +219,42 @@ class Canary:
             for trial in reversed(running):
                 if trial.timer is not None:
                     trial.timer.cancel()
-                if trial.starts >= MOST_STARTS or self._closed:
+                trial.backoff.died()
+                if self._closed or trial.backoff.hopeless(MOST_STARTS, self._patience):
                     given_up.append(trial)
                 elif trial.asking:
                     self._waiting.put_back(trial.owner, trial)
-        for trial in given_up:
-            error = QueueFullError("the process that tries new grammars keeps dying: try again later")
-            self._answer(trial, lambda asked, error=error: asked.set_exception(error))  # type: ignore[misc]
+        why = "the process that tries new grammars keeps dying"
+        self._give_up(given_up, f"{why}: try again later")
+        self._pause(why)
+
+    def _pause(self, why: str) -> None:
+        """There is no process: go on with the next one in a moment, unless that was so for too long."""
+        with self._lock:
+            delay, self._pauses = self._backoff.died(), True
+            hopeless = self._waiting.take_all() if self._backoff.hopeless(MOST_STARTS, self._patience) else []
+        # Not called from here: whoever asks holds the lock.
+        _later(delay, self._go_on_after_pause)
+        self._give_up(hopeless, f"{why}: try again later")
+
+    def _go_on_after_pause(self) -> None:
+        with self._lock:
+            self._pauses = False
         self._go_on()
 
     def close(self) -> None:
         """End the process; whoever waits gets an error. May be called again."""
         with self._lock:
             self._closed = True
-            link, waiting = self._link, []
-            while (trial := self._waiting.take()) is not None:
-                waiting.append(trial)
-        for trial in waiting:
-            self._answer(trial, lambda asked: asked.set_exception(QueueFullError("the server is shutting down")))
+            link = self._link
+            self._waiting.take_all()
+            trials = list(self._trials.values())
+        self._give_up(trials, "the server is shutting down")
         if link is not None:
             link.kill()
+
+
+def _later(seconds: float, action: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()

@@ -55,6 +55,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a grammar: `error` says what is wrong with it, if anything, and `parameter` with which field.
 
     `size` is the memory that it took, in bytes. `lasting`: the same grammar would always get the same answer.
+    `untried`: the error is none of the grammar's, which should be tried again.
     """
 
     number: int = 0
@@ -62,6 +63,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     parameter: str | None = None
     size: int = 0
     lasting: bool = True
+    untried: bool = False
 
 
 ToCanary = Begin | Try | Cancel

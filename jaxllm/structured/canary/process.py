@@ -27,7 +27,7 @@ from jaxllm.structured.canary.messages import (
     framed,
     write_all,
 )
-from jaxllm.structured.canary.trial import attempt, limit, meaning
+from jaxllm.structured.canary.trial import attempt, limit, meaning, untried
 
 NICE: Final = 5
 """Whoever waits for the tokens of a running request comes first."""
@@ -86,14 +86,16 @@ class Process:
         if isinstance(self._backend, RequestError):
             self._say(Verdict(number=number, error=str(self._backend), parameter=self._backend.parameter))
             return
-        read, write = os.pipe()
+        pipe: tuple[int, ...] = ()
         try:
+            pipe = os.pipe()
             pid = os.fork()
         except OSError as error:
-            os.close(read)
-            os.close(write)
-            self._say(Verdict(number=number, error=f"the grammar could not be tried: {error}", lasting=False))
+            for end in pipe:
+                os.close(end)
+            self._say(msgspec.structs.replace(untried(str(error.strerror)), number=number))
             return
+        read, write = pipe
         if pid == 0:
             self._be_child(self._backend, form, write)
         os.close(write)

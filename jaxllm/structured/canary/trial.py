@@ -31,6 +31,10 @@ _STATM: Final = Path("/proc/self/statm")
 Result = TypeVar("Result")
 
 
+class _NoThreadError(Exception):
+    """The system gives no thread."""
+
+
 def limit(budget: Budget) -> None:
     """Have this process end by a signal when it uses more than the budget; `meaning` says what the signal tells."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -55,7 +59,14 @@ def meaning(status: int, budget: Budget) -> Verdict:
         return _refused(f"compiling it takes more than {budget.memory_bytes >> 20} MiB of memory")
     if number == signal.SIGALRM:
         return _refused(f"compiling it took more than {budget.seconds:g} s", lasting=False)
+    if number:
+        return untried(f"the process that tried it was ended ({signal.Signals(number).name})")
     return _refused("the process that tried it was ended", lasting=False)
+
+
+def untried(why: str) -> Verdict:
+    """Nothing is known of a grammar, for a reason that is none of its own."""
+    return Verdict(error=f"the grammar could not be tried: {why}", lasting=False, untried=True)
 
 
 def _refused(why: str, *, lasting: bool = True) -> Verdict:
@@ -74,6 +85,8 @@ def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> V
         return Verdict(error=str(error), parameter=error.parameter)
     except MemoryError:
         return meaning(signal.SIGABRT, budget)
+    except _NoThreadError as error:
+        return untried(str(error))
     if slowest > budget.mask_seconds:
         return _refused(f"following it takes more than {1e3 * budget.mask_seconds:.0f} ms for one token")
     return Verdict(size=max(0, _resident() - before))
@@ -92,7 +105,10 @@ def _on_stack(size: int, work: Callable[[], Result]) -> Result:
 
     threading.stack_size(size)
     thread = threading.Thread(target=run)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise _NoThreadError(str(error)) from None
     thread.join()
     if errors:
         raise errors[0]

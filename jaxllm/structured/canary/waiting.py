@@ -39,6 +39,12 @@ class TurnQueue(Generic[Item]):
             self._by_owner[owner] = items
         return item
 
+    def take_all(self) -> list[Item]:
+        """All items, in no order."""
+        items = [item for each in self._by_owner.values() for item in each]
+        self._by_owner.clear()
+        return items
+
     def remove(self, owner: str, item: Item) -> None:
         """Take an item out, if it is there."""
         items = self._by_owner.get(owner)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jaxllm.models.checkpoint import resolve
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.canary.client import Canary
+from jaxllm.structured.canary.client import PATIENCE_SECONDS, Canary
 from jaxllm.structured.canary.messages import Budget
 
 
@@ -13,6 +13,6 @@ def demo_vocabulary() -> Vocabulary:
     return Vocabulary(Path(resolve("demo", None, None)), 1536, (0,))
 
 
-def demo_canary(budget: Budget | None = None) -> Canary:
+def demo_canary(budget: Budget | None = None, *, patience: float = PATIENCE_SECONDS) -> Canary:
     """One that has not been started."""
-    return Canary("llguidance", demo_vocabulary(), budget or Budget())
+    return Canary("llguidance", demo_vocabulary(), budget or Budget(), patience=patience)

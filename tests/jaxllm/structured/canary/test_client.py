@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from jaxllm.errors import QueueFullError
 from jaxllm.structured.canary.client import MOST_OF_ONE, Canary
 from jaxllm.structured.canary.messages import Budget, Verdict
 from jaxllm.structured.params import StructuredOutputsParams
+from tests.conftest import RunPython
 from tests.jaxllm.structured.canary.demo import demo_canary
 
 SECONDS = 60
@@ -73,6 +75,91 @@ def test_it_is_restarted_when_it_dies(canary: Canary) -> None:
         if (pid := canary.pid) is not None and psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
         assert [error_of(each) for each in asked] == [None] * 3
+
+
+def wait_for_process(canary: Canary) -> psutil.Process:
+    """The process, which may be another one by now."""
+    deadline = time.monotonic() + SECONDS
+    while (pid := canary.pid) is None or not psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return psutil.Process(pid)
+
+
+def test_innocent_grammars_wait_while_everything_is_killed(canary: Canary) -> None:
+    """The process before it has started, or its children: so often that a fixed number of tries would not do."""
+    asked = canary.ask(good(0))
+    for _ in range(12):
+        process = wait_for_process(canary)
+        process.kill()
+        process.wait(SECONDS)
+    assert error_of(asked) is None
+    asked, kills = canary.ask(slow(0)), 0
+    while kills < 8:
+        for child in wait_for_process(canary).children():
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+                kills += 1
+        time.sleep(0.005)
+    assert not asked.done()
+    assert "too complex" in (error_of(asked) or ""), "it is tried to the end once nobody kills"
+    assert error_of(canary.ask(good(1))) is None
+
+
+def test_a_process_that_cannot_live_is_given_up() -> None:
+    canary = demo_canary(patience=1.0)
+    try:
+        asked = [canary.ask(good(number)) for number in range(20)]
+        deadline = time.monotonic() + SECONDS
+        while not all(each.done() for each in asked):
+            assert time.monotonic() < deadline
+            if canary.pid is not None and psutil.pid_exists(canary.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(canary.pid, signal.SIGKILL)
+            time.sleep(0.005)
+        assert all(isinstance(each.exception(), QueueFullError) for each in asked)
+        assert error_of(canary.ask(good(0))) is None
+    finally:
+        canary.close()
+
+
+FULL = """
+import resource
+from tests.jaxllm.structured.canary.demo import demo_canary
+from jaxllm.structured.params import StructuredOutputsParams
+
+def ask(text):
+    return canary.ask(StructuredOutputsParams(choice=[text])).exception(60)
+
+def limit(pid, most):
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    return before[0]
+
+canary = demo_canary(patience=1.0)
+most = limit(0, 0)
+canary.start()
+print(ask("a"))
+limit(0, most)
+assert ask("a") is None
+most = limit(canary.pid, 3)
+print(ask("b"))
+assert ask("a") is None, "what is known is known"
+limit(canary.pid, most)
+assert ask("b") is None
+canary.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process")
+def test_a_system_that_has_nothing_to_give(run_python: RunPython) -> None:
+    """Neither for the process nor for its children; limits of processes do not hold for root, those of files do."""
+    done = run_python("-c", FULL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "there is no process to try new grammars: Too many open files: try again later",
+        "the grammar could not be tried: Too many open files: try again later",
+    ]
 
 
 def test_it_is_killed_when_it_hangs() -> None:
