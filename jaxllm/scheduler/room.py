@@ -13,6 +13,9 @@ from jaxllm.scheduler.table import RequestTable
 
 Floats = npt.NDArray[np.float64]
 
+RECOMPUTED_SHARE = 0.01
+"""Of the tokens computed, what may be computed again because somebody had to make room."""
+
 
 class Room:
     """Chooses who gives up slots and pages, by the owners' weights.
@@ -20,6 +23,10 @@ class Room:
     What an owner uses is the larger of its shares of slots and of pages (dominant resource fairness, Ghodsi et al.,
     2011). The first running request in order is never made to yield, and no owner loses its last one to another: so
     something always finishes.
+
+    Tokens of those who made room may have to be computed again when they return. That is paid from an allowance, a
+    small share of the tokens computed: when it is spent, those who wait get what becomes free. An owner that has a
+    slot already leaves half of it to those who have none.
     """
 
     def __init__(
@@ -27,13 +34,24 @@ class Room:
     ) -> None:
         self._table, self._running, self._shares, self._pages = table, running, shares, pages
         self._budget = budget
+        self._allowance = float(budget)
         self.blocked: Request | None = None
         """The one that was first of those who wait, and found no slot or no pages."""
+
+    def earn(self, num_tokens: int) -> None:
+        """Count the tokens of a step."""
+        self._allowance = min(self._budget, self._allowance + RECOMPUTED_SHARE * num_tokens)
+
+    def spend(self, num_tokens: int) -> None:
+        """Count tokens of a request that returns which are computed again."""
+        self._allowance -= num_tokens
 
     def leaving(self, first: Request | None) -> list[Request]:
         """Running requests to make way for the one that was blocked, if it is still the `first` that waits."""
         request, self.blocked = self.blocked, None
         if request is None or request is not first:
+            return []
+        if self._allowance <= (self._budget / 2 if self._shares.running[request.share] else 0):
             return []
         count, running = len(request.sequences), len(self._running)
         slots = max(count - self._table.num_free_slots, running + count - self._budget)

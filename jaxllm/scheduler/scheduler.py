@@ -266,7 +266,9 @@ class Scheduler:
                 self._room.blocked = request
                 break
             pages, num_cached = found
-            if not request.num_preemptions:
+            if request.num_preemptions:
+                self._room.spend(request.num_tokens - num_cached)
+            else:
                 self._shares.charge(request.share, request.num_tokens - num_cached)
             self._waiting.take(request)
             self._shares.running[request.share] += len(sequences)
@@ -300,8 +302,10 @@ class Scheduler:
             num_decodes = int(np.count_nonzero(last_only))
             order = np.argsort(~last_only, kind="stable")
             slots, counts, starts, ends, samples = (array[order] for array in (slots, counts, starts, ends, samples))
+        num_tokens = int(counts.sum())
         if self._shares.contended:
             self._shares.charge_rows(table.owners[slots[:num_decodes]])
+            self._room.earn(num_tokens)
         table.num_computed[slots] = ends
         table.num_pending[slots[samples]] += 1
         plan = StepPlan(
@@ -310,7 +314,7 @@ class Scheduler:
             starts=starts,
             samples=samples,
             num_decodes=num_decodes,
-            num_tokens=int(counts.sum()),
+            num_tokens=num_tokens,
             requests=self._owners(slots),
             admitted=admitted,
             preempted=preempted,
