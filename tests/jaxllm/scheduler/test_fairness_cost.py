@@ -78,7 +78,7 @@ LOADS = {
     "8 owners over 200 steps": _mixed(200),
     "8 owners at once": _mixed(1),
 }
-MACHINES = {
+MACHINES: dict[str, dict[str, Any]] = {
     "pages for all": {},
     "few pages": {"num_pages": 1200},
     "no prefix cache": {"caching": False},
