@@ -182,9 +182,10 @@ class Scheduler:
             left = self._budget - int(counts.sum()) - sum(admitted_counts)
             more, more_counts = self._admit(left)
             admitted, admitted_counts = admitted + more, admitted_counts + more_counts
-            firsts = [each.slot for each in admitted if each.group is None or each.group.leader is each]
-            slots = np.concatenate([slots, np.array(firsts, np.int32)])
-            counts = np.concatenate([counts, np.array(admitted_counts, np.int32)])
+            if admitted:
+                firsts = [each.slot for each in admitted if each.group is None or each.group.leader is each]
+                slots = np.concatenate([slots, np.array(firsts, np.int32)])
+                counts = np.concatenate([counts, np.array(admitted_counts, np.int32)])
         elif contended and num_decodes < len(slots):
             slots, counts = self._fairness.divide(slots, counts, num_decodes, 0)
         if not len(slots):
