@@ -125,6 +125,9 @@ class ThroughputLog:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.refused: Callable[[], int] = lambda: 0
+        """Tells how many requests were told to come back later, so far."""
+        self._refused = 0
         self._clock = clock
         self._stats = StepStats()
         self._prompt_tokens = 0
@@ -171,6 +174,8 @@ class ThroughputLog:
         if queries > 0:
             self._hit_rate = hits / queries
         interval, self._interval = self._interval, _Interval(now=self._end, stats=stats)
+        refused, before = self.refused(), self._refused
+        self._refused = refused
         report = {
             "running": stats.num_running,
             "waiting": stats.num_waiting,
@@ -179,6 +184,7 @@ class ThroughputLog:
             "running_max": interval.most_running,
             "waiting_max": interval.most_waiting,
             "finished": interval.finished,
+            "refused": refused - before,
             "preemptions": stats.num_preemptions - self._preemptions,
             "prompt_tokens_per_second": round(self._prompt_tokens / seconds, 1) if seconds > 0 else 0.0,
             "generation_tokens_per_second": round(self._generation_tokens / seconds, 1) if seconds > 0 else 0.0,
@@ -196,10 +202,11 @@ class ThroughputLog:
 
 def _throughput_line(report: dict[str, float]) -> str:
     preempted = f", {report['preemptions']} preempted" if report["preemptions"] else ""
+    refused = f", {report['refused']} refused" if report["refused"] else ""
     parts = [
         f"{report['running_mean']:g} running (at most {report['running_max']})",
         f"{report['waiting_mean']:g} waiting (at most {report['waiting_max']})",
-        f"{report['finished']} finished{preempted}",
+        f"{report['finished']} finished{preempted}{refused}",
         f"prompt {report['prompt_tokens_per_second']:,.1f} tokens/s",
         f"generation {report['generation_tokens_per_second']:,.1f} tokens/s",
         f"KV cache {report['kv_cache_usage']:.1%}",

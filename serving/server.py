@@ -174,6 +174,7 @@ async def _answer(
     if place is None:
         if not options.disable_log_stats:
             throughput = ThroughputLog()
+            throughput.refused = metrics.http.num_rejected
             llm.observers.append(throughput)
             background.append(asyncio.create_task(throughput.run()))
     else:

@@ -141,6 +141,7 @@ class ApiServers:
     async def _count(self) -> None:
         """Let the log know of the tokens that the processes have counted."""
         names = ("prompt_tokens", "generation_tokens")
+        self._engine.throughput.refused = self._num_rejected
         known = [0, 0]
         while True:
             await asyncio.sleep(_COUNT_SECONDS)
@@ -151,6 +152,9 @@ class ApiServers:
                 new = Measurements(prompt_tokens=prompt, generation_tokens=generated)
                 self._engine.throughput.observe(None, new)
                 known = counts
+
+    def _num_rejected(self) -> int:
+        return sum(sum(each.measured.http.rejections.values()) for each in self._board.others())
 
     async def _end_workers(self, signals: Signals) -> None:
         """Let all processes finish what runs; a second signal has them killed."""

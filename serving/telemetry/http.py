@@ -73,6 +73,10 @@ class HttpMetrics:
         """Count a request that was told to come back later."""
         self.rejections[reason] = self.rejections.get(reason, 0) + 1
 
+    def num_rejected(self) -> int:
+        """Requests that were told to come back later, so far."""
+        return sum(self.rejections.values())
+
     def measured(self) -> HttpMeasured:
         """What was counted so far, for `add` in another process."""
         seconds = {key: histogram.state() for key, histogram in self._seconds.items()}

@@ -136,7 +136,8 @@ def test_rates_while_there_is_load() -> None:
     # Busy for two seconds: the first step took half a second when it was told.
     assert log.report() == {
         "running": 2, "waiting": 1, "running_mean": 2.0, "waiting_mean": 1.0, "running_max": 2, "waiting_max": 1,
-        "finished": 0, "preemptions": 0, "prompt_tokens_per_second": 100.0, "generation_tokens_per_second": 4.0,
+        "finished": 0, "refused": 0, "preemptions": 0,
+        "prompt_tokens_per_second": 100.0, "generation_tokens_per_second": 4.0,
         "kv_cache_usage": 0.25, "prefix_cache_hit_rate": 0.25,
     }  # fmt: skip
     # From here on without gaps: 10 s since the last news that was counted.
@@ -170,6 +171,18 @@ def test_what_was_between_two_lines_counts() -> None:
     report = log.report()
     assert report is not None
     assert (report["running_max"], report["waiting_max"], report["finished"], report["preemptions"]) == (1, 0, 0, 0)
+
+
+def test_what_was_refused_counts() -> None:
+    log, refused = ThroughputLog(), 3
+    log.refused = lambda: refused
+    found = []
+    for refused in (3, 5, 5):  # noqa: B007  (the log asks)
+        log.observe(STEP, None)
+        report = log.report()
+        assert report is not None
+        found.append(report["refused"])
+    assert found == [3, 2, 0]
 
 
 def test_one_last_line_and_then_silence() -> None:
