@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
-from jaxllm.models.other_formats import NO_GGUF, advice_for_other_weights
+from jaxllm.models.other_formats import NO_GGUF, advice_for_names, advice_for_other_weights
 from jaxllm.models.safetensors_file import read_header
 
 DEMO = "demo"
@@ -106,7 +106,7 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
     )
 
     try:
-        return Path(
+        folder = Path(
             snapshot_download(
                 model,
                 revision=revision,
@@ -115,6 +115,11 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
                 ignore_patterns=OTHER_FORMATS,
             )
         )
+        if weights and not any(folder.glob("*.safetensors")):
+            _check_listing(model, revision)
+        return folder
+    except ModelError:
+        raise
     except HFValidationError:
         reason = "it is not a valid hub id (name or organisation/name)"
     except GatedRepoError:
@@ -130,3 +135,17 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
         reason = f"downloading it from the hub failed: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
     where = f" (revision {revision})" if revision else ""
     raise ModelError(f"model {model!r}{where}: there is no such local folder, and {reason}")
+
+
+def _check_listing(model: str, revision: str | None) -> None:
+    """Raise `ModelError` for a model on the hub whose weights are in other formats, which are not downloaded."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        files = list_repo_files(model, revision=revision)
+    except Exception:  # noqa: BLE001 - without the hub, loading says that there are no weights
+        return
+    if not any(name.endswith(".safetensors") and "/" not in name for name in files):
+        advice = advice_for_names(name for name in files if "/" not in name)
+        if advice:
+            raise ModelError(f"model {model!r}: its weights on the hub are not safetensors{advice}")

@@ -1,5 +1,6 @@
 """Weights that are not safetensors: what to tell somebody who has them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -12,7 +13,12 @@ NO_PICKLES = (
 
 def advice_for_other_weights(folder: Path) -> str:
     """What to do about the weights in `folder`, as the end of a message; empty if there are none."""
-    names = sorted(file.name for file in folder.glob("*") if file.suffix in OTHER_WEIGHTS)
+    return advice_for_names(file.name for file in folder.glob("*"))
+
+
+def advice_for_names(files: Iterable[str]) -> str:
+    """Likewise of the files with these names."""
+    names = sorted(name for name in files if name.endswith(OTHER_WEIGHTS))
     if not names:
         return ""
     found = f" (found {', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"

@@ -186,6 +186,23 @@ def test_no_weights(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_hub_model_without_safetensors_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    from jaxllm.models.checkpoint import resolve
+
+    # There is no hub here: this is what it would list, and what would be downloaded of it.
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    names = ["config.json", "pytorch_model.bin", "onnx/model.safetensors"]
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda *_, **__: names)
+    with pytest.raises(ModelError, match=r"found pytorch_model.bin.*save_pretrained"):
+        resolve("somebody/old")
+    assert resolve("somebody/old", weights=False) == tmp_path
+    names.append("model.safetensors")
+    assert resolve("somebody/old") == tmp_path
+
+
 @pytest.mark.parametrize(
     ("names", "advice"),
     [
