@@ -5,8 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from jaxllm.flags import FlagParser, add_engine_flags
-from jaxllm.serving.cli.target_flags import add_target_flags, find_plan
+from jaxllm.flags import FlagParser
+from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_plan
 
 HELP = "Compile all executables of an engine into a folder, from which it starts without compiling."
 USAGE = "[MODEL] --output FOLDER [flags]"
@@ -25,7 +25,7 @@ def add_arguments(parser: FlagParser) -> None:
     add_target_flags(parser, "compile")
     parser.epilog = EXAMPLES
     parser.add_argument("--output", metavar="FOLDER", required=True, help="Where the bundle goes.")
-    add_engine_flags(parser)
+    add_engine_flags_of_target(parser)
 
 
 def run(args: argparse.Namespace) -> int:

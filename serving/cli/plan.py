@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jaxllm.flags import FlagParser, add_engine_flags
-from jaxllm.serving.cli.target_flags import add_target_flags, find_plan
+from jaxllm.flags import FlagParser
+from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_plan
 
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
@@ -32,7 +32,7 @@ def add_arguments(parser: FlagParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--all-buckets", action="store_true", help="Compile every step, not just two of them.")
     parser.add_argument("--json", action="store_true", help="Print JSON: sizes in bytes, times in seconds.")
-    add_engine_flags(parser)
+    add_engine_flags_of_target(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, given_options
+from jaxllm.flags import FlagParser, add_engine_flags, given_options
+from jaxllm.foreign import MEANINGLESS
 from jaxllm.planning.target import find_target, prepare
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def add_target_flags(parser: FlagParser, purpose: str) -> None:
     group.add_argument(
         "--topology", metavar="2x4", help="TPU chips along each axis. Default: the smallest with enough devices."
     )
+
+
+def add_engine_flags_of_target(parser: FlagParser) -> None:
+    """Every engine option, and flags without effect, of which `--device` has one here."""
+    add_engine_flags(parser, {name: known for name, known in MEANINGLESS.items() if name != "device"})
 
 
 def find_plan(args: argparse.Namespace) -> "tuple[Plan, Target]":

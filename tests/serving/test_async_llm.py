@@ -170,9 +170,9 @@ async def test_wrong_requests(llm: AsyncLLM) -> None:
 
 
 async def test_long_texts_delay_nobody(llm: AsyncLLM) -> None:
-    """While a text of millions of characters is tokenized, a stream goes on."""
-    text = "the cat sat on the mat " * 200_000
-    preparing = asyncio.ensure_future(llm.prepare([text], LONG, ["long"]))
+    """While millions of characters are tokenized, a stream goes on. One text of as many is refused by its length."""
+    texts = ["the cat sat on the mat " * 2_800] * 80
+    preparing = asyncio.ensure_future(llm.prepare(texts, LONG, [f"long-{index}" for index in range(80)]))
     answers = await collect(llm, "Once upon a time", SamplingParams(max_tokens=8, ignore_eos=True))
     assert answers[-1].finished
     assert not preparing.done(), "the text was too short to show anything"

@@ -309,7 +309,7 @@ def test_bench_of_a_file_at_a_rate(server: ServerProcess, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--extra-body", '{"nonsense": 1}'], 1, "the first request failed: status 400"),
+        (["--extra-body", '{"temperature": "hot"}'], 1, "the first request failed: status 400"),
         (["--model", "dmo"], 2, "has no model 'dmo'"),
         (["--percentile-metrics", "ttft,tptt"], 2, "no metric 'tptt'; did you mean"),
         (["--metric-percentiles", "101"], 2, "expected numbers from 0 to 100"),

@@ -136,9 +136,12 @@ async def test_a_client_that_leaves_ends_its_trial(server: ServerProcess, anyone
         await until(canary.children)
         for each in leaving:
             each.cancel()
-        began = time.perf_counter()
-        await until(lambda: not canary.children())
-        assert time.perf_counter() - began < 1.0, "it would have taken longer"
+        while trials := canary.children():
+            with suppress(psutil.NoSuchProcess):
+                # Not the time by the clock, in which other processes may have been running.
+                spent = [sum(trial.cpu_times()[:2]) for trial in trials]
+                assert max(spent) < 1.5, "nobody ends it but its limit of two seconds"
+            await asyncio.sleep(0.005)
 
 
 async def test_streams_do_not_notice_when_the_canary_dies(
