@@ -250,7 +250,7 @@ class Engine:
             request = plan.requests[row]
             output = EngineOutput(request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
             if result.logprobs is not None:
-                self._add_logprobs(output, request, result.logprobs, row)
+                self._add_logprobs(output, request, result, row)
             if prompts:
                 output.prompt_logprobs = prompts.pop(request, None)
             if forced is not None:
@@ -294,11 +294,17 @@ class Engine:
             beams=beams,
         )
 
-    def _add_logprobs(self, output: EngineOutput, request: Request, logprobs: Logprobs, row: int) -> None:
+    def _add_logprobs(self, output: EngineOutput, request: Request, result: StepResult, row: int) -> None:
         params = request.params
         if params.logprobs is None and params.num_sequences == params.n:
             return
-        output.logprobs = [_token_logprobs(output.token_ids[0], logprobs, row, params.logprobs)]
+        assert result.logprobs is not None
+        found = _token_logprobs(output.token_ids[0], result.logprobs, row, params.logprobs)
+        listed = params.logprob_token_ids
+        if listed is not None:
+            assert result.listed is not None
+            found = replace(found, top_ids=listed, top_logprobs=result.listed[row][: len(listed)].tolist())
+        output.logprobs = [found]
 
     def _take_prompt_logprobs(self, chunk: PromptChunk) -> None:
         """Keep a chunk's log-probabilities until the prompt is complete."""

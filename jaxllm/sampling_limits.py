@@ -26,6 +26,9 @@ MAX_BAD_WORD_TOKENS: Final = 2**14
 MAX_STOP_TOKEN_IDS: Final = 4096
 """Most stop tokens of one request."""
 
+MAX_LOGPROB_TOKEN_IDS: Final = 128
+"""Most tokens whose log-probabilities one request lists; vLLM's number."""
+
 MAX_LISTED_TOKENS: Final = 2**19
 """Most token ids in the lists of a request times its sequences: each of them is sent the lists, and keeps them."""
 
@@ -41,7 +44,7 @@ def check_listed_tokens(num_sequences: int, *lists: Sized | None) -> None:
     listed = sum(len(each) for each in lists if each is not None)
     if listed * num_sequences > MAX_LISTED_TOKENS:
         raise RequestError(
-            f"n={num_sequences} with {listed} token ids in allowed_token_ids, logit_bias, stop_token_ids and "
-            f"bad_words: n times their number must be at most {MAX_LISTED_TOKENS}",
+            f"n={num_sequences} with {listed} token ids in allowed_token_ids, logit_bias, logprob_token_ids, "
+            f"stop_token_ids and bad_words: n times their number must be at most {MAX_LISTED_TOKENS}",
             "n",
         )

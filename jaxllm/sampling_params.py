@@ -15,6 +15,7 @@ from jaxllm.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_SEQUENCES,
     MAX_STOP_CHARACTERS,
     MAX_STOP_TOKEN_IDS,
@@ -81,6 +82,9 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """Alternatives per output token to return beside the chosen one; -1: the whole vocabulary."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for the prompt's tokens."""
+    logprob_token_ids: list[int] | None = None
+    """Tokens, at most 128, whose log-probabilities are returned beside that of the chosen one at each place of the
+    output, in this order and without ranks. They take the place of the most likely ones: `logprobs` becomes 0."""
     detokenize: bool = True
     """Turn the tokens into text."""
     skip_special_tokens: bool = True
@@ -270,6 +274,14 @@ def _stop_token_ids(name: str, value: Any) -> list[int]:
     return token_ids
 
 
+def _logprob_token_ids(name: str, value: Any) -> list[int]:
+    token_ids: list[int] = _token_ids(name, value)
+    if not token_ids:
+        raise _wrong(name, [], "a non-empty list of token ids, or None")
+    check_at_most(name, len(token_ids), MAX_LOGPROB_TOKEN_IDS, "different token ids")
+    return token_ids
+
+
 _MOST_DIGITS: Final = len(str(2**31))
 """Of a token id."""
 
@@ -322,6 +334,7 @@ _CHECKS: Final[dict[str, _Check]] = {
     "min_tokens": _integer("an integer of at least 0", 0),
     "logprobs": _alternatives,
     "prompt_logprobs": _alternatives,
+    "logprob_token_ids": _optional(_logprob_token_ids),
     "detokenize": _boolean,
     "skip_special_tokens": _boolean,
     "spaces_between_special_tokens": _boolean,
@@ -352,7 +365,8 @@ def _check_together(params: SamplingParams) -> None:
         raise _wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
     check_listed_tokens(
         params.num_sequences,
-        params.allowed_token_ids, params.logit_bias, params.stop_token_ids, *(params.bad_words_token_ids or ()),
+        params.allowed_token_ids, params.logit_bias, params.logprob_token_ids, params.stop_token_ids,
+        *(params.bad_words_token_ids or ()),
     )  # fmt: skip
     if params.beam_search is not None and params.structured_outputs is not None:
         raise RequestError("structured_outputs: do not go with beam search", "structured_outputs")
@@ -360,3 +374,5 @@ def _check_together(params: SamplingParams) -> None:
         raise _wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
     if params.beam_search is not None:
         params.beam_search.check_beside(params)
+    if params.logprob_token_ids is not None:
+        params.logprobs = 0

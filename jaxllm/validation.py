@@ -42,6 +42,8 @@ class RequestLimits:
         self._check_tokens("stop_token_ids", params.stop_token_ids or ())
         self._check_tokens("allowed_token_ids", params.allowed_token_ids or ())
         self._check_tokens("logit_bias", params.logit_bias or ())
+        if params.logprob_token_ids is not None:
+            self._check_tokens("logprob_token_ids", params.logprob_token_ids)
         if params.reasoning_end_token_ids is not None:
             self._check_tokens("reasoning_end_token_ids", params.reasoning_end_token_ids)
         for word in params.bad_words_token_ids or ():

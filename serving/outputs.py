@@ -15,7 +15,7 @@ class Logprob:
 
 
 TokenChoices = dict[int, Logprob]
-"""The chosen token (first) and the most likely ones at one place, by token id."""
+"""The chosen token (first) and the most likely ones at one place, or those that were listed, by token id."""
 
 
 @dataclass(slots=True, repr=False)

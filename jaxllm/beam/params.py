@@ -27,6 +27,7 @@ _MEANINGLESS: Final = (
     "bad_words",
     "min_tokens",
     "prompt_logprobs",
+    "logprob_token_ids",
     "logit_bias",
     "allowed_token_ids",
     "structured_outputs",

@@ -126,6 +126,11 @@ class Executables:
         return self.get("prompt_logprobs")
 
     @property
+    def listed_logprobs(self) -> Executable:
+        """`(parameter leaves, hidden, packed) -> [M, K]`, see `make_listed_logprobs`."""
+        return self.get("listed_logprobs")
+
+    @property
     def sample_masked(self) -> Executable:
         """`(parameter leaves, hidden, SamplingState, last_tokens, packed) -> ...`, see `make_sample_masked`."""
         return self.get("sample_masked")

@@ -30,9 +30,7 @@ def gather_logprobs(logits: Array, token_ids: Array, num_top: int, vocabulary: V
     `num_top` is K, and at most V.
     """
     chosen = vocabulary.take(logits, token_ids)[:, None]
-    maximum = vocabulary.largest(jnp.max(logits, axis=1, keepdims=True))
-    maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
-    total = maximum + jnp.log(vocabulary.total(jnp.sum(jnp.exp(logits - maximum), axis=1, keepdims=True)))
+    total = _log_total(logits, vocabulary)
     rank = 1 + vocabulary.total(jnp.sum(logits > chosen, axis=1, dtype=jnp.int32))
     # Each part's best are candidates; the best of those are the best of all.
     top, top_ids = largest(logits, min(num_top, logits.shape[1]))
@@ -41,6 +39,18 @@ def gather_logprobs(logits: Array, token_ids: Array, num_top: int, vocabulary: V
         top, places = lax.top_k(top, num_top)
         top_ids = jnp.take_along_axis(top_ids, places, axis=1)
     return Logprobs((chosen - total)[:, 0], rank, top_ids, top - total)
+
+
+def listed_logprobs(logits: Array, token_ids: Array, vocabulary: Vocabulary = WHOLE) -> Array:
+    """Natural log-probabilities float32 [R, K] under the softmax of `logits` float32 [R, V], of `token_ids` [R, K]."""
+    return vocabulary.take_several(logits, token_ids) - _log_total(logits, vocabulary)
+
+
+def _log_total(logits: Array, vocabulary: Vocabulary) -> Array:
+    """The logarithm of the sum of the exponentials: float32 [R, 1]."""
+    maximum = vocabulary.largest(jnp.max(logits, axis=1, keepdims=True))
+    maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
+    return maximum + jnp.log(vocabulary.total(jnp.sum(jnp.exp(logits - maximum), axis=1, keepdims=True)))
 
 
 def no_logprobs(num_rows: int, num_top: int) -> Logprobs:

@@ -14,6 +14,7 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding
 from jaxllm.pallas_kernels.cpu.zeros import zeros
 from jaxllm.runner.buckets import Bucket
+from jaxllm.runner.listed import listed_layout, make_listed_logprobs
 from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.masked import make_sample_masked, masked_layout
 from jaxllm.runner.sampler import SampledRows
@@ -36,7 +37,10 @@ Shapes = Any
 Key = Bucket | str
 """Names an executable: the bucket of a step, or one of `OTHERS`."""
 
-OTHERS = ("empty_state", "prompt_logprobs", "sample_masked", "set_row", "set_bias", "set_pages", "copy_pages")
+OTHERS = (
+    "empty_state", "prompt_logprobs", "listed_logprobs", "sample_masked", "set_row", "set_bias", "set_pages",
+    "copy_pages",
+)  # fmt: skip
 """The executables beside the steps, which have one shape each."""
 
 
@@ -156,6 +160,7 @@ def recipe(spec: StepSpec, key: Key) -> Recipe:
     return {
         "empty_state": _empty_state,
         "prompt_logprobs": _prompt_logprobs,
+        "listed_logprobs": _listed_logprobs,
         "sample_masked": _sample_masked,
         "set_row": _set_row,
         "set_bias": _set_bias,
@@ -201,6 +206,18 @@ def _prompt_logprobs(spec: StepSpec) -> Recipe:
 
     arguments = (tuple(leaves), spec.state.hidden, spec.host(), spec.host((PROMPT_LOGPROB_ROWS,)))
     return Recipe(prompt_logprobs, arguments, _LOGPROBS, out_shardings=spec.whole, mesh=spec.mesh)
+
+
+def _listed_logprobs(spec: StepSpec) -> Recipe:
+    layout = listed_layout(spec.state.last_tokens.shape[0])
+    function = make_listed_logprobs(spec.graph, layout)
+    leaves, tree = jax.tree.flatten(spec.parameters)
+
+    def listed_logprobs(leaves: tuple[Any, ...], *arguments: jax.Array) -> Any:
+        return function(jax.tree.unflatten(tree, leaves), *arguments)
+
+    arguments = (tuple(leaves), spec.state.hidden, spec.host((layout.size,)))
+    return Recipe(listed_logprobs, arguments, _LEAF, out_shardings=spec.whole, mesh=spec.mesh)
 
 
 def _sample_masked(spec: StepSpec) -> Recipe:

@@ -13,6 +13,7 @@ from jaxllm.runner.background import BackgroundCompilation
 from jaxllm.runner.buckets import Bucket, Buckets
 from jaxllm.runner.compilations import CompilationWatch
 from jaxllm.runner.executables import Executables
+from jaxllm.runner.listed import ListedRows, listed_layout, packed_rows
 from jaxllm.runner.logprobs import Logprobs
 from jaxllm.runner.masked import LaterRows, masked_layout
 from jaxllm.runner.sampler import SampledRows
@@ -46,6 +47,7 @@ class Dispatched:
     prompts: list[PromptChunk]
     later: LaterRows | None = None
     """Rows whose tokens `Runner.choose` chooses."""
+    listed: ListedRows | None = None
 
     @property
     def wanted(self) -> tuple[jax.Array, Logprobs | None]:
@@ -65,6 +67,8 @@ class StepResult:
     """With NumPy arrays."""
     bucket: Bucket
     """The shape it ran in."""
+    listed: dict[int, np.ndarray] | None = None
+    """Log-probabilities of listed tokens by row, when a row asked for them: float32 [K]."""
 
 
 class Runner:
@@ -91,6 +95,7 @@ class Runner:
         self._shape = shape
         self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
         self._masked_layout = masked_layout(state.sampling)
+        self._listed_layout = listed_layout(state.last_tokens.shape[0])
         # Only outputs that follow a grammar get tokens by other ways than one step each.
         self._has_chosen = False
         self._sampling = sampling
@@ -135,7 +140,10 @@ class Runner:
             prompts = list(self._prompt_logprobs(plan, table))
         wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[samples]).any())
         rest = None if later is None else self._rows_for_later(plan, table, np.flatnonzero(later).astype(np.int32))
-        step = Dispatched(plan, bucket, sampled, wants_logprobs, prompts, rest)
+        listed = None
+        if wants_logprobs or (rest is not None and rest.wants_logprobs):
+            listed = self._listed_logprobs(plan)
+        step = Dispatched(plan, bucket, sampled, wants_logprobs, prompts, rest, listed)
         # The way to the host begins when the step ends, not when somebody asks.
         for leaf in jax.tree.leaves(step.wanted):
             leaf.copy_to_host_async()
@@ -194,7 +202,8 @@ class Runner:
         prompts = [
             PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
         ]
-        return StepResult(token_ids, logprobs, prompts, step.bucket)
+        listed = None if step.listed is None else step.listed.collect()
+        return StepResult(token_ids, logprobs, prompts, step.bucket, listed)
 
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""
@@ -281,6 +290,20 @@ class Runner:
                 continue
             targets = table.token_ids[slot, start + 1 : end]
             yield PromptChunk(request, start + 1, end, list(self._prompt_blocks(int(firsts[row]), targets)))
+
+    def _listed_logprobs(self, plan: StepPlan) -> ListedRows | None:
+        """Start the log-probabilities of the tokens that requests of this step list; None where none does."""
+        rows = np.flatnonzero(plan.samples & self._sampling.lists_tokens[plan.slots]).astype(np.int32)
+        if not len(rows):
+            return None
+        hidden = np.cumsum(plan.num_new_tokens, dtype=np.int32)[rows] - 1
+        tokens = self._sampling.listed_tokens[plan.slots[rows]]
+        with self.watch.watching("listed tokens"):
+            inputs = packed_rows(self._listed_layout, hidden, tokens)
+            blocks = [self._executables.listed_logprobs(self._parameters, self._state.hidden, each) for each in inputs]
+        for block in blocks:
+            block.copy_to_host_async()
+        return ListedRows(rows, blocks)
 
     def _prompt_blocks(self, first: int, targets: Int32Array) -> Iterator[Any]:
         executable = self._executables.prompt_logprobs

@@ -7,6 +7,7 @@ import numpy as np
 from jaxllm.request import Request
 from jaxllm.runner.sampling_rows import BIAS, INT_FIELDS, LOGPROBS, VALID
 from jaxllm.runner.token_bias import TokenBias
+from jaxllm.sampling_limits import MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduler.table import RequestTable
 
@@ -51,6 +52,10 @@ class SamplingTable:
         self._ints = np.repeat(_NEUTRAL_INTS, max_num_seqs, axis=1)
         self._floats = np.repeat(NEUTRAL_FLOATS, max_num_seqs, axis=1)
         self._changing: dict[int, tuple[Request, TokenBias]] = {}
+        self.lists_tokens = np.zeros(max_num_seqs, np.bool_)
+        """Which slots' requests list tokens whose log-probabilities they want: bool [S]."""
+        self.listed_tokens = np.zeros((max_num_seqs, MAX_LOGPROB_TOKEN_IDS), np.int32)
+        """These tokens, int32 [S, K]; what is behind them means nothing."""
 
     def must_wait(self, table: RequestTable) -> bool:
         """Whether the next step's parameters depend on tokens that the host does not know yet."""
@@ -71,6 +76,10 @@ class SamplingTable:
         self._ints[_SEED, slot] = self._seed_of(request)
         self._ints[_SLOT, slot] = slot
         self._ints[_BITS, slot] = VALID | BIAS * params.uses_bias | LOGPROBS * params.wants_logprobs
+        listed = params.logprob_token_ids
+        self.lists_tokens[slot] = listed is not None
+        if listed is not None:
+            self.listed_tokens[slot, : len(listed)] = listed
         if not params.greedy:
             # A limit beyond the vocabulary is none.
             self._ints[_TOP_K, slot] = params.top_k if 0 < params.top_k < self._vocab_size else 0

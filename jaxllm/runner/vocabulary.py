@@ -61,6 +61,13 @@ class Vocabulary:
         found = jnp.take_along_axis(values, jnp.minimum(place, size - 1), axis=1)
         return self.total(jnp.where(place < size, found, 0))[:, 0]
 
+    def take_several(self, values: Array, index: Array) -> Array:
+        """`values[row, index[row, k]]`, wherever they lie: [R, K] of `values` [R, n] and `index` int32 [R, K]."""
+        size = values.shape[1]
+        place = self.place(index, size)
+        found = jnp.take_along_axis(values, jnp.minimum(place, size - 1), axis=1)
+        return self.total(jnp.where(place < size, found, 0))
+
 
 WHOLE = Vocabulary()
 

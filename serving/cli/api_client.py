@@ -16,7 +16,7 @@ from jaxllm.serving.cli.tls import add_tls_flags, tls_context, tls_error
 from jaxllm.serving.event_stream import EventReader
 
 DEFAULT_URL = "http://localhost:8000/v1"
-_NOT_FOR_CLIENTS = frozenset({"n", "best_of", "logprobs", "prompt_logprobs"})
+_NOT_FOR_CLIENTS = frozenset({"n", "best_of", "logprobs", "prompt_logprobs", "logprob_token_ids"})
 
 
 def add_client_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:

@@ -173,6 +173,8 @@ def _check(body: ChatCompletionRequest, server: ServerState) -> None:
     parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
+    if body.logprob_token_ids is not None and not body.logprobs:
+        raise RequestError("logprob_token_ids needs logprobs=true", "logprob_token_ids")
 
 
 def _asked_tokens(body: ChatCompletionRequest) -> int | None:

@@ -179,6 +179,6 @@ def _logprob_format(server: ServerState, body: ChatCompletionRequest) -> Logprob
         return None
     return LogprobFormat(
         server.token_bytes,
-        alternatives=num_alternatives(body.top_logprobs, server.llm.info),
+        alternatives=None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.llm.info),
         as_token_ids=server.shows_token_ids(body),
     )

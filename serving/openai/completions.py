@@ -69,6 +69,10 @@ def _check(body: CompletionRequest, server: ServerState, num_prompts: int) -> No
     parameters.check_sequences(body, num_prompts, server.most_sequences)
     parameters.check_alternatives("logprobs", body.logprobs, server.llm.info)
     parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info)
+    if body.logprob_token_ids is not None and body.logprobs is None:
+        raise RequestError("logprob_token_ids needs logprobs: set it to 0 or more", "logprob_token_ids")
+    if body.logprob_token_ids is not None and body.echo and body.max_tokens == 0:
+        raise RequestError("logprob_token_ids: with max_tokens=0 no tokens are generated", "logprob_token_ids")
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:

@@ -21,22 +21,25 @@ _LEAST = -9999.0
 class LogprobFormat:
     """Writes log-probabilities for one request."""
 
-    def __init__(self, token_bytes: TokenBytes, *, alternatives: int, as_token_ids: bool = False) -> None:
-        """`alternatives` is how many were asked for. With `as_token_ids`, tokens are shown as numbers."""
+    def __init__(self, token_bytes: TokenBytes, *, alternatives: int | None, as_token_ids: bool = False) -> None:
+        """`alternatives` is how many were asked for; None: those that were listed, as they come.
+
+        With `as_token_ids`, tokens are shown as numbers.
+        """
         self._bytes = token_bytes
         self._alternatives = alternatives
         self._as_token_ids = as_token_ids
 
     def chat(self, tokens: Sequence[TokenChoices]) -> ChatLogprobs:
-        """For chat completions: the most likely tokens in order, among which the chosen one need not be."""
+        """For chat completions: the most likely tokens in order, among which the chosen one need not be, or the chosen
+        one and those that were listed.
+        """
         content = []
         for choices in tokens:
             chosen, logprob = next(iter(choices.items()))
-            likely = sorted(choices.items(), key=lambda item: (item[1].rank or 0, item[0] != chosen))
             top = [
                 TokenLogprob(token=self._name(token_id), logprob=_finite(each), bytes=list(self._bytes(token_id)))
-                for token_id, each in likely[: self._alternatives]
-                if each.rank is None or each.rank <= self._alternatives
+                for token_id, each in self._shown(choices)
             ]
             content.append(
                 ChosenLogprob(
@@ -47,6 +50,14 @@ class LogprobFormat:
                 )
             )
         return ChatLogprobs(content=content)
+
+    def _shown(self, choices: TokenChoices) -> list[tuple[int, Logprob]]:
+        most = self._alternatives
+        if most is None:
+            return list(choices.items())
+        chosen = next(iter(choices))
+        likely = sorted(choices.items(), key=lambda item: (item[1].rank or 0, item[0] != chosen))
+        return [item for item in likely[:most] if item[1].rank is None or item[1].rank <= most]
 
     def completion(
         self,

@@ -188,7 +188,8 @@ class Sequence:
             self._logprobs = []
         # Without a request for them, they are here for best_of alone.
         if self.state.request.params.logprobs is not None:
-            self._logprobs += [_choices(item, self._tokenizer) for item in items]
+            ranked = self.state.request.params.logprob_token_ids is None
+            self._logprobs += [_choices(item, self._tokenizer, ranked=ranked) for item in items]
 
     def _text(self) -> str:
         """All text, when it was not decoded on the way."""
@@ -248,11 +249,11 @@ class Sequence:
         )
 
 
-def _choices(item: TokenLogprobs, tokenizer: Tokenizer | None) -> TokenChoices:
-    """The chosen token and its alternatives as a dictionary, the chosen one first."""
+def _choices(item: TokenLogprobs, tokenizer: Tokenizer | None, *, ranked: bool = True) -> TokenChoices:
+    """The chosen token and its alternatives by token id, the chosen one first; `ranked` if they are the likeliest."""
     text = tokenizer.token_text if tokenizer is not None else lambda token_id: None
     choices = {item.token_id: Logprob(item.logprob, item.rank, text(item.token_id))}
     for rank, (token_id, logprob) in enumerate(zip(item.top_ids, item.top_logprobs, strict=True), start=1):
         if token_id not in choices:
-            choices[token_id] = Logprob(logprob, rank, text(token_id))
+            choices[token_id] = Logprob(logprob, rank if ranked else None, text(token_id))
     return choices

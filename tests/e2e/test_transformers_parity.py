@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from jaxllm.engine import Engine
+from jaxllm.runner.listed import LISTED_ROWS
 from tests.e2e.driving import request, run
 
 
@@ -68,6 +69,42 @@ def test_logprobs(engine: Engine, reference: Any, prompts: list[list[int]]) -> N
             best = np.sort(row)[::-1][: len(given.top_ids)]
             np.testing.assert_allclose(given.top_logprobs, best, atol=1e-4)
             np.testing.assert_allclose(row[given.top_ids], best, atol=1e-4)
+
+
+LISTED = [7, 900, 5, 41, 5, 0]
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.7, "top_k": 40, "repetition_penalty": 1.3, "presence_penalty": 0.7},
+    {"logit_bias": {5: 50.0, 41: 50.0}, "min_tokens": 3},
+    {"structured_outputs": {"regex": "[a-z]{3,9}( [a-z]{3,9}){2,40}"}},
+    {"logprobs": 3},
+    {"allowed_token_ids": [5, 6, 7, 8, 41], "ignore_eos": True},
+]
+
+
+def test_listed_tokens(engine: Engine, reference: Any, prompts: list[list[int]]) -> None:
+    """Their logprobs are of the model's own logits, in more rows than one call of the executable takes."""
+    count = LISTED_ROWS + 9
+    assert engine.info.max_num_seqs >= count + 4
+    chosen = [prompts[1 + index % 14] for index in range(count)]
+    requests = [
+        request(i, prompt, **{"seed": i, "max_tokens": 6, "logprob_token_ids": LISTED} | KINDS[i % len(KINDS)])
+        for i, prompt in enumerate(chosen)
+    ]
+    others = [request(f"other {i}", prompt, logprobs=i or None) for i, prompt in enumerate(prompts[:4])]
+    answers = run(engine, requests[:30] + others + requests[30:])
+    for index, prompt in enumerate(chosen):
+        answer = answers[str(index)]
+        expected = log_softmax(reference, prompt + answer.token_ids)[len(prompt) - 1 :]
+        assert len(answer.logprobs) == len(answer.token_ids) > 0
+        for given, token_id, row in zip(answer.logprobs, answer.token_ids, expected, strict=False):
+            assert given.token_id == token_id
+            assert given.logprob == pytest.approx(float(row[token_id]), abs=5e-4)
+            assert given.rank == 1 + int((row > row[token_id]).sum())
+            assert given.top_ids == [7, 900, 5, 41, 0]
+            np.testing.assert_allclose(given.top_logprobs, row[given.top_ids], atol=5e-4, rtol=5e-5)
+    assert [len(answers[f"other {i}"].logprobs[0].top_ids) for i in range(1, 4)] == [1, 2, 3]
+    assert answers["other 0"].logprobs == []
 
 
 def test_prompt_logprobs_of_a_long_prompt_and_of_one_token(engine: Engine, reference: Any) -> None:

@@ -15,6 +15,7 @@ from jaxllm.sampling_limits import (
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_LISTED_TOKENS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_STOP_CHARACTERS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
@@ -43,6 +44,7 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("min_tokens", [-1, 17, 0.5, None]),
     ("logprobs", [-2, 1.5, "1", True]),
     ("prompt_logprobs", [-2, NAN, "1"]),
+    ("logprob_token_ids", [[], [-1], ["1"], 5, "12", [1.5], [True], [2**31], range(MAX_LOGPROB_TOKEN_IDS + 1)]),
     ("detokenize", [None, 0]),
     ("truncate_prompt_tokens", [0, -2, 1.5, "1"]),
     ("logit_bias", [{1: NAN}, {1: INF}, {1: "a"}, {-1: 1.0}, {"x": 1.0}, {1.5: 1.0}, {"-1": 0}, [1], "1"]),
@@ -63,6 +65,14 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: Any) -> None:
         SamplingParams(**{name: value})
     assert caught.value.parameter == name
     assert name in str(caught.value)
+
+
+def test_listed_tokens_take_the_place_of_the_most_likely_ones() -> None:
+    for logprobs in (None, 0, 5, -1):
+        params = SamplingParams(logprobs=logprobs, logprob_token_ids=[3, 1, 3])
+        assert (params.logprobs, params.logprob_token_ids) == (0, [3, 1])
+        assert params.wants_logprobs
+    assert len(SamplingParams(logprob_token_ids=[*range(MAX_LOGPROB_TOKEN_IDS)]).logprob_token_ids or ()) == 128
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     response_format: Annotated[Any, Refused(f"{_OTHER}output_config.format", ({"type": "text"},))] = None
     thinking_token_budget: Annotated[Any, Refused(f"{_OTHER}thinking.budget_tokens", (-1,))] = None
     prompt_logprobs: Annotated[Any, Ignored("messages have no logprobs; see /v1/chat/completions")] = None
+    logprob_token_ids: Annotated[Any, Ignored("messages have no logprobs; see /v1/chat/completions")] = None
     return_token_ids: Annotated[Any, Ignored("messages have no token ids; see /v1/chat/completions", (False,))] = None
     return_tokens_as_token_ids: Annotated[Any, Ignored("messages have no logprobs", (False,))] = None
     container: Annotated[Any, Ignored("no tools run on this server")] = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from jaxllm.sampling_limits import MAX_LISTED_TOKENS
+from jaxllm.sampling_limits import MAX_LISTED_TOKENS, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.serving.openai.protocol.base import Body, Ignored, Refused
 from jaxllm.serving.openai.protocol.bounds import (
     MOST_BIASES,
@@ -97,6 +97,9 @@ class GenerationRequest(Body, kw_only=True):
     prompt_logprobs: OrMinusOne | None = None
     """Alternatives to return for each token of the prompt, -1: all; not with stream."""
 
+    logprob_token_ids: Annotated[list[Natural], at_most(MAX_LOGPROB_TOKEN_IDS, minItems=1)] | None = None
+    """Tokens whose log-probabilities are returned beside the generated one's, not the most likely; needs logprobs."""
+
     use_beam_search: bool | None = None
     """Search for the likeliest texts: best_of (default n) beams are followed, the best n returned; not with stream."""
     length_penalty: float | None = None
@@ -140,7 +143,6 @@ class GenerationRequest(Body, kw_only=True):
 
     guided_decoding_backend: Annotated[Any, Ignored(_BACKEND, ("auto", "guidance", "llguidance"))] = None
     logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
-    logprob_token_ids: Annotated[Any, Refused("only the most likely tokens have logprobs; use top_logprobs")] = None
     truncation_side: Annotated[Any, Refused("truncation keeps the last tokens", ("left",))] = None
     stream_interval: Annotated[Any, Ignored("tokens are sent as they come", (1,))] = None
     repetition_detection: Annotated[Any, Ignored("not supported; see frequency_penalty")] = None

@@ -18,7 +18,7 @@ class ChosenLogprob(TokenLogprob, kw_only=True):
     """A generated token."""
 
     top_logprobs: list[TokenLogprob]
-    """The most likely tokens at this place."""
+    """The most likely tokens at this place; with logprob_token_ids, the generated token and those."""
 
 
 class ChatLogprobs(Answer, kw_only=True):
@@ -37,7 +37,7 @@ class CompletionLogprobs(Answer, kw_only=True):
     """Null for the first token of an echoed prompt, which nothing precedes."""
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
-    """The most likely tokens, and the chosen one."""
+    """The most likely tokens, or with logprob_token_ids those, and the chosen one."""
 
 
 class PromptLogprob(Answer, kw_only=True):

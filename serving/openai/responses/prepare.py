@@ -33,6 +33,8 @@ def check(body: ResponsesRequest, store: ResponseStore) -> None:
             raise UnsupportedError(f"include[{index}]={name!r}: only {LOGPROBS!r} is supported", f"include[{index}]")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise RequestError(f"top_logprobs needs include=[{LOGPROBS!r}]", "top_logprobs")
+    if body.logprob_token_ids is not None and LOGPROBS not in (body.include or ()):
+        raise RequestError(f"logprob_token_ids needs include=[{LOGPROBS!r}]", "logprob_token_ids")
     pairs, name_length, value_length = _MOST_METADATA
     metadata = body.metadata or {}
     if len(metadata) > pairs or any(len(k) > name_length or len(v) > value_length for k, v in metadata.items()):

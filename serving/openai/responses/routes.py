@@ -109,7 +109,7 @@ def _logprob_format(server: ServerState, body: ResponsesRequest) -> LogprobForma
     if LOGPROBS not in (body.include or ()):
         return None
     as_token_ids = server.shows_token_ids(body)
-    alternatives = num_alternatives(body.top_logprobs, server.llm.info)
+    alternatives = None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.llm.info)
     return LogprobFormat(server.token_bytes, alternatives=alternatives, as_token_ids=as_token_ids)
 
 

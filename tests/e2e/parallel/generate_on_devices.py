@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxllm import LLM, SamplingParams, StructuredOutputsParams
+from jaxllm.serving.outputs import RequestOutput, TokenChoices
 
 PROMPTS = [
     "Once upon a time there was a",
@@ -33,6 +34,8 @@ PARAMS = [
     ),
 ]
 
+LISTED = SamplingParams(temperature=0, max_tokens=8, logprob_token_ids=[0, 5, 511, 512, 700, 1000])
+
 
 def tokens(llm: LLM) -> list[list[list[int]]]:
     """The tokens of every prompt with all parameters."""
@@ -41,12 +44,17 @@ def tokens(llm: LLM) -> list[list[list[int]]]:
 
 
 def logprobs(llm: LLM) -> list[list[float]]:
-    """Greedy tokens' log-probabilities, and those of the prompt."""
+    """Greedy tokens' log-probabilities, those of the prompt, and those of listed tokens."""
     found = []
     for output in llm.generate(PROMPTS, PARAMS[0], use_tqdm=False):
         places = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
         found.append([logprob.logprob for place in places if place for logprob in place.values()])
-    return found
+    listed = llm.generate(PROMPTS, LISTED, use_tqdm=False)
+    return found + [[each.logprob for place in _places(output) for each in place.values()] for output in listed]
+
+
+def _places(output: RequestOutput) -> list[TokenChoices]:
+    return output.outputs[0].logprobs or []
 
 
 def run(devices: int) -> dict[str, Any]:

@@ -78,6 +78,22 @@ def test_logprobs_are_those_of_transformers(llm: LLM, reference: Any) -> None:
         assert completion.cumulative_logprob == pytest.approx(total, abs=1e-4)
 
 
+def test_logprobs_of_listed_tokens(llm: LLM, reference: Any) -> None:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=6, logprob_token_ids=[900, 7, 41])
+    for output in generate(llm, PROMPTS, params):
+        (completion,) = output.outputs
+        prompt = output.prompt_token_ids
+        table = log_softmax(reference, prompt + completion.token_ids)[len(prompt) - 1 :]
+        assert completion.logprobs is not None
+        for row, token_id, entry in zip(table, completion.token_ids, completion.logprobs, strict=False):
+            assert list(entry) == list(dict.fromkeys([token_id, 900, 7, 41]))
+            assert entry[token_id].rank == 1 + int((row > row[token_id]).sum())
+            for each, choice in entry.items():
+                assert choice.logprob == pytest.approx(row[each], abs=1e-3)
+                assert each == token_id or choice.rank is None
+                assert choice.decoded_token == llm.get_tokenizer().decode([each])
+
+
 def test_chat_is_generation_after_the_template(llm: LLM) -> None:
     token_ids = llm.get_tokenizer().apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
     (chatted,) = llm.chat(TALK, GREEDY, use_tqdm=False)

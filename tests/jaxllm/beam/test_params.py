@@ -41,7 +41,8 @@ def test_a_wrong_value_is_named(wrong: dict[str, Any], parameter: str) -> None:
     "other",
     [
         {"top_p": 0.9}, {"n": 2}, {"stop": "x"}, {"min_tokens": 2}, {"repetition_penalty": 1.1},
-        {"logit_bias": {1: 2.0}}, {"prompt_logprobs": 0}, {"structured_outputs": {"regex": "a+"}},
+        {"logit_bias": {1: 2.0}}, {"prompt_logprobs": 0}, {"logprob_token_ids": [1]},
+        {"structured_outputs": {"regex": "a+"}},
     ],
 )  # fmt: skip
 def test_what_beams_cannot_take_into_account_is_refused(other: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from jaxllm.runner.logprobs import gather_logprobs
+from jaxllm.runner.logprobs import gather_logprobs, listed_logprobs
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,18 @@ def test_equal_to_torch(num_top: int, vocab: int) -> None:
     top = wanted.topk(num_top)
     np.testing.assert_allclose(found.top_logprobs, top.values.numpy(), atol=1e-5)
     np.testing.assert_array_equal(found.top_ids[1:], top.indices.numpy()[1:])
+
+
+def test_listed_tokens_equal_to_torch() -> None:
+    random = np.random.default_rng(5)
+    logits = (random.normal(size=(7, 500)) * 5).astype(np.float32)
+    logits[0, 50:] = -np.inf
+    token_ids = random.integers(0, 500, (7, 12)).astype(np.int32)
+    token_ids[0, :3] = (0, 49, 499)
+    found = jax.jit(listed_logprobs)(jnp.asarray(logits), jnp.asarray(token_ids))
+    wanted = torch.log_softmax(torch.tensor(logits), dim=-1).gather(1, torch.tensor(token_ids).long())
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+    assert np.isneginf(found[0, 2])
 
 
 def test_the_most_likely_token_has_rank_one_even_in_a_tie() -> None:

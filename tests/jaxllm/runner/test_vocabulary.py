@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jaxllm.models.sharding import make_mesh
+from jaxllm.runner.logprobs import listed_logprobs
 from jaxllm.runner.sampler import SampledRows, sample
 from jaxllm.runner.sampling_rows import SamplingRows, SamplingState, empty_state, set_bias
 from jaxllm.runner.vocabulary import SAME, SPLIT, over_vocabulary
@@ -90,6 +91,17 @@ def test_logits_do_not_travel(split: Any) -> None:
     assert sizes
     # The largest is a block of each row.
     assert max(sizes) <= ROWS * 128, sizes
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_listed_tokens(devices: int) -> None:
+    mesh = make_mesh(jax.devices(), devices)
+    gather = over_vocabulary(listed_logprobs, mesh, (SPLIT, SAME), SAME)
+    split = jax.jit(gather, in_shardings=(NamedSharding(mesh, SPLIT), NamedSharding(mesh, SAME)))
+    token_ids = np.stack([[0, VOCAB - 1, VOCAB // 2, VOCAB // 2 - 1, 7, row] for row in range(ROWS)]).astype(np.int32)
+    np.testing.assert_allclose(
+        split(LOGITS, token_ids), listed_logprobs(jnp.asarray(LOGITS), jnp.asarray(token_ids)), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("devices", [2, 8])

@@ -26,7 +26,7 @@ def test_every_shared_field_arrives() -> None:
         "bad_words": ["11"], "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 2,
         "prompt_logprobs": 4, "skip_special_tokens": False, "spaces_between_special_tokens": False,
         "truncate_prompt_tokens": 5, "allowed_token_ids": [16], "logit_bias": {"17": 1.0},
-        "thinking_token_budget": 18,
+        "thinking_token_budget": 18, "logprob_token_ids": [19],
     }  # fmt: skip
     body = CompletionRequest(prompt="x", **values)
     params = parameters.sampling_params(body, SamplingParams(), max_tokens=20, logprobs=None)
