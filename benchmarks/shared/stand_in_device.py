@@ -104,6 +104,9 @@ class StandInExecutables:
         int32 = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
         return table, int32((rows,)), int32((rows, table.shape[1]))
 
+    def close(self) -> None:
+        """There is nothing to give back."""
+
     def get(self, key: str) -> Any:
         """The one small executable that every request needs."""
         assert key == "set_pages"

@@ -125,7 +125,7 @@ class ApiServers:
         loading = asyncio.ensure_future(self._engine.start(self._config, progress))
         await asyncio.wait((loading, self._failed), return_when=asyncio.FIRST_COMPLETED)
         if self._failed.done():
-            loading.add_done_callback(lambda done: done.exception())
+            loading.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._failed.result()
         loading.result()
         if not await before(self._all_listen, self._failed):

@@ -95,7 +95,7 @@ class Chunks:
             choice = self.choices.setdefault(part["index"], Choice())
             assert choice.finish_reason is None, "a piece after the last"
             choice.text += part["delta"].get("content", "") if "delta" in part else part["text"]
-            choice.token_ids += part.get("token_ids", ())
+            choice.token_ids += part.get("token_ids") or ()
             choice.finish_reason, choice.stop_reason = part["finish_reason"], part.get("stop_reason")
 
     def whole(self) -> list[Choice]:

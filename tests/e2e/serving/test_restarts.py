@@ -100,16 +100,18 @@ def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
         before = Metrics.read(server.url)
         for times in (1, 2):
             engine = server.engine()
-            streams = OpenAIStreams(server.url, 24)
             waiting: list[httpx.Response] = []
             whole = threading.Thread(
                 target=lambda: waiting.append(client.post("/v1/completions", json={**LONG, "stream": False}))  # noqa: B023
             )
             whole.start()
-            until(lambda: client.get("/load").json() == {"server_load": 25})
+            until(lambda: client.get("/load").json() == {"server_load": 1})
+            streams = OpenAIStreams(server.url, 12)
             engine.kill()
-            errors = streams.ends()
-            assert all(error is not None and "killed by SIGKILL" in str(error) for error in errors)
+            # A machine may be so fast that some have ended.
+            errors = [error for error in streams.ends() if error is not None]
+            assert errors
+            assert all("killed by SIGKILL" in str(error) for error in errors)
             whole.join(SECONDS)
             assert waiting[0].status_code == 503
             assert waiting[0].json()["error"]["code"] == "engine_unavailable"

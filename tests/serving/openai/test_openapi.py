@@ -124,14 +124,15 @@ def test_schemathesis_finds_no_server_error(server: ServerProcess) -> None:
 
 @pytest.mark.slow
 def test_schemathesis_with_wrong_data_and_without_a_key(open_server: ServerProcess) -> None:
-    check_with_schemathesis(open_server, "negative", "coverage,fuzzing", 2)
+    # "coverage" would make bodies of 100 MB of what a list may hold.
+    check_with_schemathesis(open_server, "negative", "fuzzing", 5)
 
 
 @pytest.mark.proof
 def test_schemathesis_with_all_that_it_knows(server: ServerProcess) -> None:
-    check_with_schemathesis(server, "all", "examples,coverage,fuzzing", 30, key=KEY)
+    check_with_schemathesis(server, "all", "examples,fuzzing", 30, key=KEY)
 
 
 @pytest.mark.proof
 def test_schemathesis_with_much_wrong_data(open_server: ServerProcess) -> None:
-    check_with_schemathesis(open_server, "negative", "coverage,fuzzing", 60)
+    check_with_schemathesis(open_server, "negative", "fuzzing", 60)
