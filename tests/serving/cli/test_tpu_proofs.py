@@ -68,7 +68,7 @@ def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "bfloat16",
     ]
     assert cli.main(["compile", "demo", "--output", str(folder), *flags, *SMALL]) == 0
-    assert "9 executables" in capsys.readouterr().out
+    assert "10 executables" in capsys.readouterr().out
     manifest = read_manifest(folder)
     assert manifest.engine["device_kind"] == "TPU v6 lite"
     assert manifest.engine["block_size"] == 64, "the default on TPUs"
