@@ -1,4 +1,4 @@
-"""Which texts run in a step: as many as fit, in turn for their owners."""
+"""Which texts run in a step: as many as fit, shared between owners."""
 
 import itertools
 from collections.abc import Iterable

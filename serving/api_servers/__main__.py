@@ -47,7 +47,7 @@ class Supervisor:
 
 
 class ServedBy:
-    """An engine of the supervisor, in the place of a process of our own (see `EngineProcess`)."""
+    """An engine of the supervisor, in place of a child process (see `EngineProcess`)."""
 
     def __init__(self, supervisor: Supervisor, folder: str, on_exit: Callable[[str], None]) -> None:
         """`on_exit` is called once, with what can be said of the end."""

@@ -166,7 +166,7 @@ class MessagesMetadata(Body, kw_only=True):
 
 
 _Messages = Annotated[list[MessagesMessage], at_most(MOST_MESSAGES, minItems=1)]
-_System = str | list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]]
+_System = str | Annotated[list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]], at_most(MOST_PARTS)]
 _TOOL_KIND = OneOf({"custom": MessagesTool}, default=lambda _: "custom", drop_others=True)
 _Tools = Annotated[
     list[Annotated[dict[str, Any], documented(**any_of_or_ignored("MessagesTool", "custom")), _TOOL_KIND]],

@@ -80,6 +80,7 @@ def test_others_are_served_meanwhile(http: httpx.Client, server: ServerProcess, 
     [
         ("/v1/chat/completions", '{"messages":[', MESSAGE, "]}", 8192, "messages"),
         ("/v1/messages", '{"max_tokens":1,"messages":[', MESSAGE, "]}", 8192, "messages"),
+        ("/v1/messages", f'{{{ONE},"max_tokens":1,"system":[', '{"type":"text","text":""}', "]}", 4096, "system"),
         ("/v1/responses", '{"input":[', MESSAGE, "]}", 8192, "input"),
         ("/v1/chat/completions", f'{{{ONE},"tools":[', '{"function":{"name":"a"}}', "]}", 1024, "tools"),
         ("/v1/completions", '{"prompt":"a","bad_words":[', '"a"', "]}", 16384, "bad_words"),
