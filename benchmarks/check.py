@@ -13,10 +13,10 @@ import numpy as np
 
 from benchmarks.shared.counting import counting_calls, counting_transfers
 from jaxllm.config import EngineConfig
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
-from jaxllm.runner.buckets import GROWTH_WITHOUT_PADDING, Buckets
-from jaxllm.runner.recipes import all_keys
+from jaxllm.runtime.programs.buckets import GROWTH_WITHOUT_PADDING, Buckets
+from jaxllm.runtime.programs.recipes import all_keys
 from jaxllm.sampling_params import SamplingParams
 
 ACCEPTED = Path(__file__).parent / "accepted.json"

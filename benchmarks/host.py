@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.stand_in_device import HEADROOM, Clock, stand_in_engine
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 

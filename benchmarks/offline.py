@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.shared.reference_model import write_reference_model
 from jaxllm.config import EngineConfig
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 

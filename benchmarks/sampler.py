@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.request import Request
-from jaxllm.runner.sampler import SampledRows, sample
-from jaxllm.runner.sampling_rows import SamplingRows, SamplingState, empty_state
-from jaxllm.runner.sampling_table import SamplingTable
+from jaxllm.runtime.sampling.rows import SamplingRows, SamplingState, empty_state
+from jaxllm.runtime.sampling.sampler import SampledRows, sample
+from jaxllm.runtime.sampling.table import SamplingTable
 from jaxllm.sampling_params import SamplingParams
 
 FILTERS: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}

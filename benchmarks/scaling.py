@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.shared.reference_model import HIDDEN, VOCAB_SIZE, layer_parameters, write_reference_model
 from benchmarks.shared.scaling_plot import plot
 from jaxllm.config import EngineConfig
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 

@@ -19,9 +19,9 @@ from benchmarks.offline import run as run_offline
 from benchmarks.shared.reference_model import VOCAB_SIZE, write_reference_model, write_reference_tokenizer
 from benchmarks.shared.running_server import RunningServer
 from jaxllm.config import EngineConfig
-from jaxllm.engine import Engine
-from jaxllm.serving.bench.client import Answer, Target, ask, open_session, run_load
-from jaxllm.serving.bench.workload import LoadRequest, random_requests
+from jaxllm.engine.engine import Engine
+from jaxllm.serving.cli.bench.client import Answer, Target, ask, open_session, run_load
+from jaxllm.serving.cli.bench.workload import LoadRequest, random_requests
 
 MANY = Workload(32, 128, 64)
 ONE = Workload(1, 32, 8)

@@ -38,10 +38,10 @@ import jax
 jax.monitoring.register_event_duration_secs_listener(listen)
 from jaxllm import SamplingParams
 from jaxllm.config import EngineConfig
-from jaxllm.serving.llm_engine import LLMEngine
-import jaxllm.engine
+from jaxllm.serving.llm.llm_engine import LLMEngine
+import jaxllm.engine.engine
 lap("imports")
-from jaxllm.runner.plan import make_plan
+from jaxllm.runtime.resolved import make_plan
 config = EngineConfig.from_options(options)
 make_plan(config)
 lap("configuration")

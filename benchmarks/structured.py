@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.models.checkpoint import resolve
+from jaxllm.models.checkpoint.checkpoint import resolve
 from jaxllm.structured.backend import Backend, Vocabulary, make_backend, mask_words
 from jaxllm.structured.params import StructuredOutputsParams
 

@@ -15,39 +15,39 @@ if TYPE_CHECKING:
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
     from jaxllm.pooling.params import PoolingParams
     from jaxllm.sampling_params import SamplingParams
-    from jaxllm.serving.async_llm import AsyncLLM
-    from jaxllm.serving.llm import LLM
-    from jaxllm.serving.llm_engine import LLMEngine
-    from jaxllm.serving.outputs import BeamSearchOutput, CompletionOutput, Delta, RequestOutput
+    from jaxllm.serving.llm.async_llm import AsyncLLM
+    from jaxllm.serving.llm.llm import LLM
+    from jaxllm.serving.llm.llm_engine import LLMEngine
     from jaxllm.serving.pooling.outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
+    from jaxllm.serving.text.outputs import BeamSearchOutput, CompletionOutput, Delta, RequestOutput
     from jaxllm.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "AsyncLLM": "jaxllm.serving.async_llm",
-    "BeamSearchOutput": "jaxllm.serving.outputs",
+    "AsyncLLM": "jaxllm.serving.llm.async_llm",
+    "BeamSearchOutput": "jaxllm.serving.text.outputs",
     "BeamSearchParams": "jaxllm.beam.params",
     "CapacityError": "jaxllm.errors",
     "ClassificationRequestOutput": "jaxllm.serving.pooling.outputs",
-    "CompletionOutput": "jaxllm.serving.outputs",
-    "Delta": "jaxllm.serving.outputs",
+    "CompletionOutput": "jaxllm.serving.text.outputs",
+    "Delta": "jaxllm.serving.text.outputs",
     "ConfigError": "jaxllm.errors",
     "EmbeddingRequestOutput": "jaxllm.serving.pooling.outputs",
     "EngineConfig": "jaxllm.config",
     "EngineError": "jaxllm.errors",
     "JaxLLMError": "jaxllm.errors",
-    "LLM": "jaxllm.serving.llm",
-    "LLMEngine": "jaxllm.serving.llm_engine",
+    "LLM": "jaxllm.serving.llm.llm",
+    "LLMEngine": "jaxllm.serving.llm.llm_engine",
     "PoolingParams": "jaxllm.pooling.params",
     "PoolingRequestOutput": "jaxllm.serving.pooling.outputs",
     "RequestError": "jaxllm.errors",
-    "RequestOutput": "jaxllm.serving.outputs",
+    "RequestOutput": "jaxllm.serving.text.outputs",
     "SamplingParams": "jaxllm.sampling_params",
     "ScoringRequestOutput": "jaxllm.serving.pooling.outputs",
     "StructuredOutputsParams": "jaxllm.structured.params",

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models import registry
 from jaxllm.models.batch import Batch
+from jaxllm.models.checkpoint.loading import load_into
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.families import registry
 from jaxllm.models.layers.embedding import Embedding, vocab_rows
 from jaxllm.models.layers.linear import Linear, matmul, weight_of
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import rotation
-from jaxllm.models.loading import load_into
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads
 from jaxllm.models.stack import make_stack

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from jaxllm.models.config_file import ConfigFile
+from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError, nearest
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]

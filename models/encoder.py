@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.batch import WholeTexts
+from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.layers.embedding import Embedding
 from jaxllm.models.layers.gate import ACTIVATIONS

@@ -12,18 +12,18 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models import registry
 from jaxllm.models.batch import Batch, WholeTexts
 from jaxllm.models.causal_lm import CausalLM
+from jaxllm.models.checkpoint.loading import load_into, tensors_in
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
-from jaxllm.models.family import Family, HeadPlan
+from jaxllm.models.families import registry
+from jaxllm.models.families.family import Family, HeadPlan
 from jaxllm.models.layers.gate import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import LayerNorm
-from jaxllm.models.loading import load_into, tensors_in
+from jaxllm.models.layers.projection import DenseLayer, Projection, projection_weights
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.projection import DenseLayer, Projection, projection_weights
 from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from benchmarks.peers.workloads import SteppedEngine, Workload, measure
 
 if TYPE_CHECKING:
-    from jaxllm.engine import Engine
+    from jaxllm.engine.engine import Engine
 
 
 class Jaxllm:
@@ -28,7 +28,7 @@ class Jaxllm:
     def __init__(self, options: dict[str, Any]) -> None:
         from jaxllm import SamplingParams
         from jaxllm.config import EngineConfig
-        from jaxllm.load import load_engine
+        from jaxllm.engine.load import load_engine
 
         self._params = SamplingParams
         engine = load_engine(

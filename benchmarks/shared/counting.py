@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 import jaxllm
-from jaxllm.runner.executables import Executables
-from jaxllm.runner.recipes import Key
+from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.programs.recipes import Key
 
 PACKAGE = Path(jaxllm.__file__).resolve().parent
 FOLDERS = tuple(str(folder.resolve()) for folder in (PACKAGE, *(path for path in PACKAGE.iterdir() if path.is_dir())))

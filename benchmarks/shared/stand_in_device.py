@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine import Engine
-from jaxllm.runner.buckets import Bucket, Buckets
-from jaxllm.runner.compilations import CompilationWatch
-from jaxllm.runner.executables import Executables
-from jaxllm.runner.logprobs import no_logprobs
-from jaxllm.runner.plan import make_plan
-from jaxllm.runner.runner import Runner
-from jaxllm.runner.sampler import SampledRows
-from jaxllm.runner.sampling_rows import SamplingState
-from jaxllm.runner.sampling_table import SamplingTable
-from jaxllm.runner.step import DeviceState, StepShape, set_pages
+from jaxllm.engine.engine import Engine
+from jaxllm.runtime.programs.buckets import Bucket, Buckets
+from jaxllm.runtime.programs.compilations import CompilationWatch
+from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.runner import Runner
+from jaxllm.runtime.sampling.logprobs import no_logprobs
+from jaxllm.runtime.sampling.rows import SamplingState
+from jaxllm.runtime.sampling.sampler import SampledRows
+from jaxllm.runtime.sampling.table import SamplingTable
+from jaxllm.runtime.step import DeviceState, StepShape, set_pages
 
 NUM_PARAMETERS = 291
 """Arrays of Llama-3-8B."""

@@ -15,12 +15,13 @@ from typing import Any
 import jaxllm.models
 from benchmarks.shared.stand_in_server import STEP_MS
 from jaxllm.config import EngineConfig
+from jaxllm.engine.stats import StepStats
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress
-from jaxllm.serving.engine_process.__main__ import main
-from jaxllm.serving.engine_process.clients import Client, Clients, Inbox
-from jaxllm.serving.engine_process.messages import (
+from jaxllm.serving.ipc.engine_process.__main__ import main
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients, Inbox
+from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
     Finish,
@@ -30,7 +31,6 @@ from jaxllm.serving.engine_process.messages import (
     ResetPrefixCache,
     ToEngine,
 )
-from jaxllm.stats import StepStats
 
 MAX_MODEL_LEN = 10_000_000
 _TEXT = (

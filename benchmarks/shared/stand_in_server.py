@@ -5,8 +5,8 @@ from functools import partial
 
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import serve
-from jaxllm.serving.clients.process import EngineProcess
-from jaxllm.serving.server import run_server
+from jaxllm.serving.ipc.client.process import EngineProcess
+from jaxllm.serving.server.server import run_server
 
 STEP_MS = "JAXLLM_STAND_IN_STEP_MS"
 """Name of the environment variable with the length of the engine's step, in milliseconds."""

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxllm.runner.capacity import devices_of
-from jaxllm.runner.plan import Plan
-from jaxllm.runner.recipes import Spec
+from jaxllm.runtime.memory.capacity import devices_of
+from jaxllm.runtime.programs.recipes import Spec
+from jaxllm.runtime.resolved import Plan
 
 SOURCES = ("models", "pallas_kernels", "pooling", "runner")
 """Packages whose code ends up in executables."""

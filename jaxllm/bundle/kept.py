@@ -29,10 +29,10 @@ from jax.errors import JaxRuntimeError
 from jaxllm.bundle.identity import engine_identity
 from jaxllm.bundle.portable import Place, SavedCall, load, save
 from jaxllm.errors import ConfigError
-from jaxllm.runner.capacity import devices_of
-from jaxllm.runner.executables import Executable
-from jaxllm.runner.plan import Plan
-from jaxllm.runner.recipes import Recipe, Spec
+from jaxllm.runtime.memory.capacity import devices_of
+from jaxllm.runtime.programs.executables import Executable
+from jaxllm.runtime.programs.recipes import Recipe, Spec
+from jaxllm.runtime.resolved import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from jaxllm.bundle.identity import differences, engine_identity
 from jaxllm.bundle.manifest import Manifest, read_file, read_manifest
 from jaxllm.bundle.portable import Place, load
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.runner.buckets import Buckets
-from jaxllm.runner.capacity import bytes_on_device, count_pages, devices_of
-from jaxllm.runner.executables import Executable, Executables
-from jaxllm.runner.memory import CPU_SHARE, cpu_free_bytes
-from jaxllm.runner.plan import Plan
-from jaxllm.runner.recipes import Recipe, StepSpec, all_keys, name_of
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of
+from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes
+from jaxllm.runtime.programs.buckets import Buckets
+from jaxllm.runtime.programs.executables import Executable, Executables
+from jaxllm.runtime.programs.recipes import Recipe, StepSpec, all_keys, name_of
+from jaxllm.runtime.resolved import Plan
 
 
 class Bundle:

@@ -17,10 +17,10 @@ from jaxllm.bundle.manifest import FORMAT, VERSION, Manifest, SavedFile, read_fo
 from jaxllm.bundle.portable import save
 from jaxllm.errors import ConfigError
 from jaxllm.progress import Progress, silent
-from jaxllm.runner.executables import Executable, Executables
-from jaxllm.runner.plan import Plan
-from jaxllm.runner.recipes import all_keys, name_of
-from jaxllm.runner.spec import make_spec
+from jaxllm.runtime.programs.executables import Executable, Executables
+from jaxllm.runtime.programs.recipes import all_keys, name_of
+from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.resolved import Plan
 
 
 def check_target(folder: Path) -> None:

@@ -8,10 +8,10 @@ from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.sharding import working_sizes
 from jaxllm.planning.memory import CompiledStep, Memory, memory_limit
 from jaxllm.planning.target import Target, find_target
-from jaxllm.runner.build import PROVISIONAL_PAGES
-from jaxllm.runner.capacity import bytes_on_device, count_pages
-from jaxllm.runner.plan import Plan, make_plan
-from jaxllm.runner.spec import make_spec
+from jaxllm.runtime.build import PROVISIONAL_PAGES
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
+from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.resolved import Plan, make_plan
 
 USUAL_TEMPORARIES = 0.02
 """Share of a device's memory that a step is taken to need where it could not be compiled."""

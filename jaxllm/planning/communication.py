@@ -7,7 +7,7 @@ arrays [T, D] in the type of the activations. Sampling sends a few numbers per r
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.chips import Chip
-from jaxllm.runner.plan import Plan
+from jaxllm.runtime.resolved import Plan
 
 HOP_SECONDS = 1e-6
 """What a hop to a neighbour takes beside the bytes: "How to Scale Your Model", chapter 3, "typically around 1us"."""

@@ -10,14 +10,14 @@ from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import CapacityError
 from jaxllm.planning.target import Target
-from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.build import PROVISIONAL_PAGES
-from jaxllm.runner.capacity import bytes_on_device, count_pages
-from jaxllm.runner.executables import Executables
-from jaxllm.runner.memory import CPU_SHARE, cpu_free_bytes, steady
-from jaxllm.runner.plan import Plan
-from jaxllm.runner.recipes import StepSpec
-from jaxllm.runner.spec import make_spec
+from jaxllm.runtime.build import PROVISIONAL_PAGES
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
+from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, steady
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.programs.recipes import StepSpec
+from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.resolved import Plan
 
 
 @dataclass(frozen=True)

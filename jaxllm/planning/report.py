@@ -11,9 +11,9 @@ from jaxllm.planning.advice import advise
 from jaxllm.planning.memory import CompiledStep, Memory, compile_step, measure
 from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
 from jaxllm.planning.target import Target
-from jaxllm.runner.buckets import Bucket, Buckets
-from jaxllm.runner.capacity import count_pages
-from jaxllm.runner.plan import Plan
+from jaxllm.runtime.memory.capacity import count_pages
+from jaxllm.runtime.programs.buckets import Bucket, Buckets
+from jaxllm.runtime.resolved import Plan
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from jaxllm.models.sharding import split_kv_heads
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.pallas_kernels.tuning import nearest_share
 from jaxllm.planning.communication import communication_seconds
-from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.plan import Plan
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.resolved import Plan
 
 CONTEXT = 1024
 """Tokens that a decoding request has behind it, unless requests must be shorter."""

@@ -14,9 +14,9 @@ from jaxllm.pooling.plan import PoolingPlan
 from jaxllm.pooling.recipes import PoolingSpec, make_spec
 from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.progress import Progress, silent
-from jaxllm.runner.compilations import CompilationWatch
-from jaxllm.runner.executables import Executables, use_compilation_cache
-from jaxllm.runner.native import begin_kernels
+from jaxllm.runtime.native import begin_kernels
+from jaxllm.runtime.programs.compilations import CompilationWatch
+from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
 
 
 def build_pooling_runner(plan: PoolingPlan, progress: Progress = silent) -> PoolingRunner:

@@ -1,4 +1,4 @@
-"""The engine of pooling models: token ids in, vectors and scores out. Used like `jaxllm.engine.Engine`."""
+"""The engine of pooling models: token ids in, vectors and scores out. Used like `jaxllm.engine.engine.Engine`."""
 
 import time
 from collections import deque
@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.stats import StepStats
 from jaxllm.garbage import trim_heap
 from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.outputs import EngineOutput
@@ -19,7 +20,6 @@ from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.runner import Dispatched, PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
-from jaxllm.stats import StepStats
 
 
 class PoolingEngine:

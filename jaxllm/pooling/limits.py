@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from jaxllm.engine.validation import unknown_token
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.validation import unknown_token
 
 
 @dataclass(frozen=True)

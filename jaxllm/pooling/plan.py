@@ -7,7 +7,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pooling.settings import PoolingSettings, read_settings
-from jaxllm.runner.plan import Plan, make_plan
+from jaxllm.runtime.resolved import Plan, make_plan
 
 
 @dataclass(frozen=True)

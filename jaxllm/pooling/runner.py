@@ -11,9 +11,9 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.recipes import FINISH
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
-from jaxllm.runner.buckets import Bucket, Buckets
-from jaxllm.runner.compilations import CompilationWatch
-from jaxllm.runner.executables import Executables
+from jaxllm.runtime.programs.buckets import Bucket, Buckets
+from jaxllm.runtime.programs.compilations import CompilationWatch
+from jaxllm.runtime.programs.executables import Executables
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxllm.models.config_file import ConfigFile
+from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
-from jaxllm.models.projection import DenseLayer, read_dense
+from jaxllm.models.layers.projection import DenseLayer, read_dense
 
 MODULES = "modules.json"
 KNOWN = ("Transformer", "Pooling", "Dense", "Normalize")

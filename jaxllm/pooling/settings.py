@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from jaxllm.config import ModelOptions
 from jaxllm.errors import ConfigError, nearest
-from jaxllm.models import registry
-from jaxllm.models.config_file import ConfigFile
+from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
-from jaxllm.models.projection import DenseLayer
+from jaxllm.models.families import registry
+from jaxllm.models.layers.projection import DenseLayer
 from jaxllm.pooling.answers import ANSWERS, read_answers
 from jaxllm.pooling.sentence_transformers import MODULES, read_sentence_transformers
 

@@ -16,8 +16,8 @@ from jaxllm.models.batch import WholeTexts
 from jaxllm.models.pooling_model import PoolingModel
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pooling.settings import PoolingSettings
-from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.inputs import PackedLayout
+from jaxllm.runtime.inputs import PackedLayout
+from jaxllm.runtime.programs.buckets import Bucket
 
 FINISH_ROWS = 64
 """Hidden states of single tokens that one call of `make_finish`'s function takes."""

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.errors import RequestError, nearest
-from jaxllm.serving.openai.decode import as_body
-from jaxllm.serving.openai.parameters import generation_fields
-from jaxllm.serving.openai.protocol.anthropic import (
+from jaxllm.serving.anthropic.requests import (
     BLOCK_KINDS,
     CountTokensRequest,
     MessagesMessage,
@@ -19,7 +17,9 @@ from jaxllm.serving.openai.protocol.anthropic import (
     MessagesToolUse,
     ThinkingSettings,
 )
-from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.http.body.base import UnsupportedError
+from jaxllm.serving.http.body.decode import as_body
+from jaxllm.serving.openai.generation.parameters import generation_fields
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Function, Message, Tool, ToolCall
 from jaxllm.serving.openai.protocol.response_format import JsonSchemaFormat, ResponseFormat

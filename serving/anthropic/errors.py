@@ -2,8 +2,8 @@
 
 import msgspec
 
-from jaxllm.serving.openai.protocol.anthropic_answers import MessagesError, MessagesErrorDetails
-from jaxllm.serving.openai.protocol.errors import ErrorDetails
+from jaxllm.serving.anthropic.answers import MessagesError, MessagesErrorDetails
+from jaxllm.serving.http.error_response import ErrorDetails
 
 PATHS = "/v1/messages"
 """Beneath this path all errors have this form."""

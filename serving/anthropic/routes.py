@@ -5,16 +5,16 @@ import uuid
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.serving.anthropic.answers import TokenCount
 from jaxllm.serving.anthropic.convert import FIELDS, chat_request, read_chat
 from jaxllm.serving.anthropic.errors import REQUEST_ID
+from jaxllm.serving.anthropic.requests import CountTokensRequest, MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
-from jaxllm.serving.openai.chat_call import count_tokens, prepare_chat
-from jaxllm.serving.openai.decode import read_body
-from jaxllm.serving.openai.generate import identify, json_response, respond
-from jaxllm.serving.openai.protocol.anthropic import CountTokensRequest, MessagesRequest
-from jaxllm.serving.openai.protocol.anthropic_answers import TokenCount
-from jaxllm.serving.openai.renaming import renaming
-from jaxllm.serving.openai.state import server_of
+from jaxllm.serving.http.body.decode import read_body
+from jaxllm.serving.http.generate import identify, json_response, respond
+from jaxllm.serving.http.renaming import renaming
+from jaxllm.serving.http.state import server_of
+from jaxllm.serving.openai.chat.call import count_tokens, prepare_chat
 
 
 async def create_message(request: Request) -> Response:

@@ -6,10 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.serving.anthropic.errors import error_event
-from jaxllm.serving.openai.chat_call import ChatCall
-from jaxllm.serving.openai.errors import describe
-from jaxllm.serving.openai.protocol.anthropic_answers import (
+from jaxllm.serving.anthropic.answers import (
     Block,
     BlockDelta,
     BlockStart,
@@ -31,8 +28,10 @@ from jaxllm.serving.openai.protocol.anthropic_answers import (
     ThinkingCount,
     ToolUseBlock,
 )
-from jaxllm.serving.openai.usage import UsageCounter
-from jaxllm.serving.outputs import RequestOutput
+from jaxllm.serving.anthropic.errors import error_event
+from jaxllm.serving.http.errors import describe
+from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.reply.parts import (
     ContentDelta,
     PlainParser,
@@ -41,6 +40,7 @@ from jaxllm.serving.reply.parts import (
     ToolCallDelta,
     ToolCallStart,
 )
+from jaxllm.serving.text.outputs import RequestOutput
 
 _encode = msgspec.json.Encoder().encode
 

@@ -12,17 +12,17 @@ from starlette.types import ASGIApp
 
 from jaxllm.config import EngineConfig
 from jaxllm.progress import Progress, silent
-from jaxllm.serving.app import ServerState, create_app
-from jaxllm.serving.async_llm import AsyncLLM
-from jaxllm.serving.batch.client import post
-from jaxllm.serving.batch.input import BatchInput
-from jaxllm.serving.batch.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
-from jaxllm.serving.batch.record import BatchRecord
-from jaxllm.serving.logs import configure_logging
-from jaxllm.serving.metrics import Metrics
-from jaxllm.serving.options import ServerOptions
-from jaxllm.serving.progress import GenerationProgress
-from jaxllm.serving.signals import Signals, before, cancel
+from jaxllm.serving.llm.async_llm import AsyncLLM
+from jaxllm.serving.llm.progress import GenerationProgress
+from jaxllm.serving.openai.batches.client import post
+from jaxllm.serving.openai.batches.input import BatchInput
+from jaxllm.serving.openai.batches.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
+from jaxllm.serving.openai.batches.record import BatchRecord
+from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.server.app import ServerState, create_app
+from jaxllm.serving.server.signals import Signals, before, cancel
+from jaxllm.serving.telemetry.logs import configure_logging
+from jaxllm.serving.telemetry.metrics import Metrics
 
 INTERRUPTED = 130
 _UNAVAILABLE = 503

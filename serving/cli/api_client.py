@@ -11,9 +11,9 @@ import httpx
 import msgspec
 
 from jaxllm.errors import ConfigError, EngineError, JaxLLMError, RequestError, nearest
+from jaxllm.serving.cli.event_stream import EventReader
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
 from jaxllm.serving.cli.tls import add_tls_flags, tls_context, tls_error
-from jaxllm.serving.event_stream import EventReader
 
 DEFAULT_URL = "http://localhost:8000/v1"
 _NOT_FOR_CLIENTS = frozenset({"n", "best_of", "logprobs", "prompt_logprobs", "logprob_token_ids"})

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     plan, target = find_plan(args)
     from jaxllm.bundle.write import check_target, write_bundle
     from jaxllm.planning.memory import pages_for
-    from jaxllm.serving.progress import LoadProgress
+    from jaxllm.serving.llm.progress import LoadProgress
 
     check_target(folder)
     start = time.monotonic()

@@ -16,14 +16,14 @@ from jaxllm.flags import FlagParser, add_engine_flags, given_options
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.cli.batch_file import BatchLine, ResultWriter, read_lines
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
-from jaxllm.serving.interrupts import DeferredInterrupt
-from jaxllm.serving.outputs import RequestOutput
-from jaxllm.serving.progress import GenerationProgress
+from jaxllm.serving.llm.interrupts import DeferredInterrupt
+from jaxllm.serving.llm.progress import GenerationProgress
+from jaxllm.serving.text.outputs import RequestOutput
 
 if TYPE_CHECKING:
     # These load JAX, which a wrong flag should not have to wait for.
-    from jaxllm.serving.llm import LLM
-    from jaxllm.serving.llm_engine import LLMEngine
+    from jaxllm.serving.llm.llm import LLM
+    from jaxllm.serving.llm.llm_engine import LLMEngine
     from jaxllm.serving.text.input_processor import TextRequest
 
 HELP = "Generate text from one prompt, as it comes, or from a file of prompts."
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         # Before the model is loaded: what cannot be written should not be computed.
         file: IO[str] = sys.stdout if args.output is None else stack.enter_context(_open_output(args.output))
-        from jaxllm.serving.llm import LLM
+        from jaxllm.serving.llm.llm import LLM
 
         llm = stack.enter_context(LLM(**given_options(args), chat_template=args.chat_template))
         requests = _Prompts(llm, chat=args.chat, system=args.system).prepare(lines, single)

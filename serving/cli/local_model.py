@@ -7,7 +7,7 @@ from typing import Any, Self
 import msgspec
 
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.llm import LLM
+from jaxllm.serving.llm.llm import LLM
 
 
 class LocalModel:

@@ -44,7 +44,7 @@ COMMANDS = {
     "serve": Entry("jaxllm.serving.cli.serve", "Serve a model to any OpenAI client."),
     "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal: with a model loaded here, or with a server's."),
     "complete": Entry("jaxllm.serving.cli.complete", "Continue texts in the terminal with a model that a server runs."),
-    "bench": Entry("jaxllm.serving.cli.bench", "Measure: `jaxllm bench` lists what."),
+    "bench": Entry("jaxllm.serving.cli.bench.commands", "Measure: `jaxllm bench` lists what."),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
     "run-batch": Entry("jaxllm.serving.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
     "plan": Entry("jaxllm.serving.cli.plan", "Work out whether a model fits some devices, and how fast it may be."),

@@ -8,11 +8,11 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, FlagParser, add_engine_flags, add_flags, engine_flags, given_options, integer
 from jaxllm.serving.cli.config_file import read_config
-from jaxllm.serving.options import ServerOptions, server_flags
+from jaxllm.serving.options.server import ServerOptions, server_flags
 
 if TYPE_CHECKING:
-    from jaxllm.serving.batch.input import BatchInput
-    from jaxllm.serving.batch.record import BatchRecord
+    from jaxllm.serving.openai.batches.input import BatchInput
+    from jaxllm.serving.openai.batches.record import BatchRecord
 
 HELP = "Answer a file of requests in OpenAI's batch format, offline."
 USAGE = "-i FILE -o FILE [flags]"
@@ -123,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--concurrency {args.concurrency}: must be at least 1")
     config, options = configuration(args)
     # From here on things take their time: a wrong flag should not have to wait for these.
-    from jaxllm.serving.batch.input import BatchInput
-    from jaxllm.serving.batch.record import BatchRecord
-    from jaxllm.serving.batch.urls import batch_urls
+    from jaxllm.serving.openai.batches.input import BatchInput
+    from jaxllm.serving.openai.batches.record import BatchRecord
+    from jaxllm.serving.openai.batches.urls import batch_urls
 
     with BatchInput(args.input_file, batch_urls()) as batch:
         batch.check()
@@ -161,8 +161,8 @@ def _answer(
         sys.stderr.write(f"jaxllm: all {len(batch.ids)} requests are answered already\n")
         return 0
     from jaxllm.serving.batch.worker import run_batch
-    from jaxllm.serving.progress import LoadProgress
-    from jaxllm.serving.server import on_fast_loop
+    from jaxllm.serving.llm.progress import LoadProgress
+    from jaxllm.serving.server.server import on_fast_loop
 
     with LoadProgress() as progress:
         return on_fast_loop(run_batch(config, options, batch, record, concurrency=args.concurrency, progress=progress))

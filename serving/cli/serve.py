@@ -9,7 +9,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, given_options
 from jaxllm.serving.cli.config_file import read_config
-from jaxllm.serving.options import ServerOptions, from_environment, meaningless_flags, server_flags
+from jaxllm.serving.options.server import ServerOptions, from_environment, meaningless_flags, server_flags
 
 HELP = "Serve a model to any OpenAI client, over HTTP."
 USAGE = "[MODEL] [flags]"
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to end; errors are raised."""
     config, options = configuration(args)
     # From here on things take their time: a wrong flag should not have to wait for these.
-    from jaxllm.serving.progress import LoadProgress
-    from jaxllm.serving.server import run_server
+    from jaxllm.serving.llm.progress import LoadProgress
+    from jaxllm.serving.server.server import run_server
 
     with LoadProgress() as progress:
         return run_server(config, options, progress)

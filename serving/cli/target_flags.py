@@ -12,7 +12,7 @@ from jaxllm.planning.target import find_target, prepare
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
     from jaxllm.planning.target import Target
-    from jaxllm.runner.plan import Plan
+    from jaxllm.runtime.resolved import Plan
 
 
 def add_target_flags(parser: FlagParser, purpose: str) -> None:
@@ -46,8 +46,8 @@ def find_plan(args: argparse.Namespace) -> "tuple[Plan, Target]":
         given["model"] = args.model_tag
     config = EngineConfig.from_options(given)
     prepare(args.device)
-    from jaxllm.runner.devices import tensor_parallel_size
-    from jaxllm.runner.plan import make_plan
+    from jaxllm.runtime.devices import tensor_parallel_size
+    from jaxllm.runtime.resolved import make_plan
 
     target = find_target(args.device, args.topology, tensor_parallel_size(config.parallel))
     return make_plan(config, target.devices if target.absent else None), target

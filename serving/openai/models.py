@@ -4,9 +4,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.serving.openai.generate import json_response
+from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.protocol.models import Model, ModelList
-from jaxllm.serving.openai.state import ServerState, server_of
 
 
 async def list_models(request: Request) -> Response:

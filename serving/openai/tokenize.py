@@ -7,16 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.chat_call import MOST_CONTEXTS, check_encodable, render
-from jaxllm.serving.openai.decode import read_body
-from jaxllm.serving.openai.errors import not_enabled
+from jaxllm.serving.http.body.decode import read_body
+from jaxllm.serving.http.errors import not_enabled
+from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.openai.chat.call import MOST_CONTEXTS, check_encodable, render
 from jaxllm.serving.openai.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
-from jaxllm.serving.openai.state import ServerState, server_of
 
 
 async def tokenize(request: Request) -> Response:

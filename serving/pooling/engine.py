@@ -5,13 +5,13 @@ from typing import Any
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.pooling.processor import PoolingProcessor
+from jaxllm.serving.text.engine import TextEngine
+from jaxllm.serving.text.token_engine import TokenEngine
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.serving.text_engine import TextEngine
-from jaxllm.serving.token_engine import TokenEngine
 
 
 class PoolingLLMEngine(TextEngine[PooledText]):
-    """`jaxllm.serving.llm_engine.LLMEngine` for models that pool. Not thread-safe."""
+    """`jaxllm.serving.llm.llm_engine.LLMEngine` for models that pool. Not thread-safe."""
 
     def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None) -> None:
         super().__init__(engine, tokenizer, PoolingProcessor())

@@ -6,9 +6,9 @@ from typing import Any
 
 from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
-from jaxllm.serving.measurements import FinishedRequest, Measurements
 from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
+from jaxllm.serving.text.measurements import FinishedRequest, Measurements
 from jaxllm.serving.text.output_processor import Processed
 
 

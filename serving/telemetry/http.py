@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import (
     SummaryMetricFamily,
 )
 
-from jaxllm.serving.histogram import Histogram
+from jaxllm.serving.telemetry.histogram import Histogram
 
 _SECONDS = (0.1, 0.5, 1.0)
 _SECONDS_FINELY = (

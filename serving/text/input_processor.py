@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
@@ -24,7 +25,6 @@ from jaxllm.serving.text.prompts import (
 from jaxllm.serving.text.stop_strings import StopAutomaton
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 from jaxllm.structured.checking import DirectChecker, FormChecker
-from jaxllm.validation import RequestLimits
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
-from jaxllm.serving.measurements import Measurements, Meter
-from jaxllm.serving.outputs import RequestOutput
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.measurements import Measurements, Meter
+from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.sequence import RequestState, Sequence, TextReader
 from jaxllm.serving.text.tokenizer import Tokenizer
 

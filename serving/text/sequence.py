@@ -4,10 +4,10 @@ from collections import abc
 from typing import Protocol
 
 from jaxllm.outputs import BeamHypothesis, EngineOutput, TokenLogprobs
-from jaxllm.serving.measurements import SequenceTimes
-from jaxllm.serving.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.measurements import SequenceTimes
+from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.stop_strings import StopStrings
 from jaxllm.serving.text.tokenizer import Tokenizer
 

@@ -64,4 +64,4 @@ def test_the_load_against_a_server(tmp_path: Path) -> None:
         names = {series.name for series in sampler.lasting(5)}
     assert done > 20
     assert not failed
-    assert {"server", "jaxllm.serving.engine_process"} <= names
+    assert {"server", "jaxllm.serving.ipc.engine_process"} <= names

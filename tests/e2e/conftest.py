@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from scripts.demo_model import held_out
 from tests.e2e.driving import make_engine
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.outputs import TokenLogprobs
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
 from tests.e2e.driving import Answer, make_engine, request, run
 

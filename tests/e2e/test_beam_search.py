@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from jaxllm import LLM, BeamSearchParams
 from jaxllm.beam.params import BeamOptions
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
 from jaxllm.outputs import BeamHypothesis
 from jaxllm.request import Request
-from jaxllm.serving import llm_engine
+from jaxllm.serving.llm import llm_engine
 from tests.e2e.driving import make_engine, request
 
 TEXTS = ("Once upon a time", "1 + 2 =", "The cat")

@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.validation import RequestLimits
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.measurements import FinishedRequest
-from jaxllm.serving.metrics import Metrics
+from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.input_processor import InputProcessor
+from jaxllm.serving.text.measurements import FinishedRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
-from jaxllm.validation import RequestLimits
 
 
 def values(metrics: Metrics) -> dict[str, float]:

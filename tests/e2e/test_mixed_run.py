@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.request import Request
 from tests.e2e.driving import make_engine, request, run

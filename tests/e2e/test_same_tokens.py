@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
 from tests.e2e.driving import make_engine, request, run
 

@@ -5,9 +5,9 @@ import time
 import pytest
 from msgspec import msgpack
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
+from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput
-from jaxllm.stats import StepStats
 from tests.e2e.driving import request
 
 

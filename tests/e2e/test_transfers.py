@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from tests.e2e.driving import request, run
 
 

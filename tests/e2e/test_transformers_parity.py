@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from jaxllm.engine import Engine
-from jaxllm.runner.listed import LISTED_ROWS
+from jaxllm.engine.engine import Engine
+from jaxllm.runtime.sampling.listed import LISTED_ROWS
 from tests.e2e.driving import request, run
 
 

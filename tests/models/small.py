@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxllm.models.checkpoint.weights import INDEX_FILE, SINGLE_FILE
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.weights import INDEX_FILE, SINGLE_FILE
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

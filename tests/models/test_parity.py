@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from jaxllm.models.causal_lm import load_model
-from jaxllm.models.checkpoint import read_config
+from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.options import ForwardOptions
 from tests.models.paged import compiled_step, run
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxllm.models import registry
 from jaxllm.models.causal_lm import abstract_model, load_model
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
-from jaxllm.models.family import Family
+from jaxllm.models.families import registry
+from jaxllm.models.families.family import Family
 from jaxllm.models.layers.decoder import DecoderLayer
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.stack import ScanStack

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from jaxllm.serving.event_stream import EventReader
+from jaxllm.serving.cli.event_stream import EventReader
 
 SMALL = (
     *("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--strict-compilation"),
@@ -68,7 +68,7 @@ class ServerProcess:
 
     def engine(self) -> psutil.Process:
         """Its engine process."""
-        return self._child("jaxllm.serving.engine_process")
+        return self._child("jaxllm.serving.ipc.engine_process")
 
     def canary(self) -> psutil.Process:
         """The process that tries new grammars."""

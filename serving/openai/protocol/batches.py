@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import field
 
-from jaxllm.serving.openai.protocol.base import Answer, Body
-from jaxllm.serving.openai.protocol.bounds import FromZero, NonEmpty, documented
+from jaxllm.serving.http.body.base import Answer, Body
+from jaxllm.serving.http.body.bounds import FromZero, NonEmpty, documented
 from jaxllm.serving.openai.protocol.response_answers import InputTokensDetails, OutputTokensDetails
 
 BatchStatus = Literal[

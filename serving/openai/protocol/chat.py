@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer, Ignored, OneOf, Refused
-from jaxllm.serving.openai.protocol.bounds import (
+from jaxllm.serving.http.body.base import Answer, Ignored, OneOf, Refused
+from jaxllm.serving.http.body.bounds import (
     MOST_DOCUMENTS,
     MOST_MESSAGES,
     MOST_TOOLS,

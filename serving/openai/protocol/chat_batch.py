@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any
 
-from jaxllm.serving.openai.protocol.base import Refused
-from jaxllm.serving.openai.protocol.bounds import MOST_MESSAGES, at_most
+from jaxllm.serving.http.body.base import Refused
+from jaxllm.serving.http.body.bounds import MOST_MESSAGES, at_most
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import Message
 

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
-from jaxllm.serving.openai.protocol.bounds import AtLeastOne, Int64, Text, documented
+from jaxllm.serving.http.body.base import Answer, Body, Refused
+from jaxllm.serving.http.body.bounds import AtLeastOne, Int64, Text, documented
 
 _TEXT_ONLY = "this model reads text only"
 Vectors = list[list[float]]

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer, Refused
-from jaxllm.serving.openai.protocol.bounds import Natural, OrMinusOne, Text, documented
+from jaxllm.serving.http.body.base import Answer, Refused
+from jaxllm.serving.http.body.bounds import Natural, OrMinusOne, Text, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs, PromptLogprobs
 from jaxllm.serving.openai.protocol.usage import Usage

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Literal
 
-from jaxllm.serving.openai.protocol.base import Answer, Body
-from jaxllm.serving.openai.protocol.bounds import documented
+from jaxllm.serving.http.body.base import Answer, Body
+from jaxllm.serving.http.body.bounds import documented
 
 Purpose = Literal["batch", "batch_output"]
 

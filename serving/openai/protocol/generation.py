@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from jaxllm.sampling_limits import MAX_LISTED_TOKENS, MAX_LOGPROB_TOKEN_IDS
-from jaxllm.serving.openai.protocol.base import Body, Ignored, Refused
-from jaxllm.serving.openai.protocol.bounds import (
+from jaxllm.serving.http.body.base import Body, Ignored, Refused
+from jaxllm.serving.http.body.bounds import (
     MOST_BIASES,
     MOST_TEXTS,
     Count,

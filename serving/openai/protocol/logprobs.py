@@ -1,6 +1,6 @@
 """Log-probabilities in the two formats of OpenAI, and vLLM's for prompts."""
 
-from jaxllm.serving.openai.protocol.base import Answer
+from jaxllm.serving.http.body.base import Answer
 
 
 class TokenLogprob(Answer, kw_only=True):

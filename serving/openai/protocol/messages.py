@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any
 
-from jaxllm.serving.openai.protocol.base import Body, Refused
-from jaxllm.serving.openai.protocol.bounds import MOST_CALLS, MOST_PARTS, Text, at_most
+from jaxllm.serving.http.body.base import Body, Refused
+from jaxllm.serving.http.body.bounds import MOST_CALLS, MOST_PARTS, Text, at_most
 
 _TEXT_ONLY = "this model reads text only"
 

@@ -1,6 +1,6 @@
 """The models that are served."""
 
-from jaxllm.serving.openai.protocol.base import Answer
+from jaxllm.serving.http.body.base import Answer
 
 
 class Model(Answer, kw_only=True):

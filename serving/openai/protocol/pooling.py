@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.openai.protocol.base import Answer, Body, Ignored
-from jaxllm.serving.openai.protocol.bounds import (
+from jaxllm.serving.http.body.base import Answer, Body, Ignored
+from jaxllm.serving.http.body.bounds import (
     MOST_MESSAGES,
     AtLeastOne,
     Int64,

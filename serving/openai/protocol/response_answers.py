@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType, field
 
-from jaxllm.serving.openai.protocol.base import Answer
+from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
 from jaxllm.serving.openai.protocol.response_items import ItemStatus
 

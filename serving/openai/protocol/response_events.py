@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import field
 
-from jaxllm.serving.openai.protocol.base import Answer
+from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
 from jaxllm.serving.openai.protocol.response_answers import (
     CustomCallItem,

@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
-from jaxllm.serving.openai.protocol.base import Body
-from jaxllm.serving.openai.protocol.bounds import NonEmpty, Text
+from jaxllm.serving.http.body.base import Body
+from jaxllm.serving.http.body.bounds import NonEmpty, Text
 
 
 class JsonSchemaFormat(Body, kw_only=True):

@@ -6,8 +6,8 @@ The specification: https://platform.openai.com/docs/api-reference/responses, and
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from jaxllm.serving.openai.protocol.base import Body, Ignored, Refused
-from jaxllm.serving.openai.protocol.bounds import MOST_PARTS, NonEmpty, at_most
+from jaxllm.serving.http.body.base import Body, Ignored, Refused
+from jaxllm.serving.http.body.bounds import MOST_PARTS, NonEmpty, at_most
 
 _TEXT_ONLY = "this model reads text only"
 _NO_PROGRAMS = "only the model itself calls functions"

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.openai.protocol.base import Body, Ignored, KnownValues, OneOf, Refused
-from jaxllm.serving.openai.protocol.bounds import (
+from jaxllm.serving.http.body.base import Body, Ignored, KnownValues, OneOf, Refused
+from jaxllm.serving.http.body.bounds import (
     MOST_MESSAGES,
     MOST_TOOLS,
     AtLeastOne,

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer, Body, Refused
-from jaxllm.serving.openai.protocol.bounds import MOST_DOCUMENTS, Natural, at_most
+from jaxllm.serving.http.body.base import Answer, Body, Refused
+from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, Natural, at_most
 from jaxllm.serving.openai.protocol.pooling import PooledRequest, TextUsage
 
 Texts = str | Annotated[list[str], at_most(MOST_DOCUMENTS, minItems=1)]

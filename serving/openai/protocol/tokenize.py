@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer, Body, Ignored
-from jaxllm.serving.openai.protocol.bounds import MOST_MESSAGES, MOST_TOOLS, Natural, at_most
+from jaxllm.serving.http.body.base import Answer, Body, Ignored
+from jaxllm.serving.http.body.bounds import MOST_MESSAGES, MOST_TOOLS, Natural, at_most
 from jaxllm.serving.openai.protocol.messages import Message, Tool
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.openai.protocol.base import Answer
+from jaxllm.serving.http.body.base import Answer
 
 
 class PromptTokensDetails(Answer, kw_only=True):

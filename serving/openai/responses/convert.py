@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.decode import as_body
-from jaxllm.serving.openai.parameters import generation_fields
-from jaxllm.serving.openai.protocol.base import Body, UnsupportedError
+from jaxllm.serving.http.body.base import Body, UnsupportedError
+from jaxllm.serving.http.body.decode import as_body
+from jaxllm.serving.openai.generation.parameters import generation_fields
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import CalledFunction, ContentPart, Message, ToolCall
 from jaxllm.serving.openai.protocol.response_format import JsonSchemaFormat, ResponseFormat

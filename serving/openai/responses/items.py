@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from jaxllm.errors import RequestError, nearest
-from jaxllm.serving.openai.decode import as_body
-from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.http.body.base import UnsupportedError
+from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.openai.protocol.response_answers import (
     CustomCallItem,
     FunctionCallItem,

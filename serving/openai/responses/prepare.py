@@ -6,17 +6,17 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from jaxllm.errors import PromptTooLongError, RequestError
-from jaxllm.serving.openai import errors
-from jaxllm.serving.openai.chat_call import ChatCall, count_tokens, prepare_chat
-from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.http import errors
+from jaxllm.serving.http.body.base import UnsupportedError
+from jaxllm.serving.http.renaming import renaming
+from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.openai.chat.call import ChatCall, count_tokens, prepare_chat
 from jaxllm.serving.openai.protocol.messages import Message
 from jaxllm.serving.openai.protocol.response_items import Item, ItemReference, MessageItem
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest
-from jaxllm.serving.openai.renaming import renaming
 from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
 from jaxllm.serving.openai.responses.items import numbered
 from jaxllm.serving.openai.responses.store import ResponseStore, Turn
-from jaxllm.serving.openai.state import ServerState
 
 Result = TypeVar("Result")
 

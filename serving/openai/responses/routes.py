@@ -10,12 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai import errors
-from jaxllm.serving.openai.chat_call import ChatCall
-from jaxllm.serving.openai.decode import read_body, read_query
-from jaxllm.serving.openai.generate import identify, json_response, respond, submit
-from jaxllm.serving.openai.logprobs import LogprobFormat
-from jaxllm.serving.openai.parameters import num_alternatives
+from jaxllm.serving.http import errors
+from jaxllm.serving.http.body.decode import read_body, read_query
+from jaxllm.serving.http.generate import identify, json_response, respond, submit
+from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.generation.logprobs import LogprobFormat
+from jaxllm.serving.openai.generation.parameters import num_alternatives
 from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, InputTokens, ItemPage, ModelResponse
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, InputItemsQuery, ResponsesRequest, RetrieveQuery
 from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
@@ -24,7 +25,6 @@ from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_
 from jaxllm.serving.openai.responses.store import EventLog, Stored
 from jaxllm.serving.openai.responses.tools import given_tools
 from jaxllm.serving.openai.responses.writer import ResponseWriter
-from jaxllm.serving.openai.state import ServerState, server_of
 from jaxllm.serving.tenancy.owners import owner_of
 
 _PAGE = 20

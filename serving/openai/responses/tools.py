@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.serving.openai.decode import as_body
-from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.http.body.base import UnsupportedError
+from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.openai.protocol.messages import Function, Tool
 from jaxllm.serving.openai.protocol.response_items import TOOL_KINDS, CustomTool, NamespaceTool, ResponseTool
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest

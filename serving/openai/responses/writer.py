@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from jaxllm.serving.openai.chat_call import ChatCall
-from jaxllm.serving.openai.errors import describe
-from jaxllm.serving.openai.logprobs import LogprobFormat
+from jaxllm.serving.http.errors import describe
+from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.generation.logprobs import LogprobFormat
+from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
 from jaxllm.serving.openai.protocol.response_answers import (
     IncompleteDetails,
@@ -21,9 +22,8 @@ from jaxllm.serving.openai.protocol.response_answers import (
 from jaxllm.serving.openai.protocol.response_events import ErrorEvent, Lifecycle, LifecycleEvent, ResponseEvent
 from jaxllm.serving.openai.responses.builder import OutputBuilder
 from jaxllm.serving.openai.responses.tools import GivenTool
-from jaxllm.serving.openai.usage import UsageCounter
-from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.reply.parts import PlainParser, ReplyPart
+from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 
 _encode = msgspec.json.Encoder().encode
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxllm import LLM, SamplingParams, StructuredOutputsParams
-from jaxllm.serving.outputs import RequestOutput, TokenChoices
+from jaxllm.serving.text.outputs import RequestOutput, TokenChoices
 
 PROMPTS = [
     "Once upon a time there was a",

@@ -1,6 +1,6 @@
 """Processes killed, stopped and told to end, one after another: everybody is told, and nothing is left behind.
 
-What tests/serving/test_server.py shows on servers without load is not repeated here.
+What tests/serving/server/test_server.py shows on servers without load is not repeated here.
 """
 
 import json

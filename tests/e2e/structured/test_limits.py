@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine import Engine
+from jaxllm.engine.engine import Engine
 from jaxllm.outputs import EngineOutput
 from tests.e2e.driving import make_engine, request, run
 

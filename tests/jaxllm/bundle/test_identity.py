@@ -8,8 +8,8 @@ import pytest
 
 from jaxllm.bundle.identity import _version, cpu_features, differences, engine_identity
 from jaxllm.config import EngineConfig
-from jaxllm.runner.plan import make_plan
-from jaxllm.runner.spec import make_spec
+from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.resolved import make_plan
 
 
 def identity(**options: Any) -> dict[str, Any]:

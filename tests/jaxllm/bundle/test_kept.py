@@ -11,11 +11,11 @@ import pytest
 
 from jaxllm.bundle.kept import KeptExecutables, prune
 from jaxllm.config import EngineConfig
-from jaxllm.runner.build import pages_on_cpu
-from jaxllm.runner.executables import Executable, Executables
-from jaxllm.runner.plan import make_plan
-from jaxllm.runner.recipes import Recipe, recipe
-from jaxllm.runner.spec import make_spec
+from jaxllm.runtime.build import pages_on_cpu
+from jaxllm.runtime.programs.executables import Executable, Executables
+from jaxllm.runtime.programs.recipes import Recipe, recipe
+from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.resolved import make_plan
 from tests.conftest import RunPython
 
 FOUR_STARTS = """

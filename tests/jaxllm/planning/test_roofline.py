@@ -9,8 +9,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, sum_seconds, summed_bytes
 from jaxllm.planning.roofline import attention_share, attention_work, estimate, matrix_work
-from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.plan import Plan, make_plan
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.resolved import Plan, make_plan
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 
 EMBEDDING = 2 * 128256 * 4096

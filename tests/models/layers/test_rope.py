@@ -9,8 +9,8 @@ import pytest
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import RopeConfig, read_rope
-from jaxllm.models.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.rope import frequencies, rotate, rotation
 from tests.models import small

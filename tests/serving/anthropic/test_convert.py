@@ -14,10 +14,10 @@ from pydantic import TypeAdapter
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.anthropic.convert import chat_request, read_chat
+from jaxllm.serving.anthropic.requests import MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
-from jaxllm.serving.openai.chat_call import ChatCall
-from jaxllm.serving.openai.decode import as_body
-from jaxllm.serving.openai.protocol.anthropic import MessagesRequest
+from jaxllm.serving.http.body.decode import as_body
+from jaxllm.serving.openai.chat.call import ChatCall
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta, ToolCallStart
 from jaxllm.serving.text.input_processor import TextRequest
 from tests.serving.openai.responses.test_writer import PARTS, Script, news

@@ -16,7 +16,7 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.runner.executables import Executables
+from jaxllm.runtime.programs.executables import Executables
 from jaxllm.serving.cli import main as cli
 
 OPTIONS: dict[str, Any] = {

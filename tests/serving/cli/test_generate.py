@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from jaxllm.engine.validation import RequestLimits
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.cli import main as cli
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, field_docs, given_sampling
-from jaxllm.serving.llm_engine import LLMEngine
+from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.validation import RequestLimits
 
 END = 2
 
@@ -29,7 +29,7 @@ def engine(tokenizer: Tokenizer, scripted_engine: type, monkeypatch: pytest.Monk
     inputs = InputProcessor(tokenizer, RequestLimits(vocab_size=360, max_model_len=100, max_logprobs=5), [END])
     default = SamplingParams(top_k=7)
     monkeypatch.setattr(
-        "jaxllm.serving.llm.open_engine", lambda *_, **__: LLMEngine(scripted, tokenizer, inputs, default)
+        "jaxllm.serving.llm.llm.open_engine", lambda *_, **__: LLMEngine(scripted, tokenizer, inputs, default)
     )
     return scripted
 

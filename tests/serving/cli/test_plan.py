@@ -12,8 +12,8 @@ from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning import advice, report
 from jaxllm.planning.memory import CompiledStep, Memory
 from jaxllm.planning.target import Target
-from jaxllm.runner.buckets import Bucket
-from jaxllm.runner.plan import Plan
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.resolved import Plan
 from jaxllm.serving.cli import main as cli
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 

@@ -82,7 +82,7 @@ def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     process = start(tmp_path, "--concurrency", "3", "--max-restarts", "0")
     wait_for_lines(file, len(interrupted) + 3, process)
     children = psutil.Process(process.pid).children()
-    (engine,) = (child for child in children if "jaxllm.serving.engine_process" in child.cmdline())
+    (engine,) = (child for child in children if "jaxllm.serving.ipc.engine_process" in child.cmdline())
     engine.kill()
     _, said = process.communicate(timeout=DEADLINE)
     assert process.returncode == 1, said

@@ -8,7 +8,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import run_batch
-from jaxllm.serving.options import ServerOptions
+from jaxllm.serving.options.server import ServerOptions
 
 
 def parse(*arguments: str) -> tuple[EngineConfig, ServerOptions]:

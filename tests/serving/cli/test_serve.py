@@ -1,4 +1,4 @@
-"""What `jaxllm serve` makes of flags, file and environment. The running server: `tests/serving/test_server.py`."""
+"""What `jaxllm serve` makes of flags, file and environment. The running one: `tests/serving/server/test_server.py`."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import serve
-from jaxllm.serving.options import ServerOptions, meaningless_flags
+from jaxllm.serving.options.server import ServerOptions, meaningless_flags
 
 
 def parse(*arguments: str) -> tuple[EngineConfig, ServerOptions]:

@@ -53,6 +53,6 @@ def test_every_request_has_one_line_with_fields(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"error": 1}', b'"text"', b'{"error": {"code": 3}}'])
 def test_reasons_of_other_forms_cost_no_line(body: bytes) -> None:
-    from jaxllm.serving.openai.middleware.access_log import _reason
+    from jaxllm.serving.http.middleware.access_log import _reason
 
     assert _reason(body) in (None, "1")

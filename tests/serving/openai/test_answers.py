@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from jaxllm.serving.openai.answers import Answers
-from jaxllm.serving.outputs import CompletionOutput
+from jaxllm.serving.openai.chat.answers import Answers
 from jaxllm.serving.reply.compose import make_parser
 from jaxllm.serving.reply.registry import tool_format
+from jaxllm.serving.text.outputs import CompletionOutput
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from jaxllm.serving.openai.decode import decode
-from jaxllm.serving.openai.errors import BodyError
-from jaxllm.serving.openai.protocol.base import UnsupportedError
+from jaxllm.serving.http.body.base import UnsupportedError
+from jaxllm.serving.http.body.decode import decode
+from jaxllm.serving.http.body.unserved import settle
+from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
-from jaxllm.serving.openai.unserved import settle
 
 CHAT = b'{"messages":[{"role":"user","content":"hello"}]'
 

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxllm.errors import QueueFullError
-from jaxllm.serving.openai.errors import describe
+from jaxllm.serving.http.errors import describe
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (0.49, "1"), (1.0, "1"), (2.6, "3")])

@@ -1,8 +1,8 @@
 from itertools import accumulate
 
-from jaxllm.serving.openai.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
+from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
-from jaxllm.serving.outputs import Logprob
+from jaxllm.serving.text.outputs import Logprob
 from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
 

@@ -14,11 +14,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.openai.errors import HttpError, guarded, handle
-from jaxllm.serving.openai.middleware.body_size import BodyLimit
-from jaxllm.serving.openai.middleware.custom import load_middleware
-from jaxllm.serving.openai.middleware.keys import ApiKeys
-from jaxllm.serving.openai.middleware.request_ids import RequestIds
+from jaxllm.serving.http.errors import HttpError, guarded, handle
+from jaxllm.serving.http.middleware.body_size import BodyLimit
+from jaxllm.serving.http.middleware.custom import load_middleware
+from jaxllm.serving.http.middleware.keys import ApiKeys
+from jaxllm.serving.http.middleware.request_ids import RequestIds
 from jaxllm.serving.tenancy.access import Access
 
 

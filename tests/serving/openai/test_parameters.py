@@ -5,7 +5,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.openai import parameters
+from jaxllm.serving.openai.generation import parameters
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 
 DEFAULTS = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=16)

@@ -14,11 +14,11 @@ from openai.types.chat import (
 )
 
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.openai.openapi import openapi
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.protocol.generation import StreamOptions
 from jaxllm.serving.openai.protocol.messages import Message, Tool
+from jaxllm.serving.server.openapi import openapi
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from tokenizers import AddedToken
 
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.openai.chat.reply_plan import ReplyPlan, plan_reply
+from jaxllm.serving.openai.chat.tools import tool_use
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
-from jaxllm.serving.openai.reply_plan import ReplyPlan, plan_reply
-from jaxllm.serving.openai.tools import tool_use
 from jaxllm.serving.reply.parts import Reply, ToolCall, read_whole
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.detokenizer import IncrementalDecoder

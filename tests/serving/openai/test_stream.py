@@ -14,15 +14,15 @@ from starlette.types import Message
 
 from jaxllm.errors import EngineError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.http.direct_body import EXTENSION
+from jaxllm.serving.http.connection.direct_body import EXTENSION
+from jaxllm.serving.http.stream import DONE, TEXT, EventFrame, EventStream, in_turn
+from jaxllm.serving.llm.output_stream import OutputStream
+from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice
 from jaxllm.serving.openai.protocol.generation import StreamOptions
-from jaxllm.serving.openai.stream import DONE, TEXT, EventFrame, EventStream, in_turn
-from jaxllm.serving.openai.usage import UsageCounter
-from jaxllm.serving.output_stream import OutputStream
-from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 
 
 class Source:

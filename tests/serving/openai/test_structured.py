@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.decode import decode
+from jaxllm.serving.http.body.decode import decode
+from jaxllm.serving.http.body.unserved import settle
+from jaxllm.serving.openai.generation.structured import structured_outputs
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
-from jaxllm.serving.openai.structured import structured_outputs
-from jaxllm.serving.openai.unserved import settle
 from jaxllm.structured.params import StructuredOutputsParams
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

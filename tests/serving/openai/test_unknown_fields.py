@@ -13,16 +13,16 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 
-from jaxllm.serving.openai.decode import decode
-from jaxllm.serving.openai.errors import BodyError
-from jaxllm.serving.openai.ignored_fields import FieldPolicy, IgnoredFields
-from jaxllm.serving.openai.protocol.anthropic import CountTokensRequest, MessagesRequest
-from jaxllm.serving.openai.protocol.base import Body, Ignored, UnsupportedError, refused_fields
+from jaxllm.serving.anthropic.requests import CountTokensRequest, MessagesRequest
+from jaxllm.serving.http.body.base import Body, Ignored, UnsupportedError, refused_fields
+from jaxllm.serving.http.body.decode import decode
+from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields
+from jaxllm.serving.http.body.unserved import settle
+from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.protocol.pooling import EmbeddingRequest
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest
-from jaxllm.serving.openai.unserved import settle
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = {"messages": MESSAGES}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
 
-from jaxllm.serving.openai.openapi import openapi
+from jaxllm.serving.server.openapi import openapi
 from tests.conftest import RunPython
 from tests.serving.server_process import ServerProcess, running
 

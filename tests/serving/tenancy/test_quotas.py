@@ -13,7 +13,7 @@ from jaxllm.errors import QueueFullError, QuotaError
 from jaxllm.owner import Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.clients.in_flight import InFlight
+from jaxllm.serving.ipc.client.in_flight import InFlight
 from jaxllm.serving.tenancy.quotas import Account, Bucket, Quota, Quotas, reserve
 from jaxllm.serving.text.input_processor import TextRequest
 

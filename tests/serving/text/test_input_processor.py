@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.validation import RequestLimits
 
 LIMITS = RequestLimits(vocab_size=400, max_model_len=12, max_logprobs=5)
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import PromptTooLongError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.validation import RequestLimits
 
 WORDS = ["the cat", " ", "\n\n", "Once upon a time", "é", "日本", "<|end|>", "x" * 40, "1234567890", "🙂"]
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=60).map("".join)

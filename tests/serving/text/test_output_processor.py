@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.llm_engine import LLMEngine
-from jaxllm.serving.outputs import CompletionOutput, RequestOutput
+from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.output_processor import OutputProcessor
+from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.validation import RequestLimits
 
 END = 2
 STORY = "The cat 🙂 sat on the mat. The dog ran to the cat, and 日本語."

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxllm.models.checkpoint import resolve
+from jaxllm.models.checkpoint.checkpoint import resolve
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.canary.client import PATIENCE_SECONDS, Canary
 from jaxllm.structured.canary.messages import Budget

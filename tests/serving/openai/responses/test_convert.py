@@ -8,10 +8,10 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.decode import as_body
+from jaxllm.serving.http.body.decode import as_body
+from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest
-from jaxllm.serving.openai.renaming import renaming
 from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
 from jaxllm.serving.openai.responses.items import from_output, listed, read_input
 from jaxllm.serving.openai.responses.prepare import read_turn

@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 
 from jaxllm.errors import EngineError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.openai.chat_call import ChatCall
+from jaxllm.serving.openai.chat.call import ChatCall
 from jaxllm.serving.openai.responses.writer import ResponseWriter
-from jaxllm.serving.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.reply.parts import (
     ContentDelta,
     ReasoningDelta,
@@ -27,6 +26,7 @@ from jaxllm.serving.reply.parts import (
     fold,
 )
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 from tests.serving.openai.responses.test_store import response
 
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)

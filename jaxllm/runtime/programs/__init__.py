@@ -1,0 +1,1 @@
+"""The compiled programs of an engine."""

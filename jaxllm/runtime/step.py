@@ -1,0 +1,214 @@
+"""The device side of one step: forward pass, logits, sampling and log-probabilities in a single executable.
+
+Axis letters: T tokens, R rows, S slots, W page-table width, D hidden size, V vocabulary, K most log-probabilities.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from jaxllm.models.batch import Batch
+from jaxllm.models.causal_lm import CausalLM
+from jaxllm.pallas_kernels.paged_attention import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE
+from jaxllm.runtime.inputs import PackedLayout
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.sampling.logprobs import Logprobs, gather_logprobs, no_logprobs
+from jaxllm.runtime.sampling.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
+from jaxllm.runtime.sampling.sampler import SampledRows, sample
+from jaxllm.runtime.sampling.vocabulary import SAME, SPLIT, over_vocabulary
+
+FROM_DEVICE = -1
+"""Input token id that stands for the token sampled last in the same slot, which the host may not know yet."""
+
+PROMPT_LOGPROB_ROWS = 64
+"""Prompt positions whose log-probabilities one call computes."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState:
+    """What stays on the device from step to step; donated, so that it is updated in place."""
+
+    kv_cache: jax.Array
+    """[L, P, C, 2K, H], or as the attention has it (`paged_attention.layout`)."""
+    sampling: SamplingState
+    page_table: jax.Array
+    """int32 [S, W], pages of the request in each slot, in order; `NULL_PAGE` where there is none yet."""
+    last_tokens: jax.Array
+    """int32 [S], the token sampled last in each slot."""
+    hidden: jax.Array
+    """[largest T, D], hidden states of the last step, for log-probabilities of prompts."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What all step executables of an engine have in common."""
+
+    table_width: int
+    page_size: int
+    max_logprobs: int
+    sample_rows: int
+    """Rows whose logits are computed at a time; the last block may be partly padding."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of the page table that one call of `set_pages` writes: at most 16, and about 64 kB."""
+        return max(1, min(16, 16384 // self.table_width))
+
+    def layout(self, bucket: Bucket) -> PackedLayout:
+        """The packed input of a bucket."""
+        tokens, rows = bucket.tokens, bucket.rows
+        return PackedLayout(
+            {
+                "token_ids": ((tokens,), np.int32),
+                "positions": ((tokens,), np.int32),
+                "token_rows": ((tokens,), np.int32),
+                "query_start": ((rows + 1,), np.int32),
+                "kv_lens": ((rows,), np.int32),
+                "slots": ((rows,), np.int32),
+                "last_pages": ((rows,), np.int32),  # where each row's last token goes
+                "num_tokens": ((), np.int32),
+                "num_decodes": ((), np.int32),
+                "num_requests": ((), np.int32),
+                "num_sampled": ((), np.int32),  # rows behind these get no token here
+                "sampling_ints": ((len(INT_FIELDS), rows), np.int32),
+                "sampling_floats": ((len(FLOAT_FIELDS), rows), np.float32),
+            }
+        )
+
+
+def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
+    """The function `(parameters, state, packed) -> (SampledRows [R], state)` of one bucket, ready for `jit`."""
+    layout = shape.layout(bucket)
+
+    def step(parameters: Any, state: DeviceState, packed: jax.Array) -> tuple[SampledRows, DeviceState]:
+        model = nnx.merge(graph, parameters)
+        inputs = layout.unpack(packed)
+        rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
+        page_table, inputs["page_table"] = _update_pages(state.page_table, inputs, shape.page_size)
+        ragged = RaggedBatch(**{field.name: inputs[field.name] for field in fields(RaggedBatch)})
+        known = inputs["token_ids"]
+        previous = state.last_tokens[inputs["slots"][ragged.token_rows]]
+        batch = Batch(token_ids=jnp.where(known == FROM_DEVICE, previous, known), ragged=ragged)
+        hidden, kv_cache = model(batch, state.kv_cache)
+
+        last = jnp.maximum(ragged.query_start[1:] - 1, 0)
+        sampled, sampling = sample_in_blocks(model, hidden[last], rows, state.sampling, inputs["num_sampled"], shape)
+        slots = jnp.where(rows.valid, rows.slot, state.last_tokens.shape[0])
+        return sampled, DeviceState(
+            kv_cache=kv_cache,
+            sampling=sampling,
+            page_table=page_table,
+            last_tokens=state.last_tokens.at[slots].set(sampled.token_ids, mode="drop"),
+            hidden=lax.dynamic_update_slice(state.hidden, hidden, (0, 0)),
+        )
+
+    return step
+
+
+def _update_pages(page_table: jax.Array, inputs: dict[str, jax.Array], page_size: int) -> tuple[jax.Array, jax.Array]:
+    """Write down the pages that the rows have grown into; the table [S, W], and the rows' part of it [R, W].
+
+    A request is given all pages for its known tokens when it is admitted, so the only page that can be new is that of
+    the row's last token. Writing it again in every step does no harm.
+    """
+    slots, kv_lens = inputs["slots"], inputs["kv_lens"]
+    is_row = kv_lens > 0
+    column = jnp.maximum(kv_lens - 1, 0) // page_size
+    outside = jnp.where(is_row, slots, page_table.shape[0])
+    page_table = page_table.at[outside, column].set(inputs["last_pages"], mode="drop")
+    rows = page_table.at[slots].get(mode="promise_in_bounds")
+    return page_table, jnp.where(is_row[:, None], rows, NULL_PAGE)
+
+
+def set_pages(page_table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
+    """Replace the rows of `slots` (int32 [U]) in a table [S, W] by `rows` [U, W]; a slot of -1 is padding."""
+    outside = jnp.where(slots < 0, page_table.shape[0], slots)
+    return page_table.at[outside].set(rows, mode="drop")
+
+
+def copy_pages(kv_cache: jax.Array, pages: jax.Array, count: jax.Array) -> jax.Array:
+    """Copy pages of a cache [L, P, ...], of the first `count` pairs (from, to) in `pages` int32 [2, N].
+
+    No page may be both copied from and copied to.
+    """
+
+    def copy(index: jax.Array, cache: jax.Array) -> jax.Array:
+        page = lax.dynamic_slice_in_dim(cache, pages[0, index], 1, axis=1)
+        return lax.dynamic_update_slice_in_dim(cache, page, pages[1, index], axis=1)
+
+    # One after the other, in place: gathering all at first would take room for all.
+    return lax.fori_loop(0, count, copy, kv_cache)
+
+
+def sample_in_blocks(
+    model: CausalLM,
+    hidden: jax.Array,
+    rows: SamplingRows,
+    state: SamplingState,
+    num_rows: jax.Array,
+    shape: StepShape,
+    masks: jax.Array | None = None,
+) -> tuple[SampledRows, SamplingState]:
+    """Sample from `hidden` [R, D] in blocks of rows and stop after `num_rows` (int32 []), the last row in use.
+
+    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. `masks`
+    int32 [R, W] say which tokens are allowed, see `sample`.
+    """
+    total, size = hidden.shape[0], shape.sample_rows
+
+    part_of = partial(sample, max_logprobs=shape.max_logprobs)
+    given = (SPLIT, SAME, SPLIT) if masks is None else (SPLIT, SAME, SPLIT, SAME)
+    choose = over_vocabulary(part_of, model.options.mesh, given, (SAME, SPLIT))
+    allowed = () if masks is None else (masks,)
+    if total <= size:
+        chosen: tuple[SampledRows, SamplingState] = choose(model.logits(hidden, num_rows), rows, state, *allowed)
+        return chosen
+    padding = -total % size
+    hidden, rows, allowed = jax.tree.map(
+        lambda leaf: jnp.pad(leaf, ((0, padding), *((0, 0),) * (leaf.ndim - 1))) if leaf.ndim else leaf,
+        (hidden, rows, allowed),
+    )
+
+    def block(index: jax.Array, carry: tuple[SampledRows, SamplingState]) -> tuple[SampledRows, SamplingState]:
+        sampled, state = carry
+        first = index * size
+
+        def part(leaf: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(leaf, first, size) if leaf.ndim else leaf
+
+        logits = model.logits(part(hidden), jnp.minimum(num_rows - first, size))
+        new, state = choose(logits, jax.tree.map(part, rows), state, *map(part, allowed))
+        return jax.tree.map(lambda old, leaf: lax.dynamic_update_slice_in_dim(old, leaf, first, 0), sampled, new), state
+
+    no_tokens = jnp.zeros(total + padding, jnp.int32)
+    empty = SampledRows(no_tokens, no_logprobs(total + padding, shape.max_logprobs))
+    sampled, state = lax.fori_loop(0, (num_rows + size - 1) // size, block, (empty, state))
+    return jax.tree.map(lambda leaf: leaf[:total], sampled), state
+
+
+def make_prompt_logprobs(graph: nnx.GraphDef[CausalLM], max_logprobs: int) -> Callable[..., Any]:
+    """The function `(parameters, hidden, first, targets) -> Logprobs` for 64 positions of the last step.
+
+    `hidden` is `DeviceState.hidden`, `first` the first position in it, `targets` int32 [64] the tokens that follow.
+    """
+
+    def prompt_logprobs(parameters: Any, hidden: jax.Array, first: jax.Array, targets: jax.Array) -> Logprobs:
+        model = nnx.merge(graph, parameters)
+        padded = jnp.pad(hidden, ((0, PROMPT_LOGPROB_ROWS), (0, 0)))
+        logits = model.logits(lax.dynamic_slice_in_dim(padded, first, PROMPT_LOGPROB_ROWS))
+        gather = over_vocabulary(
+            partial(gather_logprobs, num_top=max_logprobs), model.options.mesh, (SPLIT, SAME), SAME
+        )
+        found: Logprobs = gather(logits, targets)
+        return found
+
+    return prompt_logprobs

@@ -1,0 +1,1 @@
+"""Checkpoints: their files, names and loading."""

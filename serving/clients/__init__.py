@@ -1,5 +1,0 @@
-"""Clients of an engine in a process of its own.
-
-All speak as `jaxllm.engine.Engine` does: `BackgroundEngine` for synchronous callers, `jaxllm.serving.async_llm` for
-asynchronous ones; the engine itself is the client in the same process.
-"""

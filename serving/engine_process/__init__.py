@@ -1,1 +1,0 @@
-"""The process that owns the devices: `python -m jaxllm.serving.engine_process`, started by `jaxllm.serving.clients`."""

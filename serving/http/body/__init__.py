@@ -1,0 +1,1 @@
+"""Bodies of requests: decoding, bounds, and fields that are not served."""

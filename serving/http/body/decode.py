@@ -1,0 +1,209 @@
+"""Bodies of requests: JSON to Structs, with errors that say where and what."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+from starlette.requests import Request
+
+from jaxllm.errors import nearest
+from jaxllm.serving.http.body.base import Body
+from jaxllm.serving.http.body.ignored_fields import IgnoredFields
+from jaxllm.serving.http.body.unserved import prune, settle
+from jaxllm.serving.http.errors import IGNORED, BodyError, not_json
+from jaxllm.serving.http.state import server_of
+
+Kind = TypeVar("Kind", bound=Body)
+
+_PROBLEM = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_MISMATCH = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
+_WORDS = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+_UNKNOWN = "Object contains unknown field"
+_EXPLAINED_BYTES = 2**16
+"""Larger malformed bodies are not looked at a second time for a better message."""
+
+
+async def read_body(request: Request, kind: type[Kind]) -> Kind:
+    """The body of a request, without what is ignored. Raises `RequestError`s that name the field, and `HttpError`."""
+    content_type = request.headers.get("content-type")
+    if content_type is not None:
+        media_type = content_type.partition(";")[0].strip().lower()
+        if media_type != "application/json" and not media_type.endswith("+json"):
+            raise not_json(content_type)
+    elif "origin" in request.headers:
+        # A browser sends this from any web page without asking the server whether the page may.
+        raise not_json("")
+    ignored = _ignored(request)
+
+    def read(text: bytes) -> Kind:
+        body = decode(text, kind, ignored)
+        settle(body, "", ignored)
+        return body
+
+    return await server_of(request).bodies.read(request, read)
+
+
+def _ignored(request: Request) -> IgnoredFields:
+    """What becomes known to be ignored of a request; `errors.guarded` names it in the response."""
+    ignored: IgnoredFields = request.scope.setdefault(IGNORED, IgnoredFields(server_of(request).fields))
+    return ignored
+
+
+def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) -> Kind:
+    """JSON text as `kind`. Raises `BodyError` for the first thing that is wrong.
+
+    Unknown fields are added to `ignored`, or wrong without it.
+    """
+    if not body or body.isspace():
+        raise BodyError("the body is empty: expected a JSON object", None, "invalid_json")
+    try:
+        return _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if ignored is None or ignored.strict or not str(error).startswith(_UNKNOWN):
+            raise _explain_mismatch(str(error), kind) from None
+        return _decode_known(body, kind, ignored)
+    except msgspec.DecodeError as error:
+        raise _explain_malformed(str(error), body) from None
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the body is not UTF-8: byte {error.object[error.start]:#04x}", None, "invalid_json") from None
+    except RecursionError:
+        raise BodyError("the body is nested too deeply", None, "invalid_json") from None
+
+
+def _decode_known(body: bytes, kind: type[Kind], ignored: IgnoredFields) -> Kind:
+    """A body with unknown fields, which is parsed once more to find them all."""
+    try:
+        value = msgspec.json.decode(body)
+        prune(value, kind, "", ignored)
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain_mismatch(str(error), kind) from None
+    except msgspec.DecodeError as error:
+        raise _explain_malformed(str(error), body) from None
+
+
+def as_body(value: Any, kind: type[Kind], path: str) -> Kind:
+    """A part of a body, decoded before, as `kind`; `path` is its place. Raises `BodyError` and `UnsupportedError`."""
+    try:
+        body = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain_mismatch(str(error), kind, path) from None
+    settle(body, f"{path}.")
+    return body
+
+
+def read_query(request: Request, kind: type[Kind]) -> Kind:
+    """The query parameters of a request, of which lists may be written `name[]`. Raises `BodyError`."""
+    given: dict[str, Any] = {}
+    for key, value in request.query_params.multi_items():
+        name = key.removesuffix("[]")
+        if key == "include" or key != name:
+            given.setdefault(name, []).append(value)
+        else:
+            given[name] = value
+    ignored = _ignored(request)
+    if not ignored.strict:
+        prune(given, kind, "", ignored)
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _explain_mismatch(str(error), kind) from None
+
+
+@cache
+def _decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
+    return msgspec.json.Decoder(kind)
+
+
+def _explain_mismatch(message: str, kind: type[Body], root: str = "") -> BodyError:
+    """What msgspec says about valid JSON of the wrong shape, in the terms of JSON; `root` is where the JSON stands."""
+    found = _PROBLEM.fullmatch(message)
+    assert found is not None
+    what, path = found["what"], (found["path"] or "").lstrip(".").removesuffix("[...]")
+    field = _FIELD.fullmatch(what)
+    if field is not None:
+        return _wrong_field(path, field[2], kind, root, unknown=field[1] == "contains unknown")
+    mismatch = _MISMATCH.fullmatch(what)
+    if mismatch is not None:
+        expected = " or ".join(_WORDS.get(word, word) for word in mismatch[1].split(" | ") if word != "null")
+        rest = re.sub("`(.*?)`", lambda match: _WORDS.get(match[1], match[1]), mismatch[2])
+        what = f"expected {expected}{rest}"
+    place = _join(root, path)
+    return BodyError(f"{place or 'the body'}: {what}", place or None, "invalid_type")
+
+
+def _join(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _wrong_field(path: str, name: str, kind: type[Body], root: str, *, unknown: bool) -> BodyError:
+    param = _join(root, path, name)
+    if not unknown:
+        return BodyError(f"{param}: this field is required", param, "missing_required_parameter")
+    return BodyError(f"unknown field {param!r}{nearest(name, _fields_at(kind, path))}", param, "unknown_parameter")
+
+
+def _fields_at(kind: type[Body], path: str) -> set[str]:
+    """The fields that may be given at a place such as `messages[0].content[1]`."""
+    kinds = [kind]
+    for name in re.findall(r"[^.\[\]]+(?=[.\[]|$)", re.sub(r"\[[^]]*]", "", path)):
+        kinds = [inner for each in kinds for inner in _bodies_in(get_type_hints(each).get(name))]
+    return {field for each in kinds for field in each.__struct_fields__}
+
+
+def _bodies_in(hint: Any) -> Iterator[type[Body]]:
+    if isinstance(hint, type) and issubclass(hint, Body):
+        yield hint
+    for part in get_args(hint):
+        yield from _bodies_in(part)
+
+
+def _explain_malformed(message: str, body: bytes) -> BodyError:
+    """What is wrong with text that is not JSON; with the field, where Python's more lenient parser can read it."""
+    if len(body) <= _EXPLAINED_BYTES:
+        try:
+            place = _impossible_value(json.loads(body))
+        except (ValueError, RecursionError):
+            place = None
+        if place is not None:
+            path, reason = place
+            return BodyError(f"{path}: {reason}", path or None, "invalid_json")
+    reason = message.removeprefix("JSON is malformed: ")
+    return BodyError(f"the body is not valid JSON: {reason}", None, "invalid_json")
+
+
+def _impossible_value(value: Any) -> tuple[str, str] | None:
+    """Place of the first value that JSON cannot hold, and why."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ("", f"{value} is not a number that JSON knows")
+    if isinstance(value, str):
+        return None if value.isascii() or _encodable(value) else ("", "not valid Unicode: it holds a lone surrogate")
+    if not isinstance(value, (dict, list)):
+        return None
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        found = _impossible_value(item)
+        if found is not None:
+            path, reason = found
+            step = f"[{key}]" if isinstance(value, list) else f"{key}"
+            return step + ("." if path and not path.startswith("[") else "") + path, reason
+    return None
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

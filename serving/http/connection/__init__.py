@@ -1,0 +1,1 @@
+"""Connections: uvicorn's protocol with limits on what a client may hold."""

@@ -1,0 +1,232 @@
+"""Uvicorn's fast protocol with the limits that it lacks: on what a client sends, and on how long it takes.
+
+A request is refused here before the application hears of it, so that no key is needed to be refused.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from jaxllm.serving.http.connection.connections import Connections, counted_address
+from jaxllm.serving.http.connection.direct_body import EXTENSION, DirectBody
+from jaxllm.serving.http.connection.old_clients import without_chunks
+from jaxllm.serving.http.connection.timers import RequestTimer
+from jaxllm.serving.http.connection.upload import UPLOAD, Upload, upload_of
+
+_MOST_PIPELINED = 32
+"""Requests that may wait on a connection for the response to the one before; what is read at once is parsed at once."""
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""How sockets are told not to linger."""
+_MOST_DISCARDED = 64 * 2**20
+"""Bytes of a body that are read although its request was answered, for clients that read the answer afterwards."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Counts bytes, requests and seconds of one connection, within the limits of all.
+
+    Applications find a `DirectBody` for the response, and the request's `Upload`, in the scope's extensions.
+    """
+
+    address: str | None = None
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; those behind it wait in `pipeline`."""
+    _upload: Upload | None = None
+    """Of the request that is being read, from its headers on."""
+    _refusal: tuple[int, str] | None = None
+    _header_bytes = 0
+    _framing = 0
+    """Bytes of a body that are not its content: sizes and extensions of chunks, trailers."""
+
+    def __init__(
+        self, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, connections: Connections
+    ) -> None:
+        super().__init__(config, state, {}, loop)
+        self._all = connections
+        self._limits = connections.limits
+        self._timer = RequestTimer(connections.limits, loop.time())
+
+    # Connections
+
+    def connection_made(self, transport: Any) -> None:
+        """Count the connection, or refuse it."""
+        super().connection_made(transport)
+        self.address = counted_address(self.client)
+        if not self._all.admit(self):
+            self._refuse(503, "the server has too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it no longer."""
+        self._all.remove(self)
+        self._abandon()
+        super().connection_lost(exc)
+
+    def _abandon(self) -> None:
+        """Let every request on this connection know that its client is gone; uvicorn tells only the last one."""
+        for cycle in (self._running, self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            if cycle is not None:
+                upload_of(cycle.scope).release()
+        self.pipeline.clear()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Held of the body that is being received."""
+        return 0 if self._upload is None else self._upload.held
+
+    def check(self, now: float) -> None:
+        """Close the connection if its time is over."""
+        answering = self._running is not None and not self._running.response_complete
+        overdue = self._timer.overdue(
+            now, self.transport.get_write_buffer_size(), answering=answering, paused=self.flow.read_paused
+        )
+        if overdue is None:
+            return
+        if overdue.aborts or self.transport.is_closing():
+            self._reset()
+        elif overdue.message:
+            self._refuse(408, overdue.message)
+        else:
+            self.transport.close()
+
+    def _reset(self) -> None:
+        """Cut the connection; the system, too, forgets what the client has not read."""
+        system = self.transport.get_extra_info("socket")
+        if system is not None:
+            with suppress(OSError):
+                system.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.transport.abort()
+
+    def drop(self, reason: str) -> None:
+        """Close the connection to make room for others."""
+        if self._upload is None:
+            self._all.leave(self)
+            self.transport.close()
+        else:
+            self._refuse(503, reason)
+
+    # What arrives
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes, and count those that the parser keeps to itself."""
+        self._framing += len(data)
+        self._timer.heard(self.loop.time(), len(data))
+        super().data_received(data)
+        # What never ends is not shown below.
+        most = 2 * self._limits.header_bytes + (0 if self._upload is None else self._upload.received)
+        if self._framing > most and not self._timer.whole and not self.transport.is_closing():
+            self._refuse(431, "the headers, or what surrounds the chunks of the body, take too many bytes")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._header_bytes = self._framing = 0
+        self._timer.begin()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL, which counts as a header."""
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer behind a body in chunks."""
+        self._count_header(len(name) + len(value))
+        if self._upload is not None:
+            # A trailer, which must not become a header: what the headers say was checked before.
+            self._upload.trailers += 1
+        else:
+            super().on_header(name, value)
+        if len(self.headers) + (self._upload.trailers if self._upload else 0) > self._limits.headers:
+            self._stop(431, f"more than {self._limits.headers} headers (--h11-max-header-count)")
+
+    def on_headers_complete(self) -> None:
+        """Begin the application, or let it wait for the response to the request before."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._stop(400, f"more than {_MOST_PIPELINED} requests wait on this connection")
+        self._upload = Upload(self._all)
+        extensions: dict[str, Any] = {UPLOAD: self._upload}
+        self.scope["extensions"] = extensions
+        self._timer.headers_complete()
+        self._framing = 0
+        super().on_headers_complete()
+        if self.scope["http_version"] != "1.0":
+            # The application has not begun: it runs in a task.
+            extensions[EXTENSION] = DirectBody(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._framing -= len(body)
+        assert self._upload is not None
+        if not self.cycle.response_complete:
+            if not self._upload.take(len(body)):
+                self._stop(503, "the server holds too many bodies; try again later")
+        elif self._upload.skip(len(body)) > _MOST_DISCARDED:
+            self._stop(413, "the request was answered, and its body does not end")
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is there."""
+        self._upload = None
+        self._timer.message_complete()
+        self._all.wait(self, begins=False)
+        super().on_message_complete()
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._limits.header_bytes:
+            self._stop(431, f"headers of more than {self._limits.header_bytes} bytes (--h11-max-incomplete-event-size)")
+
+    # Answers
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """The next request may begin."""
+        if self._running is not None:
+            upload_of(self._running.scope).release()
+        self._all.wait(self, begins=True)
+        self._timer.answered(self.loop.time())
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser, or a limit, has stopped at."""
+        self._refuse(*(self._refusal or (400, "this is not a request of HTTP/1.1")))
+
+    def _stop(self, status: int, message: str) -> None:
+        """Stop the parser, and refuse the request; uvicorn asks for the answer above."""
+        self._refusal = (status, message)
+        raise _RefusedError
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer without the application, unless another answer has begun, and close."""
+        self._all.leave(self)
+        first = self._running is None or self._running.response_complete
+        if not self.pipeline and (first or (self._running is self.cycle and not self.cycle.response_started)):
+            self.transport.write(_answer(status, message))
+        self.transport.close()
+        self._abandon()
+
+
+def _answer(status: int, message: str) -> bytes:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
+    retry = b"retry-after: 1\r\n" if status == 503 else b""
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%b\r\n" % (len(body), retry)
+    return STATUS_LINE[status] + head + body
+
+
+class _RefusedError(Exception):
+    """Stops the parser."""

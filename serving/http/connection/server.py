@@ -1,0 +1,77 @@
+"""uvicorn's server, with our connections and without its signals."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from jaxllm.errors import ConfigError
+from jaxllm.serving.http.connection.connections import Connections
+from jaxllm.serving.http.connection.protocol import LimitedProtocol
+
+_log = logging.getLogger(__name__)
+
+_SILENT_INTERVAL = 0.5
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn that leaves signals to us: ending begins with the engine's requests, not with connections."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        """`connections` has the limits."""
+        super().__init__(config)
+        self._connections = connections
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals as they are."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections of `sockets`. A TLS handshake has as long as headers have."""
+        loop, config = asyncio.get_running_loop(), self.config
+        seconds = None if config.ssl is None else self._connections.limits.headers_seconds or None
+
+        def connected() -> asyncio.Protocol:
+            return LimitedProtocol(config, self.server_state, loop, self._connections)
+
+        self.servers = [
+            await loop.create_server(
+                connected, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+
+    async def wait_until_it_listens(self, serving: "asyncio.Future[None]") -> None:
+        """Return when connections are taken. `serving` is what `serve` does."""
+        while not self.started:
+            if serving.done():
+                try:
+                    await serving
+                except OSError as error:
+                    raise ConfigError(f"cannot listen: {error.strerror or error}") from None
+            await asyncio.sleep(0.01)
+
+    async def cut_silent(self, after: float) -> None:
+        """After a while, close connections again and again on which nothing is left to be sent."""
+        await asyncio.sleep(after)
+        while True:
+            for connection in list(self.server_state.connections):
+                cycle, transport = getattr(connection, "cycle", None), connection.transport
+                is_silent = cycle is None or cycle.response_complete
+                if is_silent and not transport.get_write_buffer_size():
+                    transport.abort()
+            await asyncio.sleep(_SILENT_INTERVAL)
+
+    def cut_connections(self) -> None:
+        """Close what is still open. Handlers see their clients leave, which is no error; being cancelled would be."""
+        connections = list(self.server_state.connections)
+        if connections:
+            _log.warning("%d connections are cut", len(connections))
+        for connection in connections:
+            if connection.transport is not None:
+                connection.transport.abort()

@@ -1,0 +1,22 @@
+"""The body of every error."""
+
+from jaxllm.serving.http.body.base import Answer
+
+
+class ErrorDetails(Answer, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    """What was given, what is allowed, and what to do."""
+    type: str
+    """invalid_request_error: the request is wrong. server_error: the server cannot answer it now."""
+    param: str | None
+    """The field that is wrong, such as messages[0].role."""
+    code: str | None
+    """The kind of error, for programs."""
+
+
+class ErrorResponse(Answer, kw_only=True):
+    """An error."""
+
+    error: ErrorDetails

@@ -1,0 +1,285 @@
+"""Errors as HTTP sees them. No other module knows a status code of an error."""
+
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from jaxllm.errors import (
+    CapacityError,
+    EngineError,
+    PromptTooLongError,
+    QueueFullError,
+    QuotaError,
+    RequestError,
+    StorageError,
+    nearest,
+)
+from jaxllm.serving.anthropic import errors as anthropic
+from jaxllm.serving.http.body.base import UnsupportedError
+from jaxllm.serving.http.error_response import ErrorDetails, ErrorResponse
+from jaxllm.serving.tenancy.quotas import retry_after
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_LONGEST_PATH = 256
+"""Of an unknown path, to be compared with the known ones."""
+IGNORED = "jaxllm.ignored_fields"
+"""Name in the scope of a request: its `IgnoredFields`."""
+IGNORED_HEADER = "X-Ignored-Fields"
+
+REJECTED = "jaxllm.rejected"
+"""In the scope of a request that was not taken for now: why."""
+_LATER = (429, 503)
+
+_CLIENT_GONE = 499
+"""What nginx logs for a client that left before the answer; nobody receives it."""
+
+DOCUMENTED = {
+    400: "The request is wrong; param names the field.",
+    401: "The key is missing or wrong.",
+    404: "There is no such model, or no such response.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    429: "The key has used what it may in this minute; Retry-After says when to try again.",
+    500: "The server made a mistake; its log has the details.",
+    503: "The server cannot answer now; Retry-After says when to try again.",
+    anthropic.OVERLOADED: "Too many requests wait; Retry-After says when to try again.",
+}
+"""The errors that every request with a body may get, for the OpenAPI document."""
+
+
+_LONGEST_MESSAGE = 4096
+_LONGEST_PARAM = 256
+
+
+class HttpError(Exception):
+    """An error that only the HTTP interface knows."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        # Both may quote what a client sent, of whatever length.
+        message, param = _clipped(message, _LONGEST_MESSAGE), param and _clipped(param, _LONGEST_PARAM)
+        super().__init__(message)
+        self.status = status
+        self.details = ErrorDetails(message=message, type=_type_of(status), param=param, code=code)
+        self.headers = dict(headers or {})
+
+
+class BodyError(RequestError):
+    """The body is not what the route expects; `code` says in which way."""
+
+    def __init__(self, message: str, parameter: str | None, code: str) -> None:
+        super().__init__(message, parameter)
+        self.code = code
+
+
+def unknown_model(name: str, known: Iterable[str]) -> HttpError:
+    """The request names a model that is not served."""
+    names = list(known)
+    served = ", ".join(f"`{each}`" for each in names)
+    message = f"The model `{name}` does not exist{nearest(name, names)}; this server has {served}"
+    return HttpError(404, message, param="model", code="model_not_found")
+
+
+def unknown_response(name: str, param: str) -> HttpError:
+    """The request names a response that is not stored."""
+    message = (
+        f"there is no response {name!r}: it was never stored, was deleted, or had to go for newer ones "
+        "(--max-stored-responses, --max-stored-response-bytes)"
+    )
+    return HttpError(404, message, param=param, code="response_not_found")
+
+
+def wrong_key(*, given: bool) -> HttpError:
+    """The request brings no key, or a wrong one."""
+    message = "Incorrect API key provided" if given else "No API key provided"
+    return HttpError(
+        401,
+        f"{message}: send the header 'Authorization: Bearer KEY', or 'x-api-key: KEY', with a key that this server was "
+        "started with",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def body_too_large(limit: int, flag: str) -> HttpError:
+    """The body has more bytes than the server takes; `flag` sets the limit."""
+    message = f"the body is too large: at most {limit} bytes are allowed ({flag})"
+    return HttpError(413, message, code="request_too_large")
+
+
+def not_json(content_type: str) -> HttpError:
+    """The body is declared to be something else than JSON."""
+    return HttpError(
+        415,
+        f"Content-Type is {content_type!r}: send JSON, with the header 'Content-Type: application/json'",
+        code="unsupported_media_type",
+    )
+
+
+def shutting_down() -> HttpError:
+    """The server takes nothing new."""
+    return HttpError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})
+
+
+def wrong_runner(path: str, model: str, *, pools: bool) -> HttpError:
+    """The route is for models of the other kind than this one, which pools or generates."""
+    if pools:
+        message = f"{path}: {model} pools texts into embeddings or scores, it does not generate; ask /v1/embeddings, "
+        message += "/score, /classify or /pooling, or serve a model that generates"
+    else:
+        message = f"{path}: {model} generates text, it does not pool it; start the server with --runner pooling for "
+        message += "embeddings"
+    return HttpError(400, message, code="unsupported_for_model")
+
+
+def not_enabled(path: str, flag: str) -> HttpError:
+    """The route is there only if the server is started with a flag."""
+    return HttpError(404, f"{path}: this server does not offer it; start it with {flag}", code="not_enabled")
+
+
+def requests_running() -> HttpError:
+    """The prefix cache is in use."""
+    return HttpError(
+        503, "requests are running, and they use the prefix cache; try again later", headers={"Retry-After": "1"}
+    )
+
+
+def guarded(handler: Handler) -> Handler:
+    """A handler whose every exception becomes a response, and whose responses name the fields that were ignored."""
+
+    async def guard(request: Request) -> Response:
+        try:
+            response = await handler(request)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer and the log the rest)
+            response = response_to(error, request)
+        ignored = request.scope.get(IGNORED)
+        names = ignored.header() if ignored is not None else None
+        if names:
+            response.headers[IGNORED_HEADER] = names
+        return response
+
+    return guard
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """The response to an exception, in the shape that Starlette asks for."""
+    return response_to(error, request)
+
+
+def response_to(error: Exception, request: Request) -> Response:
+    """The response to an exception; what nobody expected is logged."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_CLIENT_GONE)
+    if isinstance(error, HTTPException):
+        known = _routing_error(error, request)
+    else:
+        known = describe(error, _request_id(request))
+    if known.status in _LATER:
+        request.scope[REJECTED] = known.details.code or "unavailable"
+    if _speaks_anthropic(request):
+        return _anthropic_response(known, _request_id(request))
+    body = msgspec.json.encode(ErrorResponse(error=known.details))
+    return Response(body, known.status, known.headers, "application/json")
+
+
+def _speaks_anthropic(request: Request) -> bool:
+    path: str = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return path == anthropic.PATHS or path.startswith(f"{anthropic.PATHS}/")
+
+
+def _anthropic_response(known: HttpError, request_id: str) -> Response:
+    body = msgspec.json.encode(anthropic.error_answer(known.status, known.details, request_id))
+    status = anthropic.status_of(known.status, known.details)
+    return Response(body, status, {**known.headers, anthropic.REQUEST_ID: request_id}, "application/json")
+
+
+def event_of(error: Exception, request_id: str) -> bytes:
+    """The error as an event of a stream that has begun."""
+    body = msgspec.json.encode(ErrorResponse(error=describe(error, request_id).details))
+    return b"data: " + body + b"\n\n"
+
+
+def describe(error: Exception, request_id: str) -> HttpError:
+    """Status, body and headers for an exception; what nobody expected is logged under the request's id."""
+    match error:
+        case HttpError():
+            return error
+        case BodyError():
+            return HttpError(400, str(error), param=error.parameter, code=error.code)
+        case UnsupportedError():
+            return HttpError(400, str(error), param=error.parameter, code="unsupported_parameter")
+        case PromptTooLongError():
+            return HttpError(400, str(error), param=error.parameter, code="context_length_exceeded")
+        case RequestError():
+            return HttpError(400, str(error), param=error.parameter, code="invalid_value")
+        case QueueFullError():
+            headers = {"Retry-After": str(max(1, round(error.retry_after)))}
+            return HttpError(503, str(error), code="queue_full", headers=headers)
+        case StorageError():
+            return HttpError(400, str(error), code="storage_limit_exceeded")
+        case QuotaError():
+            headers = {"Retry-After": retry_after(error.retry_after)}
+            return HttpError(429, f"{error}: try again later", code="rate_limit_exceeded", headers=headers)
+        case RecursionError():
+            return HttpError(400, "the body is nested too deeply", code="invalid_json")
+        case EngineError(retry_after=float(seconds)):
+            headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
+            return HttpError(503, str(error), code="engine_unavailable", headers=headers)
+        case EngineError() | CapacityError():
+            return HttpError(503, str(error), code="engine_unavailable")
+    logger.error("internal error in request %s", request_id, exc_info=error, extra={"request_id": request_id})
+    return HttpError(
+        500, f"internal error; the server's log has the details of request {request_id}", code="internal_error"
+    )
+
+
+def _routing_error(error: HTTPException, request: Request) -> HttpError:
+    """What Starlette's router raises: unknown paths and methods."""
+    what = f"{request.method} {request.url.path}"
+    hint = _right_path(request) if error.status_code == 404 else ""
+    messages = {404: f"unknown URL: {what}{hint}", 405: f"{what}: this URL does not know the method {request.method}"}
+    codes = {404: "unknown_url", 405: "method_not_supported"}
+    message = messages.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
+    return HttpError(error.status_code, message, code=codes.get(error.status_code), headers=error.headers)
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _right_path(request: Request) -> str:
+    """A hint for a path that is nearly a known one: `"; did you mean '/v1/models'?"`."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))[:_LONGEST_PATH]
+    plain = re.sub(r"^(/v1)+(?=/)", "/v1", re.sub("//+", "/", path)).rstrip("/")
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    for each in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removeprefix("/api")):
+        # A path with a part of any kind is no hint: too much is like it.
+        if each != path and any(route.path == each for route in routes):
+            return f"; did you mean {each!r}? A client's base URL ends with /v1"
+    return nearest(plain, [route.path for route in routes if len(route.path) > 1], alike=0.8)
+
+
+def _type_of(status: int) -> str:
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _request_id(request: Request) -> str:
+    return str(request.scope.get("request_id", "unknown"))

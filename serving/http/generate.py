@@ -1,0 +1,170 @@
+"""From prepared requests to responses: what chats and completions have in common."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.errors import RequestError
+from jaxllm.owner import Owner
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.http.body.base import Answer
+from jaxllm.serving.http.disconnect import unless_gone
+from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
+from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.http.stream import EventStream, EventWriter
+from jaxllm.serving.llm.output_stream import OutputStream
+from jaxllm.serving.tenancy.owners import owner_of
+from jaxllm.serving.tenancy.quotas import reserve
+from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.outputs import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a response is: `id`, and the `engine_ids` of the requests behind it, which no other request has."""
+
+    id: str
+    engine_ids: list[str]
+    created: int
+    model: str
+
+
+class Named(Protocol):
+    """A body that says whom it asks, and may name itself."""
+
+    model: str | None
+    request_id: str | None
+
+
+class Loggable(Protocol):
+    """What is logged of a request."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+
+    @property
+    def params(self) -> Any:
+        """What it asks for."""
+
+
+class Writer(EventWriter, Protocol):
+    """Writes results, whole or as events."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Answer:
+        """The body of a response that is not a stream, from the result of each prompt."""
+
+
+def identify(request: Request, server: ServerState, body: Named, prefix: str, num_prompts: int = 1) -> Identity:
+    """Ids for a response and its requests. Raises errors about the model's name and the request's id."""
+    if body.request_id is not None and not _REQUEST_ID.fullmatch(body.request_id):
+        raise RequestError("request_id: must be 1 to 256 visible ASCII characters", "request_id")
+    name = f"{prefix}-{body.request_id or request.scope['request_id']}"
+    # Clients may use an id twice at the same time; the engine must not notice.
+    unique = f"{name}-{uuid.uuid4().hex[:8]}"
+    engine_ids = [unique] if num_prompts == 1 else [f"{unique}-{index}" for index in range(num_prompts)]
+    return Identity(name, engine_ids, int(time.time()), server.model_name(body.model))
+
+
+async def try_grammar(request: Request, server: ServerState, params: SamplingParams) -> None:
+    """Have the grammar that is asked for tried, if it is a new one; that ends when the client leaves."""
+    if params.structured_outputs is not None:
+        await unless_gone(request.receive, server.llm.try_grammar(params, owner_of(request)))
+
+
+def submit(request: Request, server: ServerState, requests: Sequence[TextRequest]) -> list[OutputStream]:
+    """Send requests to the engine, and log them if that is asked for. Raises `QueueFullError` and `EngineError`."""
+    if server.options.enable_log_requests:
+        log_requests(requests, request.scope["request_id"], server.options.max_log_len)
+    request.scope[ENGINE_REQUESTS] = requests
+    owner = owner_of(request)
+    for child in (child for each in requests for child in each.children):
+        child.owner = owner
+        if server.options.isolate_prefix_cache:
+            # No name of an owner has a line break.
+            child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
+    with reserved(server, owner, requests):
+        return server.llm.submit(requests)
+
+
+@contextmanager
+def reserved(server: ServerState, owner: Owner, requests: Sequence[Any]) -> Iterator[None]:
+    """Reserve of the owner's quota what requests may use; given back if they are not taken. Raises `QuotaError`."""
+    account = server.access.account(owner)
+    if account is not None:
+        reserve(account, requests, server.llm.info.max_model_len)
+    try:
+        yield
+    except Exception:
+        for each in requests:
+            if each.reservation is not None:
+                each.reservation.cancel()
+        raise
+
+
+async def respond(
+    request: Request, server: ServerState, requests: Sequence[TextRequest], writer: Writer, **framing: Any
+) -> Response:
+    """Generate, and answer as a stream or at once. Raises `QueueFullError` and `EngineError`.
+
+    `framing` is what `EventStream` is to know beside the writer.
+    """
+    streams = submit(request, server, requests)
+    if requests[0].stream:
+        # Middleware of the operator's may want to see or change what is sent.
+        direct = not server.options.middleware
+        return EventStream(streams, writer, request.scope["request_id"], direct=direct, **framing)
+    try:
+        outputs = await unless_gone(request.receive, _results(streams))
+    finally:
+        for stream in streams:
+            stream.close()
+    return json_response(writer.whole(outputs))
+
+
+async def _results(streams: Sequence[OutputStream]) -> list[RequestOutput]:
+    # One after the other: each is one result, which waits for its reader.
+    return [await anext(stream) for stream in streams]
+
+
+def json_response(answer: Answer) -> Response:
+    """A response with a JSON body."""
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+@contextmanager
+def calling(**names: str) -> Iterator[None]:
+    """Name the fields of errors raised inside as the request does: `calling(prompt="messages")`."""
+    try:
+        yield
+    except RequestError as error:
+        if error.parameter in names:
+            error.parameter = names[error.parameter]
+        raise
+
+
+def log_requests(requests: Sequence[Loggable], request_id: str, longest: int | None) -> None:
+    """Write a line about each request, with at most `longest` characters of its prompt."""
+    for request in requests:
+        prompt = request.prompt if request.prompt is not None else str(request.prompt_token_ids)
+        logger.info(
+            "request %s: %d prompt tokens, %s, prompt: %r",
+            request.request_id,
+            len(request.prompt_token_ids),
+            request.params,
+            prompt[:longest],
+            extra={"request_id": request_id},
+        )

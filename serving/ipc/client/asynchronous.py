@@ -1,0 +1,371 @@
+"""The asynchronous client: an engine in a process of its own, with many requests in flight on one event loop."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.stats import StepStats
+from jaxllm.errors import EngineError
+from jaxllm.info import EngineInfo
+from jaxllm.progress import Progress
+from jaxllm.request import as_request_ids
+from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.ipc.client.heartbeat import TICK_SECONDS, Heartbeat
+from jaxllm.serving.ipc.client.in_flight import InFlight
+from jaxllm.serving.ipc.client.mailbox import Mailbox
+from jaxllm.serving.ipc.client.restarts import RestartBudget
+from jaxllm.serving.ipc.client.send_queue import request_ids
+from jaxllm.serving.ipc.client.supervisor import EngineSupervisor
+from jaxllm.serving.ipc.messages import (
+    Abort,
+    Finish,
+    FromEngine,
+    Outputs,
+    Reconcile,
+    Reconciled,
+    Reply,
+    ResetPrefixCache,
+    ToEngine,
+)
+from jaxllm.serving.text.engine import Follower
+from jaxllm.serving.text.measurements import Measurements
+from jaxllm.serving.text.output_processor import Processed
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_SECONDS = 5.0
+"""How often both sides compare which requests there are, and an idle engine is asked whether it lives."""
+RESTART_WAIT_SECONDS = 10.0
+"""How long requests wait for an engine that is started again; then they are told to come back later."""
+_RETRY_AFTER = 1.0
+
+
+class Observer(Protocol):
+    """Sees every message of the engine, on the event loop."""
+
+    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
+        """Take the state after a step, and what was measured of the requests in it."""
+
+
+class AsyncEngine:
+    """Sends requests of one kind to the engine process, and what comes of them to their readers.
+
+    Everything belongs to the event loop on which this is made. When the process ends or hangs, every request that it
+    had gets an `EngineError`, and another process is started while the budget lasts.
+    """
+
+    def __init__(
+        self, *, max_queued_requests: int | None, step_timeout: float, launch: Launch, restarts: RestartBudget
+    ) -> None:
+        """As `AsyncLLM.start`."""
+        self.observers: list[Observer] = []
+        self.on_restart: list[Callable[[EngineInfo], None]] = []
+        self.loss: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
+        """Done when the engine is gone for good, with the reason."""
+        self._loop = asyncio.get_running_loop()
+        self._max_queued = max_queued_requests
+        self._mailbox = Mailbox[tuple[int, FromEngine | EngineError]](self._take_news)
+        self._supervisor = EngineSupervisor(self, launch, restarts)
+        self._heartbeat = Heartbeat(step_timeout)
+        self._followed: Follower[Any] | None = None
+        self._in_flight = InFlight()
+        self._info: EngineInfo
+        self._error: EngineError | None = None
+        self._down: EngineError | None = None
+        """Why there is no engine at the moment; requests for the next one may wait."""
+        self._down_until = 0.0
+        self._changed = asyncio.Event()
+        """Set whenever an engine has come, or none will."""
+        self._replies: dict[int, asyncio.Future[bool]] = {}
+        self._asked: tuple[int, dict[str, Any]] | None = None
+        self._numbers = itertools.count()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self, config: EngineConfig, *, progress: Progress, log_level: str, json_logs: bool) -> EngineInfo:
+        """Start the process. Raises `ConfigError`, `CapacityError` and `EngineError`."""
+        settings: dict[str, Any] = {"progress": progress, "log_level": log_level, "json_logs": json_logs}
+        self._info = await self._supervisor.start(config, **settings)
+        return self._info
+
+    def serve(self, outputs: Follower[Any]) -> None:
+        """From now on requests are taken: `outputs` makes results of what the engine says of them."""
+        self._followed = outputs
+        self._watch = asyncio.create_task(self._watch_engine())
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model and its limits."""
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        return self._supervisor.connection.pid
+
+    def __len__(self) -> int:
+        """Requests in flight."""
+        return len(self._in_flight)
+
+    @property
+    def _outputs(self) -> Follower[Any]:
+        assert self._followed is not None, "nothing is served yet"
+        return self._followed
+
+    def _send(self, message: ToEngine) -> None:
+        self._supervisor.connection.send(message)
+
+    # Requests
+
+    def submit(
+        self,
+        requests: Sequence[Any],
+        make_reader: Callable[[Any, Callable[[str], None]], Any],
+        make_message: Callable[[Any], ToEngine],
+    ) -> list[Any]:
+        """Send prepared requests, all or none; a reader for each, made of it and of what ends it early.
+
+        Raises `QueueFullError` when too many wait already, `EngineError` when there is no engine and none to come
+        soon, and `RequestError` for an id in use.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._down is not None and self._loop.time() > self._down_until:
+            raise self._down
+        most = None if self._max_queued is None else self.info.max_num_seqs + self._max_queued
+        self._in_flight.check(requests, most)
+        if self._down is None:
+            self._heartbeat.expect()
+        readers = []
+        for request in requests:
+            reader = make_reader(request, self._abort_one)
+            self._in_flight.add(request, reader)
+            self._outputs.add(request, reader)
+            self._send(make_message(request))
+            readers.append(reader)
+        return readers
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
+        self._deliver(self._outputs.end(as_request_ids(request_ids)))
+        self._heartbeat.settle(owed=self._owes())
+
+    def _drop(self, request_ids: Iterable[str]) -> None:
+        """End requests of which nobody reads more."""
+        names = [name for name in request_ids if name in self._in_flight]
+        if not names:
+            return
+        children = self._outputs.abort(names)
+        for name in names:
+            self._in_flight.remove(name)
+        if children and self._error is None:
+            self._send(Abort(children))
+        self._heartbeat.settle(owed=self._owes())
+
+    def _abort_one(self, request_id: str) -> None:
+        self._drop([request_id])
+
+    def _fail(self, request_ids: list[str], error: EngineError) -> None:
+        """End requests with an error."""
+        readers = self._in_flight.readers(request_ids)
+        self._drop(request_ids)
+        for reader in readers:
+            reader.fail(error)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and no change, while requests run."""
+        self.check_health()
+        number = next(self._numbers)
+        reply = self._replies[number] = self._loop.create_future()
+        self._heartbeat.expect()
+        self._send(ResetPrefixCache(number))
+        return await reply
+
+    # Life and death
+
+    def check_health(self) -> None:
+        """Raise `EngineError`, saying why, when there is no engine that answers."""
+        error = self._error or self._down
+        if error is not None:
+            raise error
+
+    async def wait(self) -> None:
+        """Wait while there is no engine. Raises `EngineError` when there will be none."""
+        while self._down is not None and self._error is None:
+            self._changed.clear()
+            await self._changed.wait()
+        self.check_health()
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until nothing is in flight. False when that takes longer. An engine that ends now is not replaced."""
+        self._supervisor.retire()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._in_flight.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def fail_all(self, message: str) -> None:
+        """End every request with `EngineError(message)`."""
+        self._fail(self._in_flight.ids(), EngineError(message))
+
+    async def shutdown(self) -> None:
+        """End the engine process; whoever still waits gets an error. May be called again."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._error = self._error or EngineError("the engine is shut down")
+        self.fail_all(str(self._error))
+        self._mailbox.close()
+        await self._supervisor.close()
+
+    async def _watch_engine(self) -> None:
+        """Count for how long answers are owed, and ask for some, so that an idle engine would be missed too."""
+        now = asked = time.monotonic()
+        while self._error is None:
+            await asyncio.sleep(TICK_SECONDS)
+            before, now = now, time.monotonic()
+            self._heartbeat.tick(now - before)
+            if self._down is not None:
+                continue
+            if self._heartbeat.hangs:
+                silence = self._heartbeat.silence
+                self._suspend(EngineError(f"the engine hangs: it has not answered for {silence:.0f} s"), kill=True)
+            elif now - asked >= min(RECONCILE_SECONDS, self._heartbeat.limit / 2):
+                asked = now
+                self._reconcile()
+
+    def _owes(self) -> bool:
+        """Whether the engine is to say something."""
+        return bool(self._in_flight) or bool(self._replies) or self._asked is not None
+
+    def _suspend(self, error: EngineError, *, kill: bool = False) -> None:
+        """There is no engine any more: tell everybody whose request it had, and have another one started."""
+        error = EngineError(str(error), _RETRY_AFTER)
+        self._down, self._down_until = error, self._loop.time() + RESTART_WAIT_SECONDS
+        self._loop.call_later(RESTART_WAIT_SECONDS, self._stop_waiting, error)
+        self._heartbeat.settle(owed=False)
+        unsent = self._supervisor.connection.unsent()
+        self._fail_sent(unsent, error)
+        self._supervisor.replace(error, kill=kill)
+        if self._error is None:
+            for message in unsent:
+                self._send(message)
+
+    def _fail_sent(self, unsent: list[ToEngine], error: EngineError) -> None:
+        """End everything that an engine knew which is gone, but what was `unsent` to it."""
+        if self._followed is None:
+            return
+        running = self._outputs.running()
+        waiting = {running[name] for message in unsent for name in request_ids(message)}
+        self._fail([name for name in self._in_flight.ids() if name not in waiting], error)
+        for reply in self._replies.values():
+            reply.set_exception(error)
+        self._replies.clear()
+        self._asked = None
+        # Nothing runs, and nothing waits in the engine.
+        self._observe(StepStats(), self._outputs.process([]).measurements)
+
+    def _stop_waiting(self, error: EngineError) -> None:
+        if self._down is error:
+            self._fail(self._in_flight.ids(), error)
+
+    def hear_end(self, generation: int, error: EngineError) -> None:
+        """In the listening thread."""
+        self._mailbox.put_at_once((generation, error))
+
+    def take_restart(self, info: EngineInfo) -> None:
+        """Another engine is ready, and gets what waits for it."""
+        self._down, self._info = None, info
+        self._heartbeat.heard(owed=self._owes())
+        self._changed.set()
+        for restarted in self.on_restart:
+            restarted(info)
+
+    def take_loss(self, error: EngineError) -> None:
+        """There will be no other engine."""
+        self._error = error
+        self._changed.set()
+        self._fail(self._in_flight.ids(), error)
+        if not self.loss.done():
+            self.loss.set_result(error)
+
+    # News from the engine
+
+    def hear(self, generation: int, message: FromEngine) -> None:
+        """In the listening thread."""
+        if generation == self._supervisor.generation:
+            self._heartbeat.heard(owed=self._owes())
+            self._mailbox.put((generation, message))
+
+    def _take_news(self, news: list[tuple[int, FromEngine | EngineError]]) -> None:
+        for generation, message in news:
+            if generation != self._supervisor.generation or self._error is not None:
+                continue  # Of an engine that has been given up.
+            if self._followed is None and isinstance(message, Outputs):
+                continue  # Of others' requests, while we still start.
+            match message:
+                case Outputs():
+                    self._take_outputs(message)
+                case Reply(number, result):
+                    self._replies.pop(number).set_result(result)
+                case Reconciled():
+                    self._take_reconciled(message)
+                case EngineError():
+                    self._suspend(message)
+        self._heartbeat.settle(owed=self._owes())
+
+    def _take_outputs(self, message: Outputs) -> None:
+        try:
+            self._process(message)
+        except Exception as error:
+            # A defect here must not leave anybody waiting for results that were lost.
+            logger.exception("the engine's results could not be read")
+            self.fail_all(f"the engine's results could not be read: {error!r}")
+
+    def _process(self, message: Outputs) -> None:
+        self._deliver(self._outputs.process(message.outputs), message.stats)
+
+    def _deliver(self, processed: Processed, stats: StepStats | None = None) -> None:
+        """Give results to their readers, and tell the engine what it need not go on with."""
+        if processed.stopped:
+            self._send(Finish(processed.stopped))
+        if processed.aborted and self._error is None:
+            self._send(Abort(processed.aborted))
+        in_flight = self._in_flight
+        for request_id, error in processed.refused:
+            in_flight.remove(request_id).fail(error)
+        for output in processed.outputs:
+            reader = in_flight.remove(output.request_id) if output.finished else in_flight[output.request_id]
+            reader.put(output)
+        self._observe(stats, processed.measurements)
+
+    def _observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
+        for observer in self.observers:
+            observer.observe(stats, measured)
+
+    # Which requests there are
+
+    def _reconcile(self) -> None:
+        """Ask the engine to compare its requests with ours; one question at a time."""
+        self._heartbeat.expect()
+        if self._asked is None:
+            running = self._outputs.running()
+            number = next(self._numbers)
+            self._asked = number, {child: self._in_flight[name] for child, name in running.items()}
+            self._send(Reconcile(number, list(running)))
+
+    def _take_reconciled(self, message: Reconciled) -> None:
+        asked, self._asked = self._asked, None
+        if asked is None or not message.unknown:
+            return
+        running = self._outputs.running()
+        names = {running[child]: asked[1][child] for child in message.unknown if child in running}
+        # The name may be that of a newer request by now.
+        lost = [name for name, reader in names.items() if self._in_flight.get(name) is reader]
+        if lost:
+            logger.error("the engine does not know %d requests that wait for it: %s", len(lost), ", ".join(lost[:5]))
+            self._fail(lost, EngineError("this request was lost on its way to the engine", _RETRY_AFTER))

@@ -1,0 +1,132 @@
+"""What waits to be sent to the engine: in order, as fast as the engine takes it, and none of it is lost."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from jaxllm.serving.ipc.messages import Abort, Add, Pool, ToEngine
+from jaxllm.serving.ipc.numbering import CREDIT
+
+
+class SendQueue:
+    """Messages to one engine process. Thread-safe.
+
+    The engine takes messages between its steps. At most `CREDIT` are on their way to it; more wait here, where an
+    abort removes what was not sent yet, and aborts merge. What waits is thus bounded by the requests in flight,
+    however long the engine takes nothing and however many clients come and go meanwhile.
+    """
+
+    def __init__(self, transmit: Callable[[ToEngine], None], credit: int = CREDIT) -> None:
+        """`transmit` sends a message at once, and is called by one thread at a time, from `open` to `close`."""
+        self._transmit = transmit
+        self._credit = credit
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, ToEngine] = {}
+        self._adds: dict[str, int] = {}  # engine's request id -> the message that waits and has it
+        self._abort: int | None = None  # the abort that waits
+        self._is_open = False
+        self._closed = False
+        self._sent = 0
+        self._taken = 0
+
+    def __len__(self) -> int:
+        """Messages that wait."""
+        return len(self._waiting)
+
+    def open(self) -> None:
+        """The engine takes messages from now on."""
+        with self._lock:
+            self._is_open = True
+            self._flush()
+
+    def put(self, message: ToEngine) -> None:
+        """Send a message, now or when the engine takes it. After `close` it is forgotten."""
+        with self._lock:
+            if self._closed:
+                return
+            if not self._waiting and self._may_send():
+                self._send(message)
+                return
+            self._keep(message)
+            self._flush()
+
+    def grant(self, taken: int) -> None:
+        """The engine has taken so many messages in all."""
+        with self._lock:
+            self._taken = taken
+            if self._waiting:
+                self._flush()
+
+    def close(self) -> list[ToEngine]:
+        """Send nothing more. Returns the requests that were never sent: the engine knows nothing of them."""
+        with self._lock:
+            left: list[ToEngine] = [each for each in self._waiting.values() if isinstance(each, Add | Pool)]
+            self._closed, self._waiting, self._adds, self._abort = True, {}, {}, None
+            return left
+
+    def _may_send(self) -> bool:
+        return self._is_open and not self._closed and self._sent - self._taken < self._credit
+
+    def _send(self, message: ToEngine) -> None:
+        self._sent += 1
+        self._transmit(message)
+
+    def _flush(self) -> None:
+        while self._waiting and self._may_send():
+            number, message = next(iter(self._waiting.items()))
+            self._drop(number)
+            self._send(message)
+
+    def _keep(self, message: ToEngine) -> None:
+        if isinstance(message, Abort):
+            sent = self._without_unsent(message.request_ids)
+            if not sent:
+                return
+            if self._abort is not None:
+                earlier = self._waiting[self._abort]
+                assert isinstance(earlier, Abort)
+                self._waiting[self._abort] = Abort([*earlier.request_ids, *sent])
+                return
+            message = Abort(sent)
+        number = next(self._numbers)
+        self._waiting[number] = message
+        if isinstance(message, Abort):
+            self._abort = number
+        self._adds.update((name, number) for name in request_ids(message))
+
+    def _drop(self, number: int) -> None:
+        message = self._waiting.pop(number)
+        if number == self._abort:
+            self._abort = None
+        for name in request_ids(message):
+            self._adds.pop(name, None)
+
+    def _without_unsent(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget requests that wait here; returns those that the engine may have."""
+        sent = []
+        for name in request_ids:
+            number = self._adds.pop(name, None)
+            if number is None:
+                sent.append(name)
+                continue
+            message = self._waiting[number]
+            left = [pair for pair in message.sequences if pair[0] != name] if isinstance(message, Add) else []
+            if left:
+                # The same place in the order.
+                self._waiting[number] = replace(message, sequences=left)
+            else:
+                del self._waiting[number]
+        return sent
+
+
+def request_ids(message: ToEngine) -> list[str]:
+    """The engine's ids of the requests that a message brings."""
+    match message:
+        case Add():
+            return [name for name, _ in message.sequences]
+        case Pool(name):
+            return [name]
+    return []

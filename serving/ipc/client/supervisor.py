@@ -1,0 +1,142 @@
+"""Keeps an engine running: starts its process, and another one when it ends, as long as it may."""
+
+import asyncio
+import logging
+import time
+from typing import Any, Protocol
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import EngineError
+from jaxllm.info import EngineInfo
+from jaxllm.progress import silent
+from jaxllm.serving.ipc.client.connection import EngineConnection, Launch
+from jaxllm.serving.ipc.client.restarts import RestartBudget
+from jaxllm.serving.ipc.messages import FromEngine
+
+logger = logging.getLogger(__name__)
+
+_KILL_SECONDS = 30.0
+"""After so long a process that was killed counts as one that cannot be."""
+
+
+class EngineOwner(Protocol):
+    """Whoever has a supervised engine. It sorts by generation what comes from several processes one after another."""
+
+    def hear(self, generation: int, message: FromEngine) -> None:
+        """A message of the engine, in the listening thread."""
+
+    def hear_end(self, generation: int, error: EngineError) -> None:
+        """The process has ended, in the listening thread: `EngineSupervisor.replace` is to be called."""
+
+    def take_restart(self, info: EngineInfo) -> None:
+        """Another engine is ready, on the event loop."""
+
+    def take_loss(self, error: EngineError) -> None:
+        """There will be no other engine, on the event loop."""
+
+
+class EngineSupervisor:
+    """One engine after another. Belongs to an event loop.
+
+    Every process has a generation, by which its last messages are told from those of the next.
+    """
+
+    def __init__(self, owner: EngineOwner, launch: Launch, budget: RestartBudget) -> None:
+        """Nothing is started yet."""
+        self._owner, self._launch, self._budget = owner, launch, budget
+        self.generation = 0
+        self.connection = self._connect()
+        """To the process of now, or to the one to come: it keeps what is sent meanwhile."""
+        self._config: EngineConfig
+        self._settings: dict[str, Any] = {}
+        self._retired = False
+        self._restarting: asyncio.Task[None] | None = None
+
+    async def start(self, config: EngineConfig, **settings: Any) -> EngineInfo:
+        """Start the first process. `settings` are those of `EngineConnection.start`, and its errors are raised."""
+        self._config, self._settings = config, settings
+        info = await asyncio.to_thread(self.connection.start, config, **settings)
+        # Who restarts later draws no bar over the log.
+        self._settings = {**settings, "progress": silent}
+        return info
+
+    def replace(self, error: EngineError, *, kill: bool = False) -> None:
+        """The process has ended, or shall be killed, for this reason: start another one, or tell the owner why not.
+
+        Requests that were never sent to it go to the next one.
+        """
+        old = self.connection
+        if kill:
+            old.kill(str(error))
+        if self._retired:
+            self._owner.take_loss(error)
+            return
+        delay = self._renew()
+        if delay is None:
+            self._give_up(error)
+            return
+        logger.error("%s; it is started again%s", error, f" in {delay:g} s" if delay else "")
+        self._restarting = asyncio.create_task(self._restart(old, delay))
+
+    def retire(self) -> None:
+        """From now on nothing is started again."""
+        self._retired = True
+
+    async def close(self) -> None:
+        """End the process, also one that is starting."""
+        self.retire()
+        await asyncio.to_thread(self.connection.close)
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+
+    def _connect(self) -> EngineConnection:
+        generation, owner = self.generation, self._owner
+        return EngineConnection(
+            lambda message: owner.hear(generation, message),
+            lambda error: owner.hear_end(generation, error),
+            self._launch,
+        )
+
+    def _renew(self) -> float | None:
+        """Make the connection of the next process; seconds until that may start, None if it may not."""
+        delay = self._budget.take()
+        if delay is not None:
+            unsent = self.connection.unsent()
+            self.generation += 1
+            self.connection = self._connect()
+            for message in unsent:
+                self.connection.send(message)
+        return delay
+
+    async def _restart(self, old: EngineConnection, delay: float) -> None:
+        began = time.monotonic()
+        # There may be no room for two on the devices.
+        if not await asyncio.to_thread(old.join, _KILL_SECONDS):
+            self._give_up(EngineError(f"the engine process {old.pid} cannot be killed"))
+            return
+        while (failure := await self._start_again(delay)) is not None:
+            if self._retired:
+                return
+            reason = EngineError(f"the engine could not be started again: {failure}")
+            again = self._renew()
+            if again is None:
+                self._give_up(reason)
+                return
+            delay = again
+            logger.error("%s; next try in %g s", reason, delay)
+        logger.info("the engine is back after %.1f s", time.monotonic() - began)
+        self._owner.take_restart(self.connection.info)
+
+    async def _start_again(self, delay: float) -> Exception | None:
+        """Start the process after a while; the error, if that fails."""
+        await asyncio.sleep(delay)
+        try:
+            await asyncio.to_thread(self.connection.start, self._config, **self._settings)
+        except Exception as error:  # noqa: BLE001  (whatever it is, another try may go well)
+            return error
+        return None
+
+    def _give_up(self, error: EngineError) -> None:
+        self.retire()
+        self._owner.take_loss(EngineError(f"{error}{self._budget}"))

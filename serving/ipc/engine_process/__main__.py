@@ -1,0 +1,144 @@
+"""`python -m jaxllm.serving.ipc.engine_process FOLDER`: an engine behind the sockets in FOLDER.
+
+Not for people: `jaxllm.serving.ipc.client` starts it. It lives as long as its standard input stays open, so it ends
+with the process that started it, however that one ends.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import Empty
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.info import EngineInfo
+from jaxllm.progress import Progress
+from jaxllm.serving.ipc.engine_process import loop
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients, Inbox
+from jaxllm.serving.ipc.messages import Configure, Failed, Loading, Ready
+
+if TYPE_CHECKING:
+    from jaxllm.engine.engine import Engine
+    from jaxllm.pooling.engine import PoolingEngine
+
+logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 5.0
+"""Time for the running step and for cleaning up once the client is gone."""
+
+
+class Served(Protocol):
+    """What an engine must have to be served by `main`, beside a function that runs its steps."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model and its limits."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+Kind = TypeVar("Kind", bound=Served)
+
+
+def main(
+    folder: str, load: Callable[[EngineConfig, Progress], Kind], run: Callable[[Kind, Inbox, Clients], None]
+) -> int:
+    """Serve the client behind the sockets, and those it tells of, until it is gone: `load` an engine and `run` it."""
+    # Ctrl-C and SIGTERM, which reach a whole group of processes, are the client's to obey: it may still drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    inbox: Inbox = Inbox()
+    _start(_watch_client, inbox, folder)
+    client = Client(folder)
+    client.open()
+    configure = client.greet()
+    _configure_logging(configure)
+    try:
+        engine = _load(configure.config, client, load)
+    except (ConfigError, CapacityError) as error:
+        client.outbox.put(Failed(type(error).__name__, str(error)))
+    except Exception as error:
+        logger.exception("the engine failed")
+        client.outbox.put(_failed(error))
+    else:
+        if _serve(engine, client, inbox, run):
+            return 0
+    _wait_for_end(inbox)
+    return 1
+
+
+def _load(config: EngineConfig, client: Client, load: Callable[[EngineConfig, Progress], Kind]) -> Kind:
+    def report(stage: str, done: int, total: int) -> None:
+        client.outbox.put(Loading(stage, done, total))
+
+    engine = load(config, report)
+    client.outbox.put(Ready(engine.info))
+    return engine
+
+
+def _serve(engine: Kind, client: Client, inbox: Inbox, run: Callable[[Kind, Inbox, Clients], None]) -> bool:
+    """Run the engine until the client is gone; False, and all are told why, when it fails."""
+    clients = Clients(client, inbox, engine.info)
+    _start(client.listen, inbox)
+    try:
+        run(engine, inbox, clients)
+    except Exception as error:
+        logger.exception("the engine failed")
+        clients.fail(_failed(error))
+        return False
+    finally:
+        engine.close()
+    return True
+
+
+def _failed(error: Exception) -> Failed:
+    return Failed("EngineError", f"{type(error).__name__}: {error}")
+
+
+def _load_engine(config: EngineConfig, report: Progress) -> "Engine | PoolingEngine":
+    from jaxllm.engine.load import load_engine
+
+    return load_engine(config, report)
+
+
+def _wait_for_end(inbox: Inbox) -> None:
+    """Wait until the client has read why this is the end, and closes our standard input."""
+    with contextlib.suppress(Empty):
+        while inbox.get(timeout=GRACE_SECONDS) is not None:
+            pass
+
+
+def _start(function: Any, *arguments: Any) -> None:
+    threading.Thread(target=function, args=arguments, name=function.__name__.strip("_"), daemon=True).start()
+
+
+def _watch_client(inbox: Inbox, folder: str) -> None:
+    """End the process when the client is gone: first politely, then at once."""
+    sys.stdin.buffer.read()
+    inbox.put(None)
+    # Sockets are removed by the client once both sides are connected; it may have died before.
+    shutil.rmtree(folder, ignore_errors=True)
+    timer = threading.Timer(GRACE_SECONDS, partial(os._exit, 1))
+    timer.daemon = True
+    timer.start()
+
+
+def _configure_logging(configure: Configure) -> None:
+    from jaxllm.serving.telemetry.logs import configure_logging
+
+    configure_logging(configure.log_level, json_lines=configure.json_logs)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], _load_engine, loop.run)
+    # Threads wait in sockets for ever, and there is nothing left to clean up.
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,198 @@
+"""Whom the engine serves: whoever started it and, where several processes answer HTTP, each of these directly."""
+
+import logging
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from queue import SimpleQueue
+
+import zmq
+
+from jaxllm.engine.stats import StepStats
+from jaxllm.errors import EngineError
+from jaxllm.info import EngineInfo
+from jaxllm.outputs import EngineOutput
+from jaxllm.serving.ipc.engine_process.outbox import Outbox
+from jaxllm.serving.ipc.engine_process.sockets import Sockets
+from jaxllm.serving.ipc.messages import (
+    Abort,
+    Add,
+    Attach,
+    Configure,
+    Detach,
+    Failed,
+    Finish,
+    Pool,
+    Ready,
+    Release,
+    ToEngine,
+)
+
+logger = logging.getLogger(__name__)
+
+_CLOSING_SECONDS = 2.0
+
+
+class Client:
+    """One client: what waits to be sent to it, and a thread for each direction, which end with it."""
+
+    def __init__(self, folder: str) -> None:
+        """`folder` has its sockets."""
+        self.outbox = Outbox()
+        self.folder = folder
+        self._sockets: Sockets
+
+    def open(self) -> None:
+        """Make the sockets, for `greet` and `close`."""
+        self._sockets = Sockets(self.folder)
+
+    def greet(self) -> Configure:
+        """Say hello, and wait for the answer. From now on what is in the outbox is sent."""
+        try:
+            answer = self._sockets.greet()
+        except zmq.ContextTerminated:
+            self._sockets.close_input()
+            self._sockets.close_output()
+            raise
+        threading.Thread(target=self._send, name="send", daemon=True).start()
+        return answer
+
+    def listen(self, inbox: "Inbox") -> None:
+        """Put what it says into the inbox, decoded while the device computes; at last what broke the connection."""
+        sockets = self._sockets
+        try:
+            while True:
+                inbox.put((self, sockets.receive()))
+                if sockets.decoder.opened:
+                    self.outbox.put(Release(sockets.decoder.opened))
+                    sockets.decoder.opened = []
+        except zmq.ContextTerminated:
+            pass
+        except Exception as error:  # noqa: BLE001  (the loop tells everybody whom it concerns)
+            inbox.put((self, error))
+        finally:
+            sockets.close_input()
+
+    def close(self) -> None:
+        """Let what waits be sent for a moment, and end both threads."""
+        self.outbox.close()
+        timer = threading.Timer(_CLOSING_SECONDS, self._sockets.end)
+        timer.daemon = True
+        timer.start()
+
+    def _send(self) -> None:
+        """Encodes while the device computes."""
+        try:
+            while (message := self.outbox.take()) is not None:
+                self._sockets.send(message, self.outbox.taken)
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            self._sockets.close_output()
+
+
+Inbox = SimpleQueue[tuple[Client, ToEngine | Exception] | None]
+"""Messages to the engine, and who sends them, or what broke a connection; None: the first client is gone."""
+
+
+class Clients:
+    """The clients of a loaded engine. Each gets the outputs of its own requests, and all get the state after a step.
+
+    With one, nobody keeps book. Not thread-safe: for the thread that runs the steps.
+    """
+
+    def __init__(self, first: Client, inbox: Inbox, info: EngineInfo) -> None:
+        """`first` has started the engine: what nobody else has asked for goes to it."""
+        self._first, self._inbox, self._info = first, inbox, info
+        self._clients = [first]
+        self._owners: dict[str, Client] = {}
+
+    def take(self, client: Client, message: ToEngine | Exception) -> list[str]:
+        """Look at a message of this client before the engine obeys it; returns requests that nobody wants any more.
+
+        Raises `EngineError` when what the first client sends is broken.
+        """
+        client.outbox.count_taken()
+        match message:
+            case Attach(folder):
+                self._attach(folder)
+            case Detach(folder):
+                return [name for gone in list(self._clients) if gone.folder == folder for name in self._detach(gone)]
+            case Exception():
+                if client is self._first:
+                    raise EngineError(str(message)) from message
+                logger.error("a client cannot be understood, and is left: %s", message)
+                client.outbox.put(Failed("EngineError", str(message)))
+                return self._detach(client)
+            case _ if client is not self._first:
+                self._keep_book(client, message)
+        return []
+
+    def _keep_book(self, client: Client, message: ToEngine) -> None:
+        match message:
+            case Add():
+                self._owners.update((name, client) for name, _ in message.sequences)
+            case Pool(name):
+                self._owners[name] = client
+            case Abort(names):
+                self._disown(names)
+            case Finish(stopped):
+                self._disown(name for name, _ in stopped)
+
+    def not_expected(self, client: Client, expected: Iterable[str], unfinished: Iterable[str]) -> list[str]:
+        """The unfinished requests of this client of which it expects nothing; they are ended."""
+        known = set(expected)
+        found = [name for name in unfinished if name not in known and self._owners.get(name, self._first) is client]
+        self._disown(found)
+        return found
+
+    def put_outputs(self, outputs: list[EngineOutput], stats: StepStats | None) -> None:
+        """Send the news of a step to whom they belong; without `stats`, news outside of any step."""
+        if len(self._clients) == 1:
+            self._first.outbox.put_outputs(outputs, stats)
+            return
+        shares: dict[Client, list[EngineOutput]] = {client: [] for client in self._clients}
+        for output in outputs:
+            owner = self._owners.get(output.request_id, self._first)
+            shares[owner].append(output)
+            if output.finished:
+                self._owners.pop(output.request_id, None)
+        for client, share in shares.items():
+            if share or stats is not None:
+                client.outbox.put_outputs(share, stats)
+
+    def include(self, client: Client) -> None:
+        """One more, which is told that the engine is ready."""
+        client.outbox.put(Ready(self._info))
+        self._clients.append(client)
+
+    def fail(self, failed: Failed) -> None:
+        """Tell all that the engine ends here."""
+        for client in self._clients:
+            client.outbox.put(failed)
+
+    def _attach(self, folder: str) -> None:
+        client = Client(folder)
+        client.open()
+        self.include(client)
+        threading.Thread(target=self._serve, args=(client,), name="client", daemon=True).start()
+
+    def _serve(self, client: Client) -> None:
+        with suppress(zmq.ContextTerminated):
+            # What there is to configure the first has said.
+            client.greet()
+            client.listen(self._inbox)
+
+    def _detach(self, client: Client) -> list[str]:
+        """Forget a client; returns its requests."""
+        if client not in self._clients:
+            return []
+        self._clients.remove(client)
+        names = [name for name, owner in self._owners.items() if owner is client]
+        self._disown(names)
+        client.close()
+        return names
+
+    def _disown(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._owners.pop(name, None)

@@ -1,0 +1,110 @@
+"""The loop that runs the steps: takes messages, computes, hands on the outputs."""
+
+import logging
+from collections.abc import Iterator
+from queue import Empty
+
+from jaxllm.engine.engine import Engine
+from jaxllm.errors import RequestError
+from jaxllm.garbage import settle
+from jaxllm.outputs import EngineOutput
+from jaxllm.pooling.engine import PoolingEngine
+from jaxllm.pooling.request import PoolingRequest
+from jaxllm.request import Request
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients, Inbox
+from jaxllm.serving.ipc.messages import (
+    Abort,
+    Add,
+    Attach,
+    Configure,
+    Detach,
+    Finish,
+    Pool,
+    Reconcile,
+    Reconciled,
+    Reply,
+    ResetPrefixCache,
+    ToEngine,
+)
+
+logger = logging.getLogger(__name__)
+
+AnyEngine = Engine | PoolingEngine
+
+
+def run(engine: AnyEngine, inbox: Inbox, clients: Clients) -> None:
+    """Step while there is work, sleep while there is none, and return when the client is gone.
+
+    Messages are taken between steps, so that an abort counts before the step after the running one is scheduled.
+    """
+    settle()
+    while True:
+        for arrived in _arrived(inbox, wait=not engine.has_unfinished_requests()):
+            if arrived is None:
+                return
+            client, message = arrived
+            left = clients.take(client, message)
+            if left:
+                engine.abort_request(left)
+            if not isinstance(message, Exception):
+                _obey(message, engine, client, clients)
+        if engine.has_unfinished_requests():
+            outputs = engine.step()
+            clients.put_outputs(outputs, engine.stats())
+
+
+def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[tuple[Client, ToEngine | Exception] | None]:
+    """The messages that are here; with `wait`, at least one."""
+    if wait:
+        yield inbox.get()
+    while True:
+        try:
+            yield inbox.get_nowait()
+        except Empty:
+            return
+
+
+def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients) -> None:
+    match message:
+        case Add():
+            for request in message.requests():
+                _add(request, engine, clients)
+        case Pool():
+            _add(message.request(), engine, clients)
+        case Abort(request_ids):
+            engine.abort_request(request_ids)
+        case Finish(stopped):
+            for request_id, stop in stopped:
+                engine.finish_request(request_id, stop)
+        case Reconcile():
+            _reconcile(message, engine, client, clients)
+        case ResetPrefixCache(number):
+            client.outbox.put(Reply(number, engine.reset_prefix_cache()))
+        case Attach() | Detach():
+            pass  # They are about clients alone.
+        case Configure():
+            raise AssertionError("the engine is configured once, before the loop")
+
+
+def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients) -> None:
+    try:
+        # The client knows from the engine's info which kind of request it takes.
+        engine.add_request(request)  # type: ignore[arg-type]
+    except RequestError as error:
+        # The client checks with the same limits before it sends, so this is a bug. Nobody shall wait for it.
+        logger.exception("the engine refuses request %s", request.request_id)
+        refused = EngineOutput(
+            request.request_id, [], finish_reason="abort", refusal=str(error), refused_parameter=error.parameter
+        )
+        clients.put_outputs([refused], None)
+
+
+def _reconcile(message: Reconcile, engine: AnyEngine, client: Client, clients: Clients) -> None:
+    """End what the client does not know of, and tell it what the engine does not know of."""
+    unfinished = engine.unfinished_ids()
+    strays = clients.not_expected(client, message.request_ids, unfinished)
+    if strays:
+        logger.error("%d requests of which no client knows are ended: %s", len(strays), ", ".join(strays[:5]))
+        engine.abort_request(strays)
+    unknown = [name for name in message.request_ids if name not in unfinished and not engine.is_ending(name)]
+    client.outbox.put_behind(Reconciled(message.number, unknown))

@@ -1,0 +1,197 @@
+"""What client and engine process say to each other: typed values, never pickled objects."""
+
+import msgspec
+import numpy as np
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.stats import StepStats
+from jaxllm.info import EngineInfo
+from jaxllm.outputs import EngineOutput
+from jaxllm.owner import Owner
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.pooling.request import PoolingRequest
+from jaxllm.request import Request
+from jaxllm.sampling_params import SamplingParams
+
+
+class Hello(msgspec.Struct, tag=True):
+    """The engine process is up: its version must be the client's. The first message of all."""
+
+    version: str
+
+
+class Configure(msgspec.Struct, tag=True):
+    """The client's answer to `Hello`: what to load, and how to log."""
+
+    config: EngineConfig
+    log_level: str = "info"
+    json_logs: bool = False
+
+
+class Attach(msgspec.Struct, tag=True):
+    """Serve one more client, whose sockets lie in this folder."""
+
+    folder: str
+
+
+class Detach(msgspec.Struct, tag=True):
+    """A client that was attached is gone: end its requests, and forget it."""
+
+    folder: str
+
+
+class Loading(msgspec.Struct, tag=True):
+    """How far loading has come; see `jaxllm.progress`."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The engine takes requests from now on."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The engine ends here, while loading or later. `kind` is the name of a class in `jaxllm.errors`."""
+
+    kind: str
+    message: str
+
+
+class Add(msgspec.Struct, tag=True):
+    """Sequences to continue one prompt with; they share all but their names and parameters.
+
+    prompt_token_ids: int32 [prompt length].
+    """
+
+    prompt_token_ids: np.ndarray
+    sequences: list[tuple[str, SamplingParams]]
+    priority: int
+    cache_salt: str | None
+    eos_token_ids: tuple[int, ...]
+    owner: Owner
+    grammar_bytes: int = 0
+
+    @classmethod
+    def of(cls, requests: list[Request]) -> "Add":
+        """The message for requests that share their prompt."""
+        first = requests[0]
+        sequences = [(request.request_id, request.params) for request in requests]
+        return cls(
+            first.prompt_token_ids,
+            sequences,
+            first.priority,
+            first.cache_salt,
+            first.eos_token_ids,
+            first.owner,
+            first.grammar_bytes,
+        )
+
+    def requests(self) -> list[Request]:
+        """The requests that the message stands for."""
+        return [
+            Request(
+                request_id=request_id,
+                prompt_token_ids=self.prompt_token_ids,
+                params=params,
+                priority=self.priority,
+                cache_salt=self.cache_salt,
+                eos_token_ids=self.eos_token_ids,
+                owner=self.owner,
+                grammar_bytes=self.grammar_bytes,
+            )
+            for request_id, params in self.sequences
+        ]
+
+
+class Pool(msgspec.Struct, tag=True):
+    """One text for a pooling model, see `jaxllm.pooling.request.PoolingRequest`.
+
+    prompt_token_ids: int32 [length].
+    """
+
+    request_id: str
+    prompt_token_ids: np.ndarray
+    params: PoolingParams
+    priority: int
+    second_text: int | None
+    owner: Owner
+
+    @classmethod
+    def of(cls, request: PoolingRequest) -> "Pool":
+        """The message for a request."""
+        return cls(**{name: getattr(request, name) for name in cls.__struct_fields__})
+
+    def request(self) -> PoolingRequest:
+        """The request that the message stands for."""
+        return PoolingRequest(**{name: getattr(self, name) for name in self.__struct_fields__})
+
+
+class Abort(msgspec.Struct, tag=True):
+    """End requests without further outputs."""
+
+    request_ids: list[str]
+
+
+class Finish(msgspec.Struct, tag=True):
+    """End requests whose text holds a stop string: (request id, stop string)."""
+
+    stopped: list[tuple[str, str]]
+
+
+class Reconcile(msgspec.Struct, tag=True):
+    """Every request of which the client expects outputs; answered by `Reconciled` with the same number.
+
+    What only the engine knows is ended there, what only the client knows is told. It also asks whether the loop that
+    runs the steps is alive.
+    """
+
+    number: int
+    request_ids: list[str]
+
+
+class Reconciled(msgspec.Struct, tag=True):
+    """The answer: requests that the engine does not know. It comes after all outputs from before the question."""
+
+    number: int
+    unknown: list[str]
+
+
+class Credit(msgspec.Struct, tag=True):
+    """Nothing: the numbers in front of it tell how many messages the engine has taken."""
+
+
+class ResetPrefixCache(msgspec.Struct, tag=True):
+    """Forget cached prefixes; answered by `Reply` with the same number."""
+
+    number: int
+
+
+class Reply(msgspec.Struct, tag=True):
+    """The answer to a numbered message."""
+
+    number: int
+    result: bool
+
+
+class Release(msgspec.Struct, tag=True):
+    """The engine has opened these shared arrays: the client may let go of them."""
+
+    handles: list[int]
+
+
+class Outputs(msgspec.Struct, tag=True):
+    """The news of one step, or of several merged; sent after every step, also when there are no outputs."""
+
+    outputs: list[EngineOutput]
+    stats: StepStats | None
+
+
+ToEngine = Configure | Attach | Detach | Add | Pool | Abort | Finish | Reconcile | ResetPrefixCache
+"""What a client sends."""
+
+FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | Reply | Release
+"""What an engine process sends."""

@@ -1,0 +1,1 @@
+"""Engines with text in front: `LLM`, `AsyncLLM`, `LLMEngine`."""

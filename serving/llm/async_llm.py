@@ -1,0 +1,324 @@
+"""`AsyncLLM`: text in, text out, for many callers at once on one event loop, with the engine in its own process."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from jaxllm.config import EngineConfig, ModelOptions
+from jaxllm.engine.validation import RequestLimits
+from jaxllm.errors import EngineError, RequestError
+from jaxllm.info import EngineInfo
+from jaxllm.owner import NOBODY, Owner
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.progress import Progress, silent
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.ipc.client.asynchronous import AsyncEngine, Observer
+from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.ipc.client.process import EngineProcess
+from jaxllm.serving.ipc.client.restarts import RestartBudget
+from jaxllm.serving.ipc.messages import Add, Pool
+from jaxllm.serving.llm.generation_config import default_params
+from jaxllm.serving.llm.llm_engine import check_vocabulary, find_tokenizer, form_checker, load_tokenizer
+from jaxllm.serving.llm.output_stream import OutputStream
+from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
+from jaxllm.serving.pooling.outputs import PoolingRequestOutput
+from jaxllm.serving.pooling.processor import PoolingProcessor
+from jaxllm.serving.pooling.result import PooledResult
+from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
+from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
+from jaxllm.serving.text.output_processor import OutputProcessor
+from jaxllm.serving.text.outputs import RequestOutput
+from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.structured.checking import CanaryChecker
+
+TEXT_THREADS = 2
+"""Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""
+
+CANARY_SECONDS = 1.0
+"""After the engine is ready, the process that tries grammars is started, if no grammar has come before."""
+
+Result = TypeVar("Result")
+
+
+class AsyncLLM:
+    """An engine process and its requests. Make one with `start`; everything belongs to the event loop of that call.
+
+    It brings text to an `AsyncEngine`, which has the requests in flight; of a model that generates with an
+    `InputProcessor`, of one that pools with `PoolingInputs`.
+    """
+
+    def __init__(self, config: EngineConfig, engine: AsyncEngine, chat_template: str | None) -> None:
+        """See `start`."""
+        self.config = config
+        self.tokenizer: Tokenizer | None = None
+        self.default_params = SamplingParams()
+        self._engine = engine
+        self._chat_template = chat_template
+        self._loop = asyncio.get_running_loop()
+        self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
+        self._inputs: InputProcessor | PoolingInputs
+        self._forms: CanaryChecker | None = None
+        self._shut_down = False
+        self._numbers = itertools.count()
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        max_queued_requests: int | None = None,
+        step_timeout: float = 120.0,
+        progress: Progress = silent,
+        chat_template: str | None = None,
+        log_level: str = "info",
+        json_logs: bool = False,
+        launch: Launch = EngineProcess,
+        max_restarts: int | None = 0,
+        restart_window: float = 600.0,
+    ) -> Self:
+        """Start the engine process and load model and tokenizer, side by side.
+
+        `max_queued_requests` limits the sequences that wait beside those that can run; None: no limit. An engine that
+        says nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
+        again `max_restarts` times within `restart_window` seconds (None: always); what it had gets an `EngineError`.
+        `chat_template` is Jinja text or a file; `launch` starts the engine process. Raises `ConfigError`,
+        `CapacityError` and `EngineError`.
+        """
+        template = None if chat_template is None else load_chat_template(chat_template)
+        # Weights may take minutes to download and to read: not for nothing.
+        await asyncio.to_thread(find_tokenizer, config.model)
+        engine = AsyncEngine(
+            max_queued_requests=max_queued_requests,
+            step_timeout=step_timeout,
+            launch=launch,
+            restarts=RestartBudget(max_restarts, restart_window),
+        )
+        llm = cls(config, engine, template)
+        tokenizer = llm.run_text(_load_tokenizer, config.model)
+        try:
+            await engine.start(config, progress=progress, log_level=log_level, json_logs=json_logs)
+            llm._take_tokenizer(await tokenizer)
+        except BaseException:
+            tokenizer.cancel()
+            await llm.shutdown()
+            raise
+        return llm
+
+    def _take_tokenizer(self, tokenizer: Tokenizer) -> None:
+        info = self.info
+        check_vocabulary(tokenizer, info.vocab_size)
+        self.tokenizer = tokenizer
+        self.default_params = default_params(self.config.model, Path(info.model_folder))
+        if info.pooling is not None:
+            self._inputs = PoolingInputs(tokenizer, info)
+            self._engine.serve(PoolingProcessor())
+        else:
+            self._forms = form_checker(self.config, info, tokenizer)
+            self._inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
+            # Starting it takes some of the processor, which others need more until the first requests are served.
+            self._loop.call_later(CANARY_SECONDS, self._start_canary, self._forms)
+            self._engine.serve(OutputProcessor(tokenizer, measure=True))
+
+    def _start_canary(self, forms: CanaryChecker) -> None:
+        if not self._shut_down:
+            self.run_text(forms.start)
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model and its limits."""
+        return self._engine.info
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in flight."""
+        return len(self._engine)
+
+    @property
+    def engine_pid(self) -> int:
+        """Process id of the engine."""
+        return self._engine.pid
+
+    @property
+    def observers(self) -> list[Observer]:
+        """They see every message of the engine; a list to append to."""
+        return self._engine.observers
+
+    @property
+    def on_restart(self) -> list[Callable[[EngineInfo], None]]:
+        """Called when another engine has taken the place of one that ended; a list to append to."""
+        return self._engine.on_restart
+
+    @property
+    def loss(self) -> "asyncio.Future[EngineError]":
+        """Done when the engine is gone for good, with the reason."""
+        return self._engine.loss
+
+    # Text
+
+    def run_text(self, function: Callable[..., Result], *arguments: Any) -> "asyncio.Future[Result]":
+        """Run work on text in a thread of its own kind, so that it delays nobody's stream."""
+        return self._loop.run_in_executor(self._text_threads, function, *arguments)
+
+    def render(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
+        """The prompt of a conversation; see `jaxllm.serving.text.chat.render_chat`. For threads, as it may be slow."""
+        assert self.tokenizer is not None
+        return render_chat(self.tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
+
+    async def render_chat(self, messages: Conversation, **settings: Any) -> str:
+        """`render`, off the event loop."""
+        return await self.run_text(lambda: self.render(messages, **settings))
+
+    # Generating
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue one prompt. A stream's results are deltas; otherwise there is one, at the end.
+
+        Whoever stops reading aborts the request. Raises `RequestError`, `QueueFullError` and `EngineError`.
+        """
+        name = request_id if request_id is not None else f"generate-{next(self._numbers)}"
+        chosen = self.default_params if params is None else params
+        await self.try_grammar(chosen)
+        requests = await self.prepare([prompt], chosen, [name], priority=priority, stream=stream)
+        (results,) = self.submit(requests)
+        with closing(results):
+            async for output in results:
+                yield output
+
+    async def try_grammar(self, params: SamplingParams, owner: Owner = NOBODY) -> None:
+        """Have the grammar of these parameters, if they have one, tried by the canary process, unless it was before.
+
+        New grammars are tried a few at a time, in which owners take turns. If this is cancelled, a trial that nobody
+        else waits for ends. What is wrong with the grammar `prepare` says. Raises `RequestError` and `QueueFullError`.
+        """
+        forms, form = self._forms, params.structured_outputs
+        if forms is not None and form is not None:
+            await asyncio.wrap_future(await self.run_text(forms.ask, form, owner.name))
+
+    async def prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        request_ids: Sequence[str],
+        *,
+        priority: int = 0,
+        stream: bool = False,
+        add_special_tokens: bool = True,
+    ) -> list[TextRequest]:
+        """Check and tokenize prompts, off the event loop. Raises `RequestError`.
+
+        Grammars should have been tried before (`try_grammar`): here a thread for text waits for those that were not.
+        """
+        inputs = self._inputs
+        if not isinstance(inputs, InputProcessor):
+            raise RequestError("this model pools, it does not generate: ask for embeddings or scores instead")
+        settings: dict[str, Any] = {"priority": priority, "stream": stream, "add_special_tokens": add_special_tokens}
+        return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
+
+    def submit(self, requests: Sequence[TextRequest]) -> list[OutputStream]:
+        """Send prepared requests to the engine, all or none; one stream of results for each.
+
+        Raises `QueueFullError` when too many wait already, `EngineError` when the engine is dead or hangs, and
+        `RequestError` for an id in use.
+        """
+        return self._engine.submit(requests, OutputStream, lambda request: Add.of(request.children))
+
+    # Pooling
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Pool one text: yields its one result. Raises `RequestError`, `QueueFullError` and `EngineError`."""
+        name = request_id if request_id is not None else f"encode-{next(self._numbers)}"
+        requests = await self.prepare_texts([prompt], params or PoolingParams(), [name], priority=priority)
+        (result,) = await self.pool(requests)
+        yield result
+
+    async def prepare_texts(
+        self,
+        prompts: Sequence[Prompt | TextPair],
+        params: PoolingParams | Sequence[PoolingParams],
+        request_ids: Sequence[str],
+        *,
+        priority: int = 0,
+        add_special_tokens: bool = True,
+    ) -> list[PooledText]:
+        """Check and tokenize texts for a pooling model, off the event loop. Raises `RequestError`."""
+        inputs = self._inputs
+        if not isinstance(inputs, PoolingInputs):
+            raise RequestError("this model generates, it does not pool: start it with --runner pooling for embeddings")
+        settings: dict[str, Any] = {"priority": priority, "add_special_tokens": add_special_tokens}
+        return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
+
+    async def pool(self, requests: Sequence[PooledText]) -> list[PoolingRequestOutput]:
+        """Results of prepared texts, in their order; if this is cancelled, the rest is aborted. Raises as `submit`."""
+        waiting: list[PooledResult] = self._engine.submit(
+            requests, PooledResult, lambda request: Pool.of(request.children[0])
+        )
+        try:
+            return [await each.get() for each in waiting]
+        finally:
+            for each in waiting:
+                each.close()
+
+    # The engine
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests: whoever reads one gets what there is of it, with the finish reason "abort".
+
+        Whoever waits for the result of a pooling model gets a `RequestError`. Unknown ids are ignored.
+        """
+        self._engine.abort(request_ids)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and no change, while requests run."""
+        return await self._engine.reset_prefix_cache()
+
+    def check_health(self) -> None:
+        """Raise `EngineError`, saying why, when the engine is dead or hangs."""
+        self._engine.check_health()
+
+    async def wait_for_engine(self) -> None:
+        """Wait while there is no engine. Raises `EngineError` when there will be none."""
+        await self._engine.wait()
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until nothing is in flight. False when that takes longer."""
+        return await self._engine.drain(seconds)
+
+    def fail_all(self, message: str) -> None:
+        """End every stream with `EngineError(message)`."""
+        self._engine.fail_all(message)
+
+    async def shutdown(self) -> None:
+        """End the engine process; whoever still waits gets an error. May be called again."""
+        await self._engine.shutdown()
+        self._shut_down = True
+        self._text_threads.shutdown(wait=False)
+        if self._forms is not None:
+            self._forms.close()
+
+
+def _load_tokenizer(options: ModelOptions) -> Tokenizer:
+    """The tokenizer, with all that takes long made: later, every stream would wait for it."""
+    tokenizer = load_tokenizer(options)
+    assert tokenizer.control.backend is not None
+    return tokenizer

@@ -1,0 +1,313 @@
+"""`LLM`: offline generation in a script or a notebook."""
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+
+from jaxllm.beam.params import BeamSearchParams
+from jaxllm.config import EngineConfig
+from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
+from jaxllm.foreign import MEANINGLESS, drop_meaningless
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm.llm_engine import LLMEngine, open_engine
+from jaxllm.serving.llm.offline import OfflineRuns
+from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params
+from jaxllm.serving.llm.offline_pooling import OfflinePooling
+from jaxllm.serving.llm.offline_pooling import Params as PoolingParamsOf
+from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
+from jaxllm.serving.pooling.engine import PoolingLLMEngine
+from jaxllm.serving.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from jaxllm.serving.text.cached_tokenizer import LateTokenizer
+from jaxllm.serving.text.chat import Conversation, load_chat_template
+from jaxllm.serving.text.outputs import BeamSearchOutput, Delta, RequestOutput
+from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.text.showing import Results
+from jaxllm.tracebacks import short_for
+
+logger = logging.getLogger(__name__)
+
+
+@short_for((ConfigError, RequestError, CapacityError))
+class LLM:
+    """A model, ready to generate.
+
+        llm = LLM("demo")
+        for output in llm.generate(["Once upon a time", "1 + 2 ="], SamplingParams(temperature=0, max_tokens=32)):
+            print(output.prompt, output.outputs[0].text)
+
+    `options` are the engine's (`docs/flags.md` lists them), under vLLM's names: `max_model_len`, `dtype`, ... Others of
+    vLLM's are accepted, with a line in the log, where they change nothing. Device
+    memory is freed by `close()`, at the end of a `with` block, or when the last reference goes. Calls are synchronous,
+    so they work inside a running event loop too; threads take turns.
+
+    Raises `ConfigError` for options, files or models that do not work, and `CapacityError` for what does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        tokenizer: str | None = None,
+        chat_template: str | None = None,
+        skip_tokenizer_init: bool = False,
+        background_engine: bool = False,
+        show_progress: bool | None = None,
+        **options: Any,
+    ) -> None:
+        """Load the model and compile its steps.
+
+        `chat_template` is Jinja text or a file. With `skip_tokenizer_init`, prompts and results are token ids alone.
+        `background_engine` runs the engine in a process of its own, which leaves this one its memory and its CPU time.
+        `show_progress` shows bars while loading; by default only in a terminal or notebook.
+        """
+        known = drop_meaningless(options, MEANINGLESS, logger.warning)
+        config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **known})
+        self._chat_template = None if chat_template is None else load_chat_template(chat_template)
+        with LoadProgress(show_progress) as progress:
+            engine = open_engine(
+                config, skip_tokenizer_init=skip_tokenizer_init, background=background_engine, progress=progress
+            )
+        self._engine: LLMEngine | PoolingLLMEngine | None = engine
+        self._runs = OfflineRuns()
+
+    @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine beneath, for driving it step by step. It stays open as long as anybody holds it.
+
+        Raises `EngineError` after `close()`, and `RequestError` when the model pools instead of generating.
+        """
+        engine = self._open()
+        if not isinstance(engine, LLMEngine):
+            raise RequestError(
+                "this model pools, it does not generate: use embed(), classify(), ..., or load one that "
+                "generates with LLM(..., runner='generate')"
+            )
+        return engine
+
+    def _open(self) -> LLMEngine | PoolingLLMEngine:
+        if self._engine is None:
+            raise EngineError("this LLM is closed: make a new one")
+        return self._engine
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+    ) -> Results[RequestOutput]:
+        """Continue prompts; the results are in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids` and optionally
+        `cache_salt`. `sampling_params` are one for all prompts or one per prompt, by default
+        `get_default_sampling_params()`; `priority` (lower runs first) is one number per prompt. `use_tqdm` shows a
+        progress bar, or is a function that makes one.
+
+        Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
+        """
+        return Results(self._generation.generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority))
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> Generator[Delta, None, None]:
+        """Continue prompts, and yield the text as it comes.
+
+            for delta in llm.stream("Once upon a time"):
+                print(delta.text, end="", flush=True)
+
+        Of several prompts, or with `n` above 1, the deltas come mixed: `delta.prompt_index` and `delta.index` say whose
+        they are. Leaving the loop and dropping the iterator, or closing it, aborts the rest. Other calls may be made
+        meanwhile. Arguments and errors are as in `generate`; they are checked at once.
+        """
+        return self._generation.stream(_as_list(prompts), sampling_params, priority=priority)
+
+    def stream_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        *,
+        priority: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Generator[Delta, None, None]:
+        """Answer conversations as `chat` does, with its settings, and yield the text as it comes, as `stream` does."""
+        return self._generation.stream_chat(messages, sampling_params, priority=priority, **settings)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+    ) -> Results[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt, as a beam search finds them.
+
+        Prompts, errors and the order of results are as in `generate`.
+        """
+        return Results(self._generation.beam_search(_as_list(prompts), params, use_tqdm))
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        allow_special_tokens: bool = False,
+        priority: Sequence[int] | None = None,
+    ) -> Results[RequestOutput]:
+        """Answer a conversation, or each of several: lists of OpenAI's messages.
+
+        The prompt is made by the model's chat template, or by `chat_template` (Jinja text). `tools` are OpenAI's
+        function descriptions; `chat_template_kwargs` go to the template. `continue_final_message` lets the model go
+        on with the last message (with `add_generation_prompt=False`). The text of a special token in a message is
+        encoded as text, and with `allow_special_tokens` as the token. The rest is as in `generate`.
+        """
+        outputs = self._generation.chat(
+            messages,
+            sampling_params,
+            use_tqdm,
+            priority=priority,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            allow_special_tokens=allow_special_tokens,
+        )
+        return Results(outputs)
+
+    def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
+        """The prompt that `chat` makes of one conversation, from the same arguments."""
+        return self._generation.render_chat(messages, chat_template=chat_template, **settings)
+
+    @property
+    def _generation(self) -> OfflineGeneration:
+        return OfflineGeneration(self.llm_engine, self._runs, self._chat_template)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParamsOf = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> Results[PoolingRequestOutput]:
+        """Pool texts, as `pooling_task` or the parameters say; the results are arrays, in the order of the prompts.
+
+        A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
+        are as in `generate`. Raises `RequestError` for what is wrong with any of them, and for a model that generates.
+        """
+        return Results(self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, pooling_task))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParamsOf = None,
+        use_tqdm: UseTqdm = True,
+    ) -> Results[EmbeddingRequestOutput]:
+        """An embedding of each text; the rest is as in `encode`."""
+        results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "embed")
+        return Results(EmbeddingRequestOutput.of(each) for each in results)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParamsOf = None,
+        use_tqdm: UseTqdm = True,
+    ) -> Results[ClassificationRequestOutput]:
+        """Probabilities of the classes of each text; the rest is as in `encode`."""
+        results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "classify")
+        return Results(ClassificationRequestOutput.of(each) for each in results)
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        /,
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> Results[ScoringRequestOutput]:
+        """How well texts fit: one with each of several, or pair by pair.
+
+        A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
+        """
+        return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params))
+
+    def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
+        engine = self._open()
+        if not isinstance(engine, PoolingLLMEngine):
+            raise RequestError(
+                "this model generates, it does not pool: load it with LLM(..., runner='pooling') for embeddings"
+            )
+        return OfflinePooling(engine, self._runs, use_tqdm)
+
+    def get_tokenizer(self) -> Any:
+        """The `transformers` tokenizer. Raises `EngineError` when there is none (`skip_tokenizer_init`)."""
+        tokenizer = self._open().tokenizer
+        if tokenizer is None:
+            raise EngineError("there is no tokenizer: skip_tokenizer_init was given")
+        return tokenizer.hf.whole if isinstance(tokenizer.hf, LateTokenizer) else tokenizer.hf
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of the parameters of requests that bring none: what the model's generation_config.json says."""
+        return self.llm_engine.default_params.clone()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when that is not possible now."""
+        with self._runs.lock:
+            return self._open().engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Free the device memory. Closing twice does no harm."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return "LLM(closed)"
+        info = self._engine.engine.info
+        room = f"max_model_len={info.max_model_len}, max_num_seqs={info.max_num_seqs}"
+        devices = f"{info.num_devices} x {info.device_kind}" if info.num_devices > 1 else info.device_kind
+        tasks = "" if info.pooling is None else f", tasks={list(info.pooling.tasks)}"
+        return f"LLM({info.model!r}, {room}, dtype={info.dtype!r}, device={devices!r}{tasks})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    """Prompts as a list, also where a single one was given."""
+    if isinstance(prompts, (str, Mapping)):
+        return [cast(Prompt, prompts)]
+    if isinstance(prompts, np.ndarray):
+        return [cast(Prompt, prompts)] if prompts.ndim == 1 else list(prompts)
+    try:
+        items = list(prompts)
+    except TypeError:
+        kind = type(prompts).__name__
+        raise RequestError(f"prompts: expected text, token ids, or a list of prompts, got {kind}", "prompt") from None
+    # A flat list of integers is one prompt given as token ids.
+    return [items] if items and all(isinstance(item, (int, np.integer)) for item in items) else items

@@ -1,0 +1,215 @@
+"""The engine with text at both ends, one step at a time: what `LLM` runs, and what embedders may drive themselves."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from jaxllm.config import EngineConfig, ModelOptions
+from jaxllm.engine.validation import RequestLimits
+from jaxllm.errors import ConfigError, RequestError
+from jaxllm.info import EngineInfo
+from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.errors import ModelError
+from jaxllm.progress import Progress, silent
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm.generation_config import default_params
+from jaxllm.serving.pooling.engine import PoolingLLMEngine
+from jaxllm.serving.text.cached_tokenizer import load_quickly
+from jaxllm.serving.text.engine import TextEngine
+from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
+from jaxllm.serving.text.output_processor import OutputProcessor
+from jaxllm.serving.text.outputs import RequestOutput
+from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.text.token_engine import TokenEngine
+from jaxllm.serving.text.tokenizer import Tokenizer, check_files
+from jaxllm.structured.backend import Vocabulary
+from jaxllm.structured.checking import CanaryChecker, make_canary_checker
+
+
+class LLMEngine(TextEngine[TextRequest]):
+    """Requests as text in, results as text out.
+
+    `add_request`, then `step` while `has_unfinished_requests`. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        tokenizer: Tokenizer | None,
+        inputs: InputProcessor,
+        default_params: SamplingParams | None = None,
+    ) -> None:
+        super().__init__(engine, tokenizer, OutputProcessor(tokenizer))
+        self.inputs = inputs
+        self.default_params = default_params or SamplingParams()
+        self._waiting: list[RequestOutput] = []
+        self._refused: list[tuple[str, RequestError]] = []
+
+    @classmethod
+    def from_config(
+        cls,
+        config: EngineConfig,
+        *,
+        skip_tokenizer_init: bool = False,
+        background: bool = False,
+        progress: Progress = silent,
+    ) -> Self:
+        """`open_engine` for a model that generates. Raises `ConfigError`, also for others, and `CapacityError`."""
+        engine = open_engine(config, skip_tokenizer_init=skip_tokenizer_init, background=background, progress=progress)
+        if not isinstance(engine, cls):
+            engine.close()
+            raise ConfigError(
+                f"{config.model.model} pools, it does not generate: use LLM and its embed(), score(), ..."
+            )
+        return engine
+
+    def close(self) -> None:
+        """Free the engine and its device memory. Nothing can be run afterwards."""
+        super().close()
+        self.inputs.close()
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        stream: bool = True,
+    ) -> None:
+        """Queue one request. A stream's outputs are deltas; otherwise there is one output, at the end.
+
+        Raises `RequestError`.
+        """
+        chosen = self.default_params if params is None else params
+        self.add(self.inputs.prepare([prompt], chosen, [request_id], priority=priority, stream=stream))
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; the news of it, see `add_request`.
+
+        Raises `RequestError` when the engine finds that it cannot serve a request (its grammar is too complex, say).
+        That request is gone then, and the others can go on: the next call brings what this step brought for them.
+        """
+        if not self._refused:
+            outputs, self._refused = self.advance()
+            if not self._refused and not self._waiting:
+                return outputs
+            self._waiting += outputs
+        if self._refused:
+            request_id, error = self._refused.pop(0)
+            raise RequestError(f"request {request_id}: {error}", error.parameter)
+        outputs, self._waiting = self._waiting, []
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._waiting or self._refused) or super().has_unfinished_requests()
+
+    def advance(self) -> tuple[list[RequestOutput], list[tuple[str, RequestError]]]:
+        """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
+        processed = self._outputs.process(self.engine.step())
+        for request_id, stop in processed.stopped:
+            self.engine.finish_request(request_id, stop)
+        if processed.aborted:
+            self.engine.abort_request(processed.aborted)
+        return processed.outputs, processed.refused
+
+
+def open_engine(
+    config: EngineConfig,
+    *,
+    skip_tokenizer_init: bool = False,
+    background: bool = False,
+    progress: Progress = silent,
+) -> LLMEngine | PoolingLLMEngine:
+    """Load model and tokenizer, side by side; with `background`, the engine in a process of its own.
+
+    What comes of it depends on what the model is for. Raises `ConfigError` and `CapacityError`.
+    """
+    load = _background_engine if background else _engine_here
+    with ThreadPoolExecutor(1, "load-tokenizer") as pool:
+        loading = None
+        if not skip_tokenizer_init:
+            # Weights may take minutes to download and to read: not for nothing.
+            find_tokenizer(config.model)
+            # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
+            loading = pool.submit(load_tokenizer, config.model, quickly=True)
+        engine = load(config, progress)
+        try:
+            tokenizer = None if loading is None else loading.result()
+            info = engine.info
+            check_vocabulary(tokenizer, info.vocab_size)
+            if info.pooling is not None:
+                return PoolingLLMEngine(engine, tokenizer)
+            forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
+            inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)
+            return LLMEngine(engine, tokenizer, inputs, default_params(config.model, Path(info.model_folder)))
+        except BaseException:
+            engine.close()
+            raise
+
+
+def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> CanaryChecker:
+    """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
+    options = config.model
+    ends = info.eos_token_ids
+    if not ends and tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends = (tokenizer.eos_token_id,)
+    try:
+        folder = Path(info.model_folder)
+        if options.tokenizer is not None:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        return make_canary_checker(config.structured, Vocabulary(folder, info.vocab_size, ends))
+    except (ModelError, RequestError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _model_folder(options: ModelOptions) -> Path:
+    """Folder with the model's small files, downloaded if need be. Raises `ConfigError`."""
+    try:
+        return resolve(options.model, options.revision, options.download_dir, weights=False)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _engine_here(config: EngineConfig, progress: Progress) -> TokenEngine:
+    from jaxllm.engine.load import load_engine
+
+    return load_engine(config, progress)
+
+
+def _background_engine(config: EngineConfig, progress: Progress) -> TokenEngine:
+    from jaxllm.serving.ipc.client.background import BackgroundEngine
+
+    return BackgroundEngine.from_config(config, progress)
+
+
+def find_tokenizer(options: ModelOptions) -> Path:
+    """The folder of the tokenizer asked for, or of the model. Raises `ConfigError` where there is none."""
+    if options.tokenizer is None:
+        folder = _model_folder(options)
+    else:
+        try:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        except ModelError as error:
+            raise ConfigError(f"tokenizer: {error}") from error
+    check_files(folder)
+    return folder
+
+
+def load_tokenizer(options: ModelOptions, *, quickly: bool = False) -> Tokenizer:
+    """The tokenizer asked for, or the model's own. Raises `ConfigError`.
+
+    With `quickly`, what only conversations need is left to the first of them (`kept_tokenizer`).
+    """
+    load = load_quickly if quickly else Tokenizer.load
+    return load(find_tokenizer(options))
+
+
+def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Raise `ConfigError` when the tokenizer has token ids which the model does not know."""
+    if tokenizer is not None and tokenizer.size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has token ids up to {tokenizer.size - 1}, but the model's vocabulary ends at "
+            f"{vocab_size - 1}: they do not belong together; give the right one with tokenizer=..."
+        )

@@ -1,0 +1,121 @@
+"""Runs the requests of calls to their ends: what the methods of `LLM` have in common."""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Collection, Generator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from jaxllm.errors import EngineError, RequestError
+from jaxllm.serving.llm.interrupts import DeferredInterrupt
+from jaxllm.serving.llm.progress import GenerationProgress, UseTqdm
+from jaxllm.serving.text.engine import Prepared, TextEngine
+
+Request = TypeVar("Request", bound=Prepared)
+
+
+class OfflineRuns:
+    """Names requests and runs them. Threads take turns: by the call in `run`, by the step in `stream`.
+
+    Streams go on beneath a call that runs meanwhile, even of the thread that reads them: whoever steps the engine
+    leaves the news of a stream where its reader finds them.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._ids = itertools.count()
+        self._streams: dict[str, deque[Any]] = {}
+        self._left: deque[list[str]] = deque()
+
+    def names(self, count: int) -> list[str]:
+        """Ids for so many requests."""
+        return [str(next(self._ids)) for _ in range(count)]
+
+    def run(self, engine: TextEngine[Request], requests: Sequence[Request], use_tqdm: UseTqdm) -> list[Any]:
+        """The results of prepared requests, in their order, with a progress bar.
+
+        Whatever interrupts it, none of them stays behind in the engine.
+        """
+        finished: dict[str, Any] = {}
+        names = {request.request_id for request in requests}
+        with (
+            self.lock,
+            GenerationProgress(len(requests), use_tqdm) as progress,
+            DeferredInterrupt() as interrupt,
+        ):
+            try:
+                engine.add(requests)
+                while len(finished) < len(names) and engine.has_unfinished_requests():
+                    # Others may come of streams that were left, or of requests that somebody drives by hand.
+                    outputs = [output for output in self._step(engine, names) if output.request_id in names]
+                    finished.update((output.request_id, output) for output in outputs)
+                    progress.update(outputs)
+                    interrupt.check()
+            except BaseException:
+                with suppress(EngineError):  # the one on its way says more
+                    engine.abort_request(names)
+                raise
+        return [finished[request.request_id] for request in requests]
+
+    def stream(
+        self, engine: TextEngine[Request], requests: Sequence[Request]
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield the news of prepared requests as they come, each with the place of its request.
+
+        Closing the generator, or dropping it, aborts what is not finished.
+        """
+        places = {request.request_id: place for place, request in enumerate(requests)}
+        news: deque[Any] = deque()
+        with self.lock:
+            engine.add(requests)
+            self._streams.update(dict.fromkeys(places, news))
+        try:
+            open_requests = set(places)
+            while open_requests:
+                while not news:
+                    with self.lock, DeferredInterrupt():
+                        if not news:
+                            self._step(engine, ())
+                output = news.popleft()
+                if isinstance(output, RequestError):
+                    raise output
+                if output.finished:
+                    open_requests.remove(output.request_id)
+                yield places[output.request_id], output
+        finally:
+            self._leave(engine, list(places))
+
+    def _step(self, engine: TextEngine[Request], names: Collection[str]) -> list[Any]:
+        """Run one step, and put the news of streams where their readers look; the others are returned.
+
+        Raises `RequestError` when one of `names` is refused.
+        """
+        while self._left:
+            engine.abort_request(self._left.popleft())
+        outputs, refused = engine.advance()
+        for name, error in refused:
+            failure = RequestError(f"request {name}: {error}", error.parameter)
+            if name in self._streams:
+                self._streams[name].append(failure)
+            elif name in names:
+                raise failure
+        if not self._streams:
+            return outputs
+        rest: list[Any] = []
+        for output in outputs:
+            news = self._streams.get(output.request_id)
+            (rest if news is None else news).append(output)
+        return rest
+
+    def _leave(self, engine: TextEngine[Request], names: list[str]) -> None:
+        """Forget a stream. Its generator may be dropped in the middle of anything, so also of a step of this thread."""
+        for name in names:
+            self._streams.pop(name, None)
+        self._left.append(names)
+        if self.lock.acquire(blocking=False):
+            try:
+                with suppress(EngineError, IndexError):  # closed already; another thread was quicker
+                    engine.abort_request(self._left.popleft())
+            finally:
+                self.lock.release()

@@ -1,0 +1,146 @@
+"""Generation in a script: what the methods of `LLM` do with an engine that generates."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+from jaxllm.beam.params import BeamSearchParams
+from jaxllm.errors import RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm.llm_engine import LLMEngine
+from jaxllm.serving.llm.offline import OfflineRuns
+from jaxllm.serving.llm.progress import UseTqdm
+from jaxllm.serving.text.chat import Conversation, render_chat
+from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.outputs import BeamSearchOutput, BeamSearchSequence, Delta, RequestOutput
+from jaxllm.serving.text.prompts import Prompt
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class OfflineGeneration:
+    """One engine, whose requests `runs` runs. `chat_template` (Jinja text) is used in place of the model's own."""
+
+    def __init__(self, engine: LLMEngine, runs: OfflineRuns, chat_template: str | None) -> None:
+        self._engine, self._runs, self._chat_template = engine, runs, chat_template
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        use_tqdm: UseTqdm,
+        *,
+        priority: Sequence[int] | None = None,
+        add_special_tokens: bool = True,
+    ) -> list[RequestOutput]:
+        """Results of prompts, see `LLM.generate`."""
+        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens)
+        return self._runs.run(self._engine, requests, use_tqdm)
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        *,
+        priority: Sequence[int] | None = None,
+        add_special_tokens: bool = True,
+    ) -> Generator[Delta, None, None]:
+        """News of prompts as they come, see `LLM.stream`. Raises at once what is wrong with any of them."""
+        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens, stream=True)
+        return self._deltas(requests)
+
+    def _deltas(self, requests: Sequence[TextRequest]) -> Generator[Delta, None, None]:
+        with closing(self._runs.stream(self._engine, requests)) as news:
+            for place, output in news:
+                for part in output.outputs:
+                    yield Delta.of(part, place)
+
+    def _prepare(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        *,
+        priority: Sequence[int] | None,
+        add_special_tokens: bool,
+        stream: bool = False,
+    ) -> list[TextRequest]:
+        return self._engine.inputs.prepare(
+            prompts,
+            self._engine.default_params if params is None else params,
+            self._runs.names(len(prompts)),
+            priority=0 if priority is None else priority,
+            stream=stream,
+            add_special_tokens=add_special_tokens,
+        )
+
+    def beam_search(
+        self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: UseTqdm
+    ) -> list[BeamSearchOutput]:
+        """The best continuations, see `LLM.beam_search`."""
+        outputs = self.generate(prompts, params.to_sampling_params(), use_tqdm)
+        return [self._hypotheses(output, params) for output in outputs]
+
+    def chat(
+        self,
+        messages: Any,
+        params: Params,
+        use_tqdm: UseTqdm,
+        *,
+        priority: Sequence[int] | None,
+        **settings: Any,
+    ) -> list[RequestOutput]:
+        """Answers to conversations, see `LLM.chat`; `settings` are those of the template."""
+        prompts = self._render_all(messages, settings)
+        return self.generate(prompts, params, use_tqdm, priority=priority, add_special_tokens=False)
+
+    def stream_chat(
+        self, messages: Any, params: Params, *, priority: Sequence[int] | None, **settings: Any
+    ) -> Generator[Delta, None, None]:
+        """Answers as they come, see `LLM.stream_chat`."""
+        prompts = self._render_all(messages, settings)
+        return self.stream(prompts, params, priority=priority, add_special_tokens=False)
+
+    def _render_all(self, messages: Any, settings: Mapping[str, Any]) -> list[Prompt]:
+        prompts: list[Prompt] = []
+        conversations = _as_conversations(messages)
+        for index, conversation in enumerate(conversations):
+            try:
+                prompts.append(self.render_chat(conversation, **settings))
+            except RequestError as error:
+                if len(conversations) == 1:
+                    raise
+                raise RequestError(f"conversation {index}: {error}", error.parameter) from error
+        return prompts
+
+    def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
+        """The prompt of one conversation."""
+        tokenizer = self._engine.tokenizer
+        if tokenizer is None:
+            raise RequestError("chat needs a tokenizer, and skip_tokenizer_init was given", "messages")
+        return render_chat(tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
+
+    def _hypotheses(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
+        tokenizer, sequences = self._engine.tokenizer, []
+        for found in output.outputs:
+            ended = found.finish_reason == "stop"
+            hidden = ended and not params.include_stop_str_in_output
+            tokens = output.prompt_token_ids + found.token_ids[: len(found.token_ids) - hidden]
+            total = found.cumulative_logprob or 0.0
+            sequences.append(
+                BeamSearchSequence(
+                    tokens=tokens,
+                    logprobs=found.logprobs or [],
+                    cum_logprob=total,
+                    score=total / len(found.token_ids) ** params.length_penalty,
+                    text=None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False),
+                    finish_reason=found.finish_reason,
+                    stop_reason=found.token_ids[-1] if ended else None,
+                )
+            )
+        return BeamSearchOutput(sequences)
+
+
+def _as_conversations(messages: Any) -> list[Conversation]:
+    """Conversations as a list, also where a single one was given."""
+    several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], (Mapping, str))
+    return list(messages) if several else [cast(Conversation, messages)]

@@ -1,0 +1,66 @@
+"""Embeddings and scores in a script: what the methods of `LLM` do with a pooling engine."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.errors import RequestError
+from jaxllm.info import PoolingInfo
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.serving.llm.offline import OfflineRuns
+from jaxllm.serving.llm.progress import UseTqdm
+from jaxllm.serving.pooling.engine import PoolingLLMEngine
+from jaxllm.serving.pooling.inputs import TextPair
+from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringRequestOutput
+from jaxllm.serving.pooling.scoring import Scoring
+from jaxllm.serving.text.prompts import Prompt
+
+Params = PoolingParams | Sequence[PoolingParams] | None
+
+
+class OfflinePooling:
+    """One engine, whose requests `runs` runs."""
+
+    def __init__(self, engine: PoolingLLMEngine, runs: OfflineRuns, use_tqdm: UseTqdm) -> None:
+        """`use_tqdm` shows a progress bar, or is a function that makes one."""
+        self._engine, self._runs, self._use_tqdm = engine, runs, use_tqdm
+
+    @property
+    def _pooling(self) -> PoolingInfo:
+        pooling = self._engine.engine.info.pooling
+        assert pooling is not None
+        return pooling
+
+    def pool(
+        self, prompts: Sequence[Prompt | TextPair], params: Params, task: str | None
+    ) -> list[PoolingRequestOutput]:
+        """Results of texts; `task` is that of all requests, where their parameters do not name one themselves."""
+        given = PoolingParams() if params is None else params
+        if isinstance(given, PoolingParams):
+            each: PoolingParams | list[PoolingParams] = _with_task(given, task)
+        else:
+            each = [_with_task(one, task) for one in given]
+        requests = self._engine.inputs.prepare(prompts, each, self._runs.names(len(prompts)))
+        return self._runs.run(self._engine, requests, self._use_tqdm)
+
+    def score(self, first: Any, second: Any, params: PoolingParams | None) -> list[ScoringRequestOutput]:
+        """Scores of pairs of texts, see `LLM.score`."""
+        scoring = Scoring(self._pooling, texts("text_1", first), texts("text_2", second), params)
+        return scoring.scores(self.pool(scoring.prompts, scoring.params, None))
+
+
+def texts(name: str, given: Any) -> list[str]:
+    """One text or several as a list. Raises `RequestError` about `name` for anything else."""
+    items = [given] if isinstance(given, str) else list(given) if isinstance(given, (list, tuple)) else None
+    if items is None or not all(isinstance(item, str) for item in items):
+        raise RequestError(f"{name}: expected a text or a list of texts", name)
+    return items
+
+
+def _with_task(params: Any, task: str | None) -> PoolingParams:
+    if not isinstance(params, PoolingParams):
+        raise RequestError(f"pooling_params: expected PoolingParams, got {type(params).__name__}", "pooling_params")
+    if task is None or params.task == task:
+        return params
+    if params.task is not None:
+        raise RequestError(f"task={params.task!r} in the parameters, where {task!r} is asked for", "task")
+    return PoolingParams(**{**{name: getattr(params, name) for name in params.__struct_fields__}, "task": task})

@@ -1,0 +1,101 @@
+"""The file of answers, which is also the record of what is done."""
+
+import fcntl
+import os
+import sys
+from collections.abc import Container
+from pathlib import Path
+from typing import IO, Self
+
+import msgspec
+
+from jaxllm.errors import ConfigError
+from jaxllm.serving.openai.batches.lines import BatchAnswer
+
+_BEGIN = b'{"id":"batch_req_'
+"""How every line begins: what is cut off shall not be somebody's text."""
+
+
+class _Known(msgspec.Struct):
+    custom_id: str
+    response: msgspec.Raw
+    error: msgspec.Raw
+
+
+class BatchRecord:
+    """Appends answers to a file, each whole in one write; `done` are those that were there already.
+
+    A process that is killed leaves at most one incomplete line, the last, which the next one cuts off. Two processes
+    cannot write to one file. `-` is standard output, which remembers nothing. A context manager.
+    """
+
+    def __init__(self, name: str, ids: Container[str]) -> None:
+        """`ids` are those of the input. Raises `ConfigError` for a file of anything else, which stays as it is."""
+        self.done: set[str] = set()
+        self._name = name
+        self._ids = ids
+        try:
+            self._file: IO[bytes] = sys.stdout.buffer if name == "-" else Path(name).open("a+b", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise ConfigError(f"cannot write --output-file: {error}") from None
+        self._regular = name != "-" and Path(name).is_file()
+        if self._regular:
+            try:
+                self._resume()
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _resume(self) -> None:
+        """Find out what is done, and cut off what is not whole."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{self._name}: another process writes to it") from None
+        self._file.seek(0)
+        whole = 0
+        with open(self._file.fileno(), "rb", closefd=False) as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    if not (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
+                        raise self._foreign(f"line {number} is not a batch's answer")
+                    break
+                self._take(number, line)
+                whole += len(line)
+        self._file.truncate(whole)
+
+    def _take(self, number: int, line: bytes) -> None:
+        try:
+            name = msgspec.json.decode(line, type=_Known).custom_id
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise self._foreign(f"line {number} is not a batch's answer") from None
+        if name not in self._ids:
+            raise self._foreign(f"line {number} answers {name!r}, which is not in the input")
+        if name in self.done:
+            raise self._foreign(f"line {number} answers {name!r} once more")
+        self.done.add(name)
+
+    def _foreign(self, reason: str) -> ConfigError:
+        return ConfigError(f"{self._name}: {reason}; give an --output-file that is new, or the one of this input")
+
+    def add(self, answer: BatchAnswer) -> None:
+        """Write an answer down. Raises `ConfigError` when the disk is full."""
+        line = msgspec.json.encode(answer) + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            if not self._regular:
+                self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._name}: {error.strerror}; the same command goes on") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._regular:
+            os.fsync(self._file.fileno())
+        if self._name != "-":
+            self._file.close()

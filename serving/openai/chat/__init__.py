@@ -1,0 +1,1 @@
+"""Chat completions: a conversation in, the model's answers out."""

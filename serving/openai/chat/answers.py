@@ -1,0 +1,78 @@
+"""Parts of replies as messages and deltas of chat completions."""
+
+from collections.abc import Callable
+
+from msgspec import UNSET
+
+from jaxllm.serving.openai.protocol.chat import (
+    AssistantMessage,
+    CalledFunctionAnswer,
+    ChatDelta,
+    FunctionDelta,
+    ToolCallAnswer,
+    ToolCallDelta,
+)
+from jaxllm.serving.reply import parts as reply
+from jaxllm.serving.text.outputs import CompletionOutput
+
+
+class Answers:
+    """Reads the answers to one request, each with a parser of its own."""
+
+    def __init__(self, new_parser: Callable[[], reply.ReplyParser], *, named_call: bool = False) -> None:
+        """`named_call`: the request names the function; such answers end with `stop`, as with OpenAI."""
+        self._new_parser = new_parser
+        self._named_call = named_call
+        self._parsers: dict[int, reply.ReplyParser] = {}
+        self._calling: set[int] = set()
+
+    def deltas(self, completion: CompletionOutput) -> list[ChatDelta]:
+        """The deltas of an answer's news, one for each part."""
+        index = completion.index
+        parser = self._parsers.get(index)
+        if parser is None:
+            parser = self._parsers[index] = self._new_parser()
+        parts = parser.push(completion.text)
+        if completion.finish_reason is not None:
+            parts += parser.finish()
+        if any(isinstance(part, reply.ToolCallStart) for part in parts):
+            self._calling.add(index)
+        return [_delta(part) for part in parts]
+
+    def message(self, completion: CompletionOutput, role: str, begin: str = "") -> AssistantMessage:
+        """A whole answer; `begin` comes before its content."""
+        whole = reply.read_whole(self._new_parser(), completion.text)
+        if whole.tool_calls:
+            self._calling.add(completion.index)
+        content = begin + (whole.content or "")
+        silent = whole.content is None and bool(whole.tool_calls or whole.reasoning)
+        return AssistantMessage(
+            role=role,
+            content=None if silent and not begin else content,
+            reasoning=whole.reasoning,
+            reasoning_content=whole.reasoning,
+            tool_calls=[_call(call) for call in whole.tool_calls] or UNSET,
+        )
+
+    def finish_reason(self, completion: CompletionOutput) -> str | None:
+        """Why an answer ended, of which the news have been read."""
+        if completion.finish_reason == "stop" and completion.index in self._calling and not self._named_call:
+            return "tool_calls"
+        return completion.finish_reason
+
+
+def _call(call: reply.ToolCall) -> ToolCallAnswer:
+    return ToolCallAnswer(id=call.id, function=CalledFunctionAnswer(name=call.name, arguments=call.arguments))
+
+
+def _delta(part: reply.ReplyPart) -> ChatDelta:
+    match part:
+        case reply.ContentDelta(text):
+            return ChatDelta(content=text)
+        case reply.ReasoningDelta(text):
+            return ChatDelta(reasoning=text, reasoning_content=text)
+        case reply.ToolCallStart(index, call_id, name):
+            function = FunctionDelta(name=name, arguments="")
+            return ChatDelta(tool_calls=(ToolCallDelta(index=index, id=call_id, type="function", function=function),))
+        case reply.ToolCallDelta(index, arguments):
+            return ChatDelta(tool_calls=(ToolCallDelta(index=index, function=FunctionDelta(arguments=arguments)),))

@@ -1,0 +1,155 @@
+"""What a request's tools and the model's reasoning mean for its prompt, its sampling and the reading of its answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from jaxllm.errors import RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.openai.chat.tools import ToolUse
+from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.reply.compose import calls_grammar, kept_tokens, make_parser
+from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
+from jaxllm.serving.reply.parts import ReplyParser
+from jaxllm.serving.reply.reasoning_count import ReasoningCount
+from jaxllm.serving.reply.registry import TOOL_FORMATS, ReplyFormats
+from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.structured.params import StructuredOutputsParams
+
+_ANY = {"additionalProperties": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyPlan:
+    """The prompt and the parameters of a request, and how to read its answers; see `ChatCall`."""
+
+    prompt: str
+    params: SamplingParams
+    new_parser: Callable[[], ReplyParser] | None = None
+    count_reasoning: Callable[[], ReasoningCount] | None = None
+    kept_tokens: frozenset[int] = frozenset()
+
+
+def plan_reply(
+    formats: ReplyFormats,
+    tokenizer: Tokenizer,
+    body: ChatCompletionRequest,
+    use: ToolUse,
+    prompt: str,
+    params: SamplingParams,
+) -> ReplyPlan:
+    """Make the plan for a request that was rendered as `prompt`. Raises `RequestError`."""
+    tools = _tool_format(formats) if use.allowed else None
+    reasoning = formats.reasoning
+    if params.thinking_token_budget is not None and reasoning is None:
+        raise RequestError(
+            "thinking_token_budget: it is not known how this model reasons; the server says so with --reasoning-parser",
+            "thinking_token_budget",
+        )
+    if tools is None and reasoning is None:
+        return ReplyPlan(prompt=prompt, params=params)
+    forced = use.forced and tools is not None and tools.forces_reasoning
+    limits = params.thinking_token_budget is not None
+    begun = False if reasoning is None else reasoning.begins_inside(prompt)
+    if reasoning is not None and begun is None:
+        form = params.structured_outputs is not None and not use.constrains
+        if limits or (form and (formats.explicit or _asks_to_think(body))):
+            # The engine must know that there is reasoning; so it is not left to the model.
+            # A `ChatPrompt` stays one.
+            prompt, begun = prompt + f"{reasoning.start}\n", True
+    if tools is not None:
+        params = _with_grammar(params, tools, reasoning if begun is None else None, tokenizer.token_ids, use)
+    waits = limits or (params.structured_outputs is not None and not forced)
+    if reasoning is not None and begun and waits:
+        params = msgspec.structs.replace(params, reasoning_end_token_ids=_encode(tokenizer, reasoning.end))
+    inside = bool(begun)
+    return ReplyPlan(
+        prompt=prompt,
+        params=params,
+        new_parser=_parser_factory(tools, reasoning, body, use, inside=inside),
+        count_reasoning=None if reasoning is None else _count_factory(tokenizer, reasoning, inside=inside),
+        kept_tokens=kept_tokens(tokenizer.token_ids, tools, reasoning) & tokenizer.special_ids,
+    )
+
+
+def _tool_format(formats: ReplyFormats) -> ToolFormat:
+    if formats.tools is None:
+        raise RequestError(
+            "tools: it is not known how this model calls them: start the server with --tool-call-parser and one of "
+            f"{', '.join(TOOL_FORMATS)}; tool_choice='none' shows them to the model and lets it answer in words",
+            "tools",
+        )
+    return formats.tools
+
+
+def _with_grammar(
+    params: SamplingParams,
+    tools: ToolFormat,
+    reasoning: ReasoningFormat | None,
+    token_ids: dict[str, int],
+    use: ToolUse,
+) -> SamplingParams:
+    """Parameters with the grammar of answers that must call, whose calls must be valid, or which are JSON or calls."""
+    form = None if use.forced else params.structured_outputs
+    instead = None if form is None else _json_schema(form)
+    if not use.constrains and instead is None:
+        return params
+    functions = {
+        # A function that is not strict is free in calls that need not come.
+        name: (function.parameters if use.forced or function.strict else _ANY, bool(function.strict))
+        for name, function in use.functions.items()
+    }
+    grammar = calls_grammar(
+        tools, token_ids, functions, several=use.several, optional=not use.forced, reasoning=reasoning, instead=instead
+    )
+    if grammar is None:
+        return params
+    try:
+        return msgspec.structs.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+    except RequestError as error:
+        raise RequestError(f"tools: their schemas make no grammar: {error}", "tools") from None
+
+
+def _json_schema(form: StructuredOutputsParams) -> dict[str, Any] | None:
+    """The schema of the JSON that an answer in words has to be; None: it has another form."""
+    if form.json_object:
+        return {"type": "object"}
+    schema = msgspec.json.decode(form.json) if isinstance(form.json, str) else form.json
+    return {} if schema is True else schema or None
+
+
+def _asks_to_think(body: ChatCompletionRequest) -> bool:
+    given = body.chat_template_kwargs or {}
+    return bool(given.get("enable_thinking") or given.get("thinking"))
+
+
+def _parser_factory(
+    tools: ToolFormat | None,
+    reasoning: ReasoningFormat | None,
+    body: ChatCompletionRequest,
+    use: ToolUse,
+    *,
+    inside: bool,
+) -> Callable[[], ReplyParser]:
+    schemas = {name: function.parameters or {} for name, function in use.functions.items()}
+    return lambda: make_parser(
+        tools,
+        reasoning,
+        schemas=schemas,
+        inside=inside,
+        most_calls=None if use.several else 1,
+        include_reasoning=body.include_reasoning is not False,
+        include_content=not (use.forced and tools is not None),
+    )
+
+
+def _count_factory(tokenizer: Tokenizer, reasoning: ReasoningFormat, *, inside: bool) -> Callable[[], ReasoningCount]:
+    begins, ends = ([tuple(_encode(tokenizer, text)) for text in texts] for texts in reasoning.sections)
+    # Formats whose reasoning is one of several messages begin it with a mark of its own.
+    return lambda: ReasoningCount(begins, ends, inside=inside and bool(reasoning.start))
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode([text], add_special_tokens=False)[0]

@@ -1,0 +1,1 @@
+"""Completions: prompts in, texts out."""

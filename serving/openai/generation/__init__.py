@@ -1,0 +1,1 @@
+"""What chats, completions and responses have in common."""

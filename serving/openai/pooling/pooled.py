@@ -1,0 +1,111 @@
+"""From requests to results of a pooling model: what embeddings, classes and scores have in common."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from jaxllm.errors import RequestError
+from jaxllm.info import PoolingInfo
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.serving.http.disconnect import unless_gone
+from jaxllm.serving.http.generate import Identity, Named, calling, identify, log_requests, reserved
+from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.openai.chat.call import render
+from jaxllm.serving.openai.completions.routes import split_prompts
+from jaxllm.serving.openai.generation import parameters
+from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
+from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
+from jaxllm.serving.pooling.inputs import TextPair
+from jaxllm.serving.pooling.outputs import PoolingRequestOutput
+from jaxllm.serving.tenancy.owners import owner_of
+from jaxllm.serving.text.prompts import Prompt
+
+
+class PooledBody(Named, parameters.Prioritised, Protocol):
+    """A body of a request to a pooling model, of whichever interface."""
+
+
+async def pool(
+    request: Request,
+    server: ServerState,
+    body: PooledBody,
+    prompts: Sequence[Prompt | TextPair],
+    params: PoolingParams,
+    *,
+    prefix: str,
+    field: str,
+    add_special_tokens: bool = True,
+) -> tuple[Identity, list[PoolingRequestOutput]]:
+    """Who the response is, and the results of its texts.
+
+    `prefix` begins its id, and `field` is what errors about a text name. Raises `RequestError`, `QueueFullError` and
+    `EngineError`.
+    """
+    if len(prompts) > server.most_sequences:
+        raise RequestError(
+            f"{field}: {len(prompts)} texts; a request may have at most {server.most_sequences} "
+            "(--max-num-seqs and --max-queued-requests together)",
+            field,
+        )
+    identity = identify(request, server, body, prefix, len(prompts))
+    with calling(prompt=field):
+        requests = await server.llm.prepare_texts(
+            prompts,
+            params,
+            identity.engine_ids,
+            priority=parameters.checked_priority(body, server.llm.config),
+            add_special_tokens=add_special_tokens,
+        )
+    if server.options.enable_log_requests:
+        log_requests(requests, request.scope["request_id"], server.options.max_log_len)
+    for each in requests:
+        each.children[0].owner = owner_of(request)
+    with reserved(server, owner_of(request), requests):
+        return identity, await unless_gone(request.receive, server.llm.pool(requests))
+
+
+async def pool_texts(
+    request: Request, server: ServerState, body: TextsRequest, params: PoolingParams, prefix: str
+) -> tuple[Identity, list[PoolingRequestOutput]]:
+    """`pool` for a body with input or messages."""
+    if (body.input is None) == (body.messages is None):
+        raise RequestError("give either input or messages", "input")
+    special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    prompts: list[Any]
+    if body.messages is None:
+        assert body.input is not None
+        with calling(prompt="input"):
+            split = partial(split_prompts, body.input, most=server.most_sequences)
+            prompts = list(await server.bodies.work(request, split))
+    else:
+        prompts = [await _render(body, server)]
+    field = "input" if body.messages is None else "messages"
+    return await pool(request, server, body, prompts, params, prefix=prefix, field=field, add_special_tokens=special)
+
+
+async def _render(body: TextsRequest, server: ServerState) -> str:
+    """The text that the chat template makes of the messages."""
+    assert body.messages is not None
+    same = ("continue_final_message", "chat_template", "chat_template_kwargs")
+    chat = TokenizeRequest(
+        messages=body.messages,
+        add_generation_prompt=bool(body.add_generation_prompt),
+        **{name: getattr(body, name) for name in same},
+    )
+    with calling(prompt="messages"):
+        return await server.llm.run_text(render, server, chat)
+
+
+def usage(results: Sequence[PoolingRequestOutput]) -> TextUsage:
+    """Tokens of all texts."""
+    total = sum(len(result.prompt_token_ids) for result in results)
+    return TextUsage(prompt_tokens=total, total_tokens=total)
+
+
+def pooling_info(server: ServerState) -> PoolingInfo:
+    """How the model pools; routes for others are refused before."""
+    pooling = server.llm.info.pooling
+    assert pooling is not None
+    return pooling

@@ -1,0 +1,116 @@
+"""Scores of two texts, and documents in the order of their scores."""
+
+import itertools
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.errors import RequestError
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.serving.http.body.decode import read_body
+from jaxllm.serving.http.generate import Identity, calling, json_response
+from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.openai.pooling.pooled import pool, pooling_info, usage
+from jaxllm.serving.openai.protocol.pooling import TextUsage
+from jaxllm.serving.openai.protocol.scores import (
+    DocumentText,
+    Ranked,
+    RankedDocument,
+    RerankRequest,
+    RerankResponse,
+    RerankUsage,
+    Score,
+    ScoredRequest,
+    ScoreRequest,
+    ScoreResponse,
+    Texts,
+)
+from jaxllm.serving.pooling.encode import shorten
+from jaxllm.serving.pooling.scoring import Scoring
+
+_PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+"""vLLM's names for the two texts."""
+
+
+async def create_score(request: Request) -> Response:
+    """Tell how well two texts fit, or each of several pairs."""
+    server = server_of(request)
+    server.check_accepting()
+    body = await read_body(request, ScoreRequest)
+    names, pair = _pair(body)
+    first, second = ([text] if isinstance(text, str) else text for text in pair)
+    with calling(text_1=names[0], text_2=names[1]):
+        identity, scores, tokens = await _scores(request, server, body, first, second, "score", "text_2")
+    data = [Score(index=index, score=score) for index, score in enumerate(scores)]
+    return json_response(
+        ScoreResponse(id=identity.id, created=identity.created, model=identity.model, data=data, usage=tokens)
+    )
+
+
+async def create_rerank(request: Request) -> Response:
+    """Put documents in the order in which they fit a query."""
+    server = server_of(request)
+    server.check_accepting()
+    body = await read_body(request, RerankRequest)
+    if not body.documents:
+        raise RequestError("documents: the list is empty", "documents")
+    if body.top_n is not None and body.top_n < 0:
+        raise RequestError(f"top_n={body.top_n}: must be 0 or more", "top_n")
+    documents = [each.text if isinstance(each, DocumentText) else each for each in body.documents]
+    identity, scores, tokens = await _scores(request, server, body, [body.query], documents, "rerank", "documents")
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+    results = [Ranked(index=index, relevance_score=scores[index]) for index in best]
+    if body.return_documents is not False:
+        for each in results:
+            each.document = RankedDocument(text=documents[each.index])
+    return json_response(
+        RerankResponse(
+            id=identity.id,
+            model=identity.model,
+            usage=RerankUsage(prompt_tokens=tokens.prompt_tokens, total_tokens=tokens.total_tokens),
+            results=results,
+        )
+    )
+
+
+def _pair(body: ScoreRequest) -> tuple[tuple[str, str], tuple[Texts, Texts]]:
+    """The two fields with the texts, and the texts. Raises `RequestError` unless they are one of `_PAIRS`."""
+    names = [name for name in dict.fromkeys(itertools.chain(*_PAIRS)) if getattr(body, name) is not None]
+    for pair in _PAIRS:
+        if set(pair) == set(names):
+            return pair, (getattr(body, pair[0]), getattr(body, pair[1]))
+    known = ", or ".join(f"{first} and {second}" for first, second in _PAIRS)
+    given = ", ".join(names) or "none of them"
+    missing = next((name for pair in _PAIRS for name in pair if names and names[0] in pair and name not in names), None)
+    raise RequestError(f"give {known}; got {given}", missing or "text_1")
+
+
+async def _scores(
+    request: Request,
+    server: ServerState,
+    body: ScoredRequest,
+    first: list[str],
+    second: list[str],
+    prefix: str,
+    field: str,
+) -> tuple[Identity, list[float], TextUsage]:
+    params = PoolingParams(
+        use_activation=body.use_activation,
+        activation=body.activation,
+        softmax=body.softmax,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side,
+    )
+    first = await _shortened(server, first, body, "max_tokens_per_query")
+    second = await _shortened(server, second, body, "max_tokens_per_doc")
+    scoring = Scoring(pooling_info(server), first, second, params)
+    identity, results = await pool(request, server, body, scoring.prompts, scoring.params, prefix=prefix, field=field)
+    return identity, [each.outputs.score for each in scoring.scores(results)], usage(results)
+
+
+async def _shortened(server: ServerState, texts: list[str], body: ScoredRequest, name: str) -> list[str]:
+    """The texts, each up to the end of as many tokens as the field `name` says. Raises `RequestError`."""
+    most: int | None = getattr(body, name)
+    if most is not None and most < 0:
+        raise RequestError(f"{name}={most}: must be 0 or more", name)
+    return await server.llm.run_text(shorten, server.tokenizer, texts, most) if most else texts

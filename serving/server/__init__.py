@@ -1,0 +1,1 @@
+"""The server: its application, life cycle and worker processes."""

@@ -1,0 +1,21 @@
+"""What the server says of itself."""
+
+from jaxllm.serving.http.body.base import Answer
+
+
+class Version(Answer, kw_only=True):
+    """The version of the server."""
+
+    version: str
+
+
+class Load(Answer, kw_only=True):
+    """Requests in flight."""
+
+    server_load: int
+
+
+class CacheReset(Answer, kw_only=True):
+    """Whether the prefix cache was forgotten; it is not while requests run."""
+
+    success: bool

@@ -1,0 +1,176 @@
+"""The OpenAPI document, made from the routes and the Structs of their bodies."""
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm import __version__
+from jaxllm.serving.anthropic.answers import MessagesError
+from jaxllm.serving.anthropic.errors import OVERLOADED
+from jaxllm.serving.http.body.base import Body, Ignored, refused_fields
+from jaxllm.serving.http.errors import DOCUMENTED
+from jaxllm.serving.http.operation import Operation
+from jaxllm.serving.http.state import server_of
+from jaxllm.serving.server.routes import OPERATIONS
+
+_UPLOAD = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
+    "required": ["file", "purpose"],
+}
+
+
+async def show_document(request: Request) -> Response:
+    """The OpenAPI document."""
+    server = server_of(request)
+    document = openapi(with_keys=server.access.needs_key, strict=server.options.strict_fields)
+    root = request.scope.get("root_path")
+    if root:
+        document = {**document, "servers": [{"url": root}]}
+    return Response(json.dumps(document), media_type="application/json")
+
+
+@cache
+def openapi(*, with_keys: bool, strict: bool = False) -> dict[str, Any]:
+    """The document, OpenAPI 3.1; `with_keys` if requests need one, `strict` if unknown fields are refused."""
+    kinds = {kind for each in OPERATIONS for kind in each.bodies}
+    _, schemas = msgspec.json.schema_components(
+        sorted(kinds, key=lambda kind: kind.__name__), ref_template="#/components/schemas/{name}"
+    )
+    for kind in _structs(kinds):
+        _describe(schemas[kind.__name__], kind, strict=strict)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        path = operation.path.replace(":path}", "}")
+        described = _operation(operation, with_keys=with_keys)
+        for method in map(str.lower, operation.methods):
+            name = f"{operation.name or operation.handler.__name__}_{method}"
+            paths.setdefault(path, {})[method] = {"operationId": name, **described}
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "jaxllm", "version": __version__, "description": "OpenAI's interface, with vLLM's fields."},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if with_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return document
+
+
+def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
+    assert operation.handler.__doc__ is not None
+    content: dict[str, Any] = {}
+    if operation.response is not None:
+        content[operation.content_type] = {"schema": _reference(operation.response)}
+    elif operation.content_type != "application/json":
+        content[operation.content_type] = {"schema": {"type": "string"}}
+    if operation.stream is not None:
+        name = operation.stream.__name__
+        content["text/event-stream"] = {
+            "schema": {"description": f"Events whose data is a {name} each, and a last one, [DONE]."}
+        }
+    made: dict[str, Any] = {
+        "summary": operation.handler.__doc__.split("\n")[0],
+        "tags": [operation.tag],
+        "responses": {"200": {"description": "Success.", "content": content}} | _errors(operation),
+    }
+    if operation.request is not None:
+        schema = {"schema": _reference(operation.request)}
+        made["requestBody"] = {"required": True, "content": {"application/json": schema}}
+    if operation.upload:
+        made["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
+    parameters = _parameters(operation)
+    if parameters:
+        made["parameters"] = parameters
+    if with_keys and not operation.public:
+        made["security"] = [{"key": []}]
+    return made
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    """What stands in the path and behind it."""
+    names = re.findall(r"{(\w+)", operation.path)
+    made: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+    ]
+    if operation.query is not None:
+        _, components = msgspec.json.schema_components([operation.query])
+        docs = _field_docs(operation.query)
+        for name, schema in components[operation.query.__name__]["properties"].items():
+            made.append({"name": name, "in": "query", "description": docs[name], "schema": schema})
+    return made
+
+
+def _errors(operation: Operation) -> dict[str, Any]:
+    """The errors that may come: all of them for requests with a body."""
+    if operation.request is not None or operation.upload:
+        statuses = [status for status in DOCUMENTED if status != OVERLOADED or operation.errors is MessagesError]
+    elif operation.public:
+        statuses = [500, 503]
+    else:
+        statuses = [400] * ("{response_id" in operation.path or operation.tag == "Files") + [401, 404, 500, 503]
+    content = {"application/json": {"schema": _reference(operation.errors)}}
+    return {str(status): {"description": DOCUMENTED[status], "content": content} for status in statuses}
+
+
+def _reference(kind: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _structs(kinds: set[Any]) -> Iterator[type[msgspec.Struct]]:
+    """All Structs that stand inside others, and these themselves."""
+    seen = set()
+    waiting: list[Any] = [msgspec.inspect.type_info(kind) for kind in kinds]
+    while waiting:
+        info = waiting.pop()
+        if isinstance(info, msgspec.inspect.StructType):
+            if info.cls in seen:
+                continue
+            seen.add(info.cls)
+            yield info.cls
+            waiting += [field.type for field in info.fields]
+        for name in ("types", "item_types"):
+            waiting += getattr(info, name, ())
+        for name in ("type", "item_type", "key_type", "value_type"):
+            inner = getattr(info, name, None)
+            waiting += [] if inner is None else [inner]
+
+
+def _describe(schema: dict[str, Any], kind: type[msgspec.Struct], *, strict: bool) -> None:
+    """Put the descriptions of fields into a schema, and what is accepted of fields that are not served."""
+    descriptions = {name: text for each in reversed(kind.__mro__) for name, text in _field_docs(each).items()}
+    refused = refused_fields(kind) if issubclass(kind, Body) else {}
+    if not strict:
+        schema.pop("additionalProperties", None)
+    for name, field in schema["properties"].items():
+        if not strict and isinstance(refused.get(name), Ignored):
+            field["description"] = f"Ignored: {refused[name].reason}."
+        elif name in refused:
+            field["enum"] = [None, *refused[name].allowed]
+            field["description"] = f"Not served: {refused[name].reason}."
+        elif name in descriptions:
+            # A reference allows no neighbours in older tools.
+            wrapped = {"allOf": [dict(field)]} if "$ref" in field else dict(field)
+            field.clear()
+            field.update(wrapped, description=descriptions[name])
+
+
+def _field_docs(kind: type) -> dict[str, str]:
+    """The texts that stand below the fields of a class in its source."""
+    if kind.__module__.split(".")[0] != "jaxllm":
+        return {}
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            docs[field.target.id] = inspect.cleandoc(ast.literal_eval(text.value))
+    return docs

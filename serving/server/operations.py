@@ -1,0 +1,68 @@
+"""For those who run the server: is it alive, is it ready, what does it do."""
+
+import asyncio
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm import __version__
+from jaxllm.serving.http import errors
+from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.server.answers import CacheReset, Load, Version
+
+
+async def health(request: Request) -> Response:
+    """Say with status 200 that the engine is alive; one that is dead or hangs has status 503."""
+    server_of(request).llm.check_health()
+    return Response()
+
+
+async def ping(request: Request) -> Response:
+    """Say what /health says, under the name that some platforms ask for."""
+    return await health(request)
+
+
+async def ready(request: Request) -> Response:
+    """Say with status 200 that requests are taken; also while it shuts down, the server has status 503."""
+    server = server_of(request)
+    server.check_accepting()
+    server.llm.check_health()
+    return Response()
+
+
+async def version(_: Request) -> Response:
+    """Tell the server's version."""
+    return json_response(Version(version=__version__))
+
+
+async def load(request: Request) -> Response:
+    """Tell how many requests are in flight."""
+    server = server_of(request)
+    others = [] if server.board is None else server.board.others()
+    return json_response(Load(server_load=server.llm.num_unfinished + sum(each.load for each in others)))
+
+
+async def metrics(request: Request) -> Response:
+    """Metrics for Prometheus."""
+    # In a thread: writing them takes milliseconds, which no stream should wait for.
+    work = partial(_exposition, server_of(request), request.headers.get("accept", ""))
+    body, content_type = await asyncio.to_thread(work)
+    return Response(body, media_type=content_type)
+
+
+def _exposition(server: ServerState, accept: str) -> tuple[bytes, str]:
+    if server.board is None:
+        return server.metrics.exposition(accept)
+    # Whichever process is asked answers for all; which one it was would make no sense in a series.
+    others = [each.measured for each in server.board.others()]
+    joined = server.metrics.with_others(others, server.board.engine())
+    return joined.exposition(accept, process=False)
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget all cached prefixes; impossible while requests run."""
+    if not await server_of(request).llm.reset_prefix_cache():
+        raise errors.requests_running()
+    return json_response(CacheReset(success=True))

@@ -1,0 +1,65 @@
+"""The handlers of the pages."""
+
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from jaxllm import __version__
+from jaxllm.serving.http.state import server_of
+
+PUBLIC_PAGES = frozenset({"/", "/docs"})
+"""Pages that need no key: what they show of the server, they ask for with the key that the reader types."""
+
+_HEADERS = {
+    # Nothing from elsewhere, and in nobody's frame.
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+}
+
+
+class About(msgspec.Struct, omit_defaults=True):
+    """What the server says of itself at `/`; what not everybody may know is missing where it wants a key."""
+
+    server: str
+    api: str
+    docs: str | None = None
+    openapi: str | None = None
+    version: str | None = None
+    model: str | None = None
+
+
+async def show_docs(_: Request) -> Response:
+    """Show the OpenAPI document as a page."""
+    return HTMLResponse(_read("docs.html"), headers=_HEADERS)
+
+
+async def show_landing(request: Request) -> Response:
+    """Say what this server is: as a page to browsers, else as JSON."""
+    server = server_of(request)
+    root = request.scope.get("root_path", "")
+    about = About(server="jaxllm", api=f"{root}/v1")
+    if not server.options.disable_docs:
+        about.docs, about.openapi = f"{root}/docs", f"{root}/openapi.json"
+    if not server.access.needs_key:
+        about.version, about.model = __version__, server.model_names[0]
+    if "text/html" not in request.headers.get("accept", ""):
+        return Response(msgspec.json.encode(about), media_type="application/json")
+    known = f"{about.model}, version {about.version}" if about.model else "This server wants a key."
+    links = {"API and its fields": about.docs, "Models": f"{root}/v1/models", "Health": f"{root}/health"}
+    page = Template(_read("landing.html")).substitute(
+        about=escape(known),
+        base=escape(f"{str(request.base_url).rstrip('/')}/v1"),
+        links=" &middot; ".join(f'<a href="{escape(path)}">{name}</a>' for name, path in links.items() if path),
+    )
+    return HTMLResponse(page, headers=_HEADERS | {"Vary": "Accept"})
+
+
+@cache
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,229 @@
+"""`jaxllm serve --api-server-count N`: one engine, N processes that answer HTTP, and this one, which holds them.
+
+It reads and writes no text: it has the listening socket, which all share, and the engine, which it tells to serve
+each of them. A signal that asks to end goes to all. What ends unasked, a process or the engine, is started again, for
+as long as the budget lasts; the others go on.
+"""
+
+import asyncio
+import logging
+import signal
+import tempfile
+import time
+from typing import Any
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import EngineError
+from jaxllm.progress import Progress
+from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.ipc.client.restarts import RestartBudget
+from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.server.listener import Listener
+from jaxllm.serving.server.signals import Signals, before, cancel
+from jaxllm.serving.server.workers.order import Attach, GaveUp, Hangs, Line, Listening, Order
+from jaxllm.serving.server.workers.shared_engine import SharedEngine
+from jaxllm.serving.server.workers.worker import Worker
+from jaxllm.serving.telemetry.logs import banner
+from jaxllm.serving.telemetry.shared import Board, make_file
+from jaxllm.serving.text.measurements import Measurements
+
+_log = logging.getLogger(__name__)
+
+# What a process gets beyond --shutdown-timeout before it is killed.
+_GRACE_SECONDS = 15.0
+# What processes get to write their last events when something failed.
+_FAILED_SECONDS = 5.0
+_COUNT_SECONDS = 1.0
+_POST_SECONDS = 0.2
+# Of the board, for whom every process is another one.
+_NO_SLOT = -1
+
+
+async def supervise(
+    listener: Listener,
+    signals: Signals,
+    config: EngineConfig,
+    options: ServerOptions,
+    *,
+    progress: Progress,
+    launch: Launch,
+) -> int:
+    """Serve with several processes until a signal comes; the exit code. Raises errors as `serve` does."""
+    with tempfile.TemporaryFile() as file:
+        board = make_file(file, options.api_server_count)
+        servers = ApiServers(config, options, launch, listener, board)
+        try:
+            return await servers.run(signals, progress)
+        finally:
+            await servers.close()
+
+
+class ApiServers:
+    """The engine and the processes."""
+
+    def __init__(
+        self, config: EngineConfig, options: ServerOptions, launch: Launch, listener: Listener, board: int
+    ) -> None:
+        """`board` is the file on which processes write what they have measured."""
+        self._config, self._options, self._listener = config, options, listener
+        self._board_file = board
+        self._board = Board(board, _NO_SLOT, options.api_server_count)
+        self._loop = asyncio.get_running_loop()
+        self._engine = SharedEngine(options, launch, self._fail)
+        self._budget = RestartBudget(options.max_restarts, options.restart_window)
+        self._workers: dict[int, Worker] = {}
+        self._listening: set[Worker] = set()
+        self._ending = False
+        self._all_listen = asyncio.Event()
+        self._none_runs = asyncio.Event()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+
+    async def run(self, signals: Signals, progress: Progress) -> int:
+        """Start everything, and end it when asked to."""
+        started = time.monotonic()
+        for index in range(self._options.api_server_count):
+            self._start_worker(index)
+        starting = asyncio.ensure_future(self._start(progress))
+        if not await before(signals.first, starting):
+            _log.info("told to end before the model was loaded")
+            await cancel(starting)
+            return signals.exit_code
+        starting.result()
+        urls = self._listener.urls(self._options.root_path)
+        _log.info("%s", banner(self._engine.info, urls, time.monotonic() - started))
+        reporting = [asyncio.create_task(self._post())]
+        if not self._options.disable_log_stats:
+            reporting += [asyncio.create_task(self._engine.throughput.run()), asyncio.create_task(self._count())]
+        await before(signals.first, self._failed)
+        for task in reporting:
+            await cancel(task)
+        _log.info("shutting down %d API servers", len(self._workers))
+        await self._end_workers(signals)
+        if self._failed.done() and not signals.second.is_set():
+            self._failed.result()
+        return signals.exit_code
+
+    def _start_worker(self, index: int) -> None:
+        if self._ending:
+            return
+        order = Order(
+            index=index,
+            count=self._options.api_server_count,
+            listener=self._listener.socket.fileno(),
+            board=self._board_file,
+            config=self._config,
+            options=self._options,
+        )
+        self._workers[index] = Worker(
+            order,
+            lambda worker, line: self._call(self._take, worker, line),
+            lambda worker, meaning: self._call(self._worker_ended, worker, meaning),
+        )
+
+    async def _start(self, progress: Progress) -> None:
+        """Load the model, and wait until all processes listen, or one fails."""
+        loading = asyncio.ensure_future(self._engine.start(self._config, progress))
+        await asyncio.wait((loading, self._failed), return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done():
+            loading.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._failed.result()
+        loading.result()
+        if not await before(self._all_listen, self._failed):
+            return
+        self._failed.result()
+
+    async def _post(self) -> None:
+        """Tell the processes again and again what is known of the engine."""
+        while True:
+            self._board.post_engine(self._engine.metrics.engine_state())
+            await asyncio.sleep(_POST_SECONDS)
+
+    async def _count(self) -> None:
+        """Let the log know of the tokens that the processes have counted."""
+        names = ("prompt_tokens", "generation_tokens")
+        self._engine.throughput.refused = self._num_rejected
+        known = [0, 0]
+        while True:
+            await asyncio.sleep(_COUNT_SECONDS)
+            posted = self._board.others()
+            counts = [sum(each.measured.counters[name] for each in posted) for name in names]
+            if counts != known:
+                prompt, generated = (count - before for count, before in zip(counts, known, strict=True))
+                new = Measurements(prompt_tokens=prompt, generation_tokens=generated)
+                self._engine.throughput.observe(None, new)
+                known = counts
+
+    def _num_rejected(self) -> int:
+        return sum(sum(each.measured.http.rejections.values()) for each in self._board.others())
+
+    async def _end_workers(self, signals: Signals) -> None:
+        """Let all processes finish what runs; a second signal has them killed."""
+        self._ending = True
+        self._engine.retire()
+        self._signal(signal.SIGTERM)
+        if not self._workers:
+            return
+        seconds = _FAILED_SECONDS if self._failed.done() else self._options.shutdown_timeout + _GRACE_SECONDS
+        waiting = asyncio.ensure_future(self._none_runs.wait())
+        if not await before(signals.second, waiting, seconds):
+            self._signal(signal.SIGKILL)
+        await cancel(waiting)
+
+    async def close(self) -> None:
+        """End whatever still runs."""
+        self._ending = True
+        self._signal(signal.SIGKILL)
+        await self._engine.close()
+        self._board.close()
+        if not self._failed.cancel():
+            # Whatever failed meanwhile is not why it ends.
+            self._failed.exception()
+
+    def _signal(self, number: int) -> None:
+        for worker in self._workers.values():
+            worker.signal(number)
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        """From a thread: call on the event loop."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _take(self, worker: Worker, line: Line) -> None:
+        match line:
+            case Attach(folder):
+                self._engine.attach(worker, folder)
+            case Hangs(folder, reason):
+                self._engine.end_hanging(worker, folder, reason)
+            case Listening():
+                self._listening.add(worker)
+                if self._all_listen.is_set():
+                    self._engine.metrics.count_api_server_restart()
+                    _log.info("API server %d is back", worker.index)
+                elif len(self._listening) == self._options.api_server_count:
+                    self._all_listen.set()
+            case GaveUp() if self._all_listen.is_set():
+                _log.error("API server %d: %s", worker.index, line.message)
+            case GaveUp():
+                self._fail(line.error())
+
+    def _worker_ended(self, worker: Worker, meaning: str) -> None:
+        self._engine.detach(worker)
+        self._listening.discard(worker)
+        del self._workers[worker.index]
+        if not self._workers:
+            self._none_runs.set()
+        if self._ending:
+            return
+        error = EngineError(f"an API server process ended by itself ({meaning})")
+        # One that cannot start would not the next time either.
+        delay = self._budget.take() if self._all_listen.is_set() else None
+        if delay is None:
+            self._fail(EngineError(f"{error}{self._budget if self._all_listen.is_set() else ''}"))
+            return
+        _log.error("%s; it is started again%s", error, f" in {delay:g} s" if delay else "")
+        self._board.clear_load(worker.index)
+        self._loop.call_later(delay, self._start_worker, worker.index)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)

@@ -1,0 +1,65 @@
+"""One API server process, as the supervisor sees it."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from jaxllm.serving.ipc.client.process import describe_exit, environment
+from jaxllm.serving.server.workers import order
+from jaxllm.serving.server.workers.order import EngineEnded, Order
+
+MODULE = "jaxllm.serving.server.workers"
+
+
+class Worker:
+    """A child that answers HTTP. It ends with this process, however that one ends."""
+
+    def __init__(
+        self, given: Order, on_line: Callable[["Worker", order.Line], None], on_exit: Callable[["Worker", str], None]
+    ) -> None:
+        """Both functions are called in a thread, `on_exit` last, with what can be said of the end."""
+        self.index = given.index
+        self._on_line, self._on_exit = on_line, on_exit
+        self._channel, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE],
+                stdin=theirs.fileno(),
+                env=_environment(),
+                pass_fds=(given.listener, given.board),
+                # Ctrl-C in a terminal goes to a whole group of processes; who drains is the supervisor's to decide.
+                start_new_session=True,
+            )
+        order.send(self._channel, given)
+        threading.Thread(target=self._listen, name="api-server-watch", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        self._child.send_signal(number)
+
+    def tell(self, ended: EngineEnded) -> None:
+        """Tell it that its engine has ended."""
+        with suppress(OSError):
+            order.send(self._channel, ended)
+
+    def _listen(self) -> None:
+        for line in order.lines(self._channel):
+            self._on_line(self, line)
+        meaning = describe_exit(self._child.wait())
+        self._channel.close()
+        self._on_exit(self, meaning)
+
+
+def _environment() -> dict[str, str]:
+    """That of the engine, with our own places of modules: middleware is found there."""
+    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109  (an entry of PYTHONPATH)
+    return {**environment(), "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,237 @@
+"""Log lines, as text or as JSON, and the two things that are always worth one: the start, and the load."""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from jaxllm import __version__
+from jaxllm.engine.stats import StepStats
+from jaxllm.info import EngineInfo
+from jaxllm.serving.text.measurements import Measurements
+
+logger = logging.getLogger(__name__)
+
+current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
+"""Whoever handles a request may set it: every line logged meanwhile says which request it is about."""
+
+# Libraries that have much to say of what concerns nobody here.
+_CHATTY = ("absl", "asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "jax", "urllib3")
+_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "color_message", "taskName"}
+
+
+def configure_logging(level: str, *, json_lines: bool) -> None:
+    """Log to standard error from `level` ("debug" to "critical") on, with `json_lines` one JSON object per line.
+
+    A line's request id comes from `extra={"request_id": ...}` or from `current_request_id`. May be called again. In
+    JSON, everything given as `extra` is a field of its own, and Python's warnings are log lines too.
+    """
+    number = logging.getLevelNamesMapping()[level.upper()]
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, _StderrHandler)]:
+        root.removeHandler(handler)
+    handler = _StderrHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if json_lines else _TextFormatter())
+    root.addHandler(handler)
+    root.setLevel(number)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+    logging.captureWarnings(json_lines)
+
+
+class _StderrHandler(logging.StreamHandler[Any]):
+    """Ours, so that configuring again replaces it and nobody else's."""
+
+
+def _request_id(record: logging.LogRecord) -> str | None:
+    return getattr(record, "request_id", None) or current_request_id.get()
+
+
+class _TextFormatter(logging.Formatter):
+    """`2026-01-31 12:00:00.000 INFO jaxllm.serving.server.server: message`, and behind it the request id."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self.default_msec_format = "%s.%03d"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
+        line, request_id = super().formatMessage(record), _request_id(record)
+        return line if request_id is None or request_id in line else f"{line} (request {request_id})"
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object: time (UTC), level, logger, message, then request_id, exception and `extra` where there are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        request_id = _request_id(record)
+        if request_id is not None:
+            fields["request_id"] = request_id
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        fields |= {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD | fields.keys()}
+        # What is not Unicode, such as half of a surrogate pair out of somebody's JSON, must not cost the line.
+        readable = {key: _readable(value) if isinstance(value, str) else value for key, value in fields.items()}
+        return msgspec.json.encode(readable, enc_hook=repr).decode()
+
+
+def _readable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+class _Interval:
+    """How many requests ran and waited from one report to the next: sums over time, in request seconds, and maxima."""
+
+    def __init__(self, now: float | None = None, stats: StepStats | None = None) -> None:
+        self._last, self._stats = now, stats or StepStats()
+        self.running = self.waiting = self._seconds = 0.0
+        self.most_running, self.most_waiting = self._stats.num_running, self._stats.num_waiting
+        self.finished = 0
+
+    def observe(self, now: float, stats: StepStats) -> None:
+        """From the last call until `now` it was as it was said then; from now on it is `stats`."""
+        if self._last is not None:
+            seconds = now - self._last
+            self.running += self._stats.num_running * seconds
+            self.waiting += self._stats.num_waiting * seconds
+            if self._stats.num_running or self._stats.num_waiting:
+                self._seconds += seconds
+        self._last, self._stats = now, stats
+        self.most_running = max(self.most_running, stats.num_running)
+        self.most_waiting = max(self.most_waiting, stats.num_waiting)
+
+    def mean(self, total: float, now: float) -> float:
+        """Over the time in which there was load; what is `now` where there was none to speak of."""
+        return total / self._seconds if self._seconds > 0 else now
+
+
+class ThroughputLog:
+    """Logs a line about throughput in intervals while there is load, and none while there is not.
+
+    Rates are over the time in which the engine was busy, so that a burst is not averaged with the rest around it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.refused: Callable[[], int] = lambda: 0
+        """Tells how many requests were told to come back later, so far."""
+        self._refused = 0
+        self._clock = clock
+        self._stats = StepStats()
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self._begin: float | None = None
+        """From where on the load was not logged yet; None: there is no load."""
+        self._end = 0.0
+        self._heard = False
+        self._queries = 0
+        self._hits = 0
+        self._hit_rate: float | None = None
+        self._preemptions = 0
+        self._interval = _Interval()
+
+    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
+        """Take one message of the engine."""
+        now = self._clock()
+        if stats is not None:
+            self._stats = stats
+        if measured is not None:
+            self._prompt_tokens += measured.prompt_tokens
+            self._generation_tokens += measured.generation_tokens
+            self._interval.finished += len(measured.finished)
+        self._interval.observe(now, self._stats)
+        if self._begin is None and stats is not None and stats.num_steps:
+            self._begin = now - stats.step_seconds
+        self._end, self._heard = now, True
+
+    async def run(self, interval: float = 10.0) -> None:
+        """Log a line every `interval` seconds while there is load; until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            report = self.report()
+            if report is not None:
+                logger.info("%s", _throughput_line(report), extra=report)
+
+    def report(self) -> dict[str, float] | None:
+        """What happened since the last call: tokens per second, shares from 0 to 1. None when nothing did."""
+        if self._begin is None or not self._heard:
+            # Heard nothing under load: the engine is in a long step, or dead. Others tell which.
+            return None
+        stats, seconds = self._stats, self._end - self._begin
+        queries, hits = stats.prefix_queries - self._queries, stats.prefix_hits - self._hits
+        if queries > 0:
+            self._hit_rate = hits / queries
+        interval, self._interval = self._interval, _Interval(now=self._end, stats=stats)
+        refused, before = self.refused(), self._refused
+        self._refused = refused
+        report = {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting,
+            "running_mean": round(interval.mean(interval.running, stats.num_running), 1),
+            "waiting_mean": round(interval.mean(interval.waiting, stats.num_waiting), 1),
+            "running_max": interval.most_running,
+            "waiting_max": interval.most_waiting,
+            "finished": interval.finished,
+            "refused": refused - before,
+            "preemptions": stats.num_preemptions - self._preemptions,
+            "prompt_tokens_per_second": round(self._prompt_tokens / seconds, 1) if seconds > 0 else 0.0,
+            "generation_tokens_per_second": round(self._generation_tokens / seconds, 1) if seconds > 0 else 0.0,
+            "kv_cache_usage": round(stats.kv_usage, 4),
+        }
+        if self._hit_rate is not None:
+            report["prefix_cache_hit_rate"] = round(self._hit_rate, 4)
+        self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
+        self._preemptions = stats.num_preemptions
+        self._prompt_tokens = self._generation_tokens = 0
+        self._begin = self._end if stats.num_running or stats.num_waiting else None
+        self._heard = False
+        return report
+
+
+def _throughput_line(report: dict[str, float]) -> str:
+    preempted = f", {report['preemptions']} preempted" if report["preemptions"] else ""
+    refused = f", {report['refused']} refused" if report["refused"] else ""
+    parts = [
+        f"{report['running_mean']:g} running (at most {report['running_max']})",
+        f"{report['waiting_mean']:g} waiting (at most {report['waiting_max']})",
+        f"{report['finished']} finished{preempted}{refused}",
+        f"prompt {report['prompt_tokens_per_second']:,.1f} tokens/s",
+        f"generation {report['generation_tokens_per_second']:,.1f} tokens/s",
+        f"KV cache {report['kv_cache_usage']:.1%}",
+    ]
+    if "prefix_cache_hit_rate" in report:
+        parts.append(f"prefix cache hits {report['prefix_cache_hit_rate']:.1%}")
+    return "; ".join(parts)
+
+
+def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
+    """What is served, with which room, and where: a few lines for a person."""
+    devices = info.device_kind if info.num_devices == 1 else f"{info.num_devices} x {info.device_kind}"
+    room = f"{info.kv_tokens:,} tokens: {info.max_concurrency:,.1f} requests of {info.max_model_len:,} tokens at once"
+    cache = ("KV cache", f"{room}; prefix cache {'on' if info.enable_prefix_caching else 'off'}")
+    if info.pooling is not None:
+        tasks = ", ".join(info.pooling.tasks)
+        cache = ("pooling", f"{tasks}: {info.pooling.size:,} numbers of texts up to {info.max_model_len:,} tokens")
+    steps = f"up to {info.max_num_seqs:,} requests and {info.max_num_batched_tokens:,} tokens"
+    rows = [
+        ("device", f"{devices}, {info.dtype}"),
+        cache,
+        ("steps", f"{steps}; {info.num_shapes} shapes compiled"),
+        ("ready after", f"{load_seconds:.1f} s"),
+        *(("OpenAI API", url if url.startswith("unix:") else f"{url}/v1") for url in urls),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    return "\n".join([f"jaxllm {__version__} serves {info.model}", *lines])

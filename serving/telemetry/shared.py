@@ -1,0 +1,115 @@
+"""Where API server processes write what they have measured, so that each can answer for all."""
+
+import mmap
+import struct
+import zlib
+from typing import IO, Any
+
+import msgspec
+
+from jaxllm.serving.telemetry.metrics import EngineState, Measured
+
+_HEAD = struct.Struct("!QII")
+_HALF_BYTES = 1 << 17
+_SLOT_BYTES = 2 * _HALF_BYTES
+_ATTEMPTS = 20
+
+
+class Posted(msgspec.Struct):
+    """What one process has to say: its requests in flight, and all that was measured in its place."""
+
+    load: int
+    measured: Measured
+
+
+class Board:
+    """A file without a name, mapped by all processes, with a slot for each, and one for the state of the engine.
+
+    A slot has two halves, written one after the other: while one is written, or whoever wrote it died, the other is
+    whole. It is read without a lock; a checksum tells which halves are whole, and a number which is newer.
+    """
+
+    def __init__(self, handle: int, index: int, count: int) -> None:
+        """`handle` is a file of `size_of(count)` bytes; this process writes slot `index`."""
+        self._map = mmap.mmap(handle, size_of(count))
+        self._index, self._count = index, count
+        self._last = b""
+
+    def post(self, posted: Posted) -> None:
+        """Write what this process has to say."""
+        data = msgspec.msgpack.encode(posted)
+        if data != self._last:
+            self._write(self._index, data)
+            self._last = data
+
+    def own(self) -> Posted | None:
+        """What was said last in this place, perhaps by a process that is gone."""
+        return self._decode(self._index, Posted)
+
+    def others(self) -> list[Posted]:
+        """What the other processes have said last; those that have said nothing are left out."""
+        found = (self._decode(index, Posted) for index in range(self._count) if index != self._index)
+        return [posted for posted in found if posted is not None]
+
+    def post_engine(self, state: EngineState) -> None:
+        """Write what is known of the engine: for the supervisor."""
+        data = msgspec.msgpack.encode(state)
+        if data != self._last:
+            self._write(self._count, data)
+            self._last = data
+
+    def engine(self) -> EngineState | None:
+        """What is known of the engine."""
+        return self._decode(self._count, EngineState)
+
+    def clear_load(self, index: int) -> None:
+        """The process of this place is gone, and its requests with it; what it has measured stays."""
+        posted = self._decode(index, Posted)
+        if posted is not None:
+            posted.load = 0
+            self._write(index, msgspec.msgpack.encode(posted))
+
+    def _write(self, index: int, data: bytes) -> None:
+        assert len(data) <= _HALF_BYTES - _HEAD.size
+        number, _ = self._newest(index)
+        number += 1
+        start = index * _SLOT_BYTES + number % 2 * _HALF_BYTES
+        head = _HEAD.pack(number, len(data), _checksum(number, data))
+        self._map[start : start + _HEAD.size + len(data)] = head + data
+
+    def _decode(self, index: int, kind: Any) -> Any:
+        _, data = self._newest(index)
+        return msgspec.msgpack.decode(data, type=kind) if data else None
+
+    def _newest(self, index: int) -> tuple[int, bytes]:
+        """The newer of the halves that are whole, with its number; (0, empty) when nothing was said yet."""
+        for _ in range(_ATTEMPTS):
+            halves = (self._read(index * _SLOT_BYTES + half * _HALF_BYTES) for half in (0, 1))
+            newest = max(halves, key=lambda half: half[0])
+            if newest[0]:
+                return newest
+        return 0, b""
+
+    def _read(self, start: int) -> tuple[int, bytes]:
+        number, length, checksum = _HEAD.unpack(self._map[start : start + _HEAD.size])
+        data = self._map[start + _HEAD.size : start + _HEAD.size + min(length, _HALF_BYTES - _HEAD.size)]
+        return (number, data) if _checksum(number, data) == checksum else (0, b"")
+
+    def close(self) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+
+def _checksum(number: int, data: bytes) -> int:
+    return zlib.crc32(data, number & 0xFFFFFFFF)
+
+
+def size_of(count: int) -> int:
+    """Bytes of the file for `count` processes."""
+    return (count + 1) * _SLOT_BYTES
+
+
+def make_file(file: IO[bytes], count: int) -> int:
+    """Give an empty file its size; its descriptor."""
+    file.truncate(size_of(count))
+    return file.fileno()

@@ -1,0 +1,123 @@
+"""What is the same of engines with text at their ends, whether they generate or pool."""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
+
+from jaxllm.errors import EngineError, RequestError
+from jaxllm.outputs import EngineOutput
+from jaxllm.request import as_request_ids
+from jaxllm.serving.text.output_processor import Processed
+from jaxllm.serving.text.prompts import naming_prompt
+from jaxllm.serving.text.token_engine import TokenEngine
+from jaxllm.serving.text.tokenizer import Tokenizer
+
+
+class Prepared(Protocol):
+    """A checked request, and what the engine runs for it."""
+
+    request_id: str
+    children: list[Any]
+
+
+Request = TypeVar("Request", bound=Prepared)
+Request_contra = TypeVar("Request_contra", bound=Prepared, contravariant=True)
+
+
+class Follower(Protocol[Request_contra]):
+    """Follows the requests in flight: an `OutputProcessor` or a `PoolingProcessor`."""
+
+    def __len__(self) -> int:
+        """Unfinished requests."""
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether this one is unfinished."""
+
+    def running(self) -> dict[str, str]:
+        """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
+
+    def add(self, request: Request_contra, reader: Any = None) -> None:
+        """Expect outputs of it; `reader` waits for them."""
+
+    def process(self, outputs: Iterable[EngineOutput]) -> Processed:
+        """Take the outputs of one step."""
+
+    def abort(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget these; the engine's ids of what still runs of them."""
+
+    def end(self, request_ids: Iterable[str]) -> Processed:
+        """Forget these, with last results that say so; in `aborted` are the engine's ids of what still runs."""
+
+    def abort_all(self) -> list[str]:
+        """Forget all."""
+
+
+class TextEngine(ABC, Generic[Request]):
+    """An engine driven step by step. Not thread-safe.
+
+    `engine` runs token ids, `tokenizer` is None where there is no text. It owns `engine`, which is closed by `close()`
+    or when the last reference goes.
+    """
+
+    def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None, outputs: Follower[Request]) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self._outputs = outputs
+        self._finalizer = weakref.finalize(self, engine.close)
+        # At exit the process gives everything back by itself, and JAX may be gone already.
+        self._finalizer.atexit = False
+
+    @abstractmethod
+    def step(self) -> list[Any]:
+        """Run one step; the results it brings."""
+
+    def advance(self) -> tuple[list[Any], list[tuple[str, RequestError]]]:
+        """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
+        return self.step(), []
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue prepared requests, all or none: raises `RequestError` for the first the engine refuses."""
+        added: list[str] = []
+        try:
+            for index, request in enumerate(requests):
+                if not isinstance(request.request_id, str):
+                    raise RequestError(f"request_id={request.request_id!r}: must be a string", "request_id")
+                if request.request_id in self._outputs:
+                    raise RequestError(f"request_id={request.request_id!r} is in use", "request_id")
+                self._outputs.add(request)
+                added.append(request.request_id)
+                with naming_prompt(index, len(requests)):
+                    for child in request.children:
+                        self.engine.add_request(child)
+        except BaseException:
+            self.abort_request(added)
+            raise
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return len(self._outputs) > 0
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End one request, or several, without further outputs. Unknown ids are ignored."""
+        self._abort(self._outputs.abort(as_request_ids(request_ids)))
+
+    def abort_all(self) -> None:
+        """End all requests without further outputs."""
+        self._abort(self._outputs.abort_all())
+
+    def _abort(self, children: list[str]) -> None:
+        if children:
+            self.engine.abort_request(children)
+
+    def close(self) -> None:
+        """Free the engine and its device memory: whatever is asked of it afterwards raises `EngineError`."""
+        self._finalizer()
+        self.engine = cast(TokenEngine, _ClosedEngine())
+
+
+class _ClosedEngine:
+    """Stands where an engine was, so that a step need not ask whether it is still there."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise EngineError("this engine is closed: make a new one")

@@ -1,0 +1,159 @@
+"""What a request returns to a person: text beside the token ids, under vLLM's names."""
+
+from dataclasses import dataclass, field
+
+from jaxllm.serving.text.showing import Row, Shown, ShownInNotebooks
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token at one place: natural logarithm of its probability, its rank (1 is the most likely), its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+TokenChoices = dict[int, Logprob]
+"""The chosen token (first) and the most likely ones at one place, or those that were listed, by token id."""
+
+
+@dataclass(slots=True, repr=False)
+class CompletionOutput(Shown):
+    """One generated sequence; in a stream, its part since the last one.
+
+    `logprobs` has one entry per token of `token_ids`, when they were asked for. `finish_reason` is "stop", "length" or
+    "abort", and None while the sequence goes on; `stop_reason` is the stop string or stop token id that ended it, and
+    None for the model's own end token.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenChoices] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True, repr=False)
+class Delta(CompletionOutput):
+    """What a stream brings: the part of one sequence since its last one, of the prompt at `prompt_index`."""
+
+    prompt_index: int = 0
+
+    @classmethod
+    def of(cls, part: CompletionOutput, prompt_index: int) -> "Delta":
+        """Of one part of a prompt's results."""
+        return cls(
+            part.index,
+            part.text,
+            part.token_ids,
+            part.cumulative_logprob,
+            part.logprobs,
+            part.finish_reason,
+            part.stop_reason,
+            prompt_index,
+        )
+
+
+@dataclass(slots=True, repr=False)
+class BeamSearchSequence(Shown):
+    """A hypothesis of a beam search.
+
+    `tokens` are those of prompt and hypothesis, without the end token unless it was asked for, and `text` is what they
+    say, special tokens included. `logprobs` has one entry per token of the hypothesis, its end token included, and
+    `cum_logprob` is their sum; `score` is that divided by their number to the power of the length penalty.
+    `finish_reason` is "stop", with the end token in `stop_reason`, or "length".
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenChoices]
+    cum_logprob: float
+    score: float
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True, repr=False)
+class BeamSearchOutput(ShownInNotebooks):
+    """The result of a beam search: its hypotheses, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+    def to_dicts(self) -> list[Row]:
+        """One row for each hypothesis."""
+        return [
+            {
+                "rank": rank,
+                "text": found.text,
+                "score": found.score,
+                "cum_logprob": found.cum_logprob,
+                "tokens": found.tokens,
+                "finish_reason": found.finish_reason,
+            }
+            for rank, found in enumerate(self.sequences, 1)
+        ]
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds of the monotonic clock; None: not yet."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass(slots=True, repr=False)
+class RequestOutput(ShownInNotebooks):
+    """A request's result, or in a stream the news of it: the sequences in `outputs` are then those with news.
+
+    `prompt` is None when the prompt was given as token ids. `prompt_logprobs` has one entry per prompt token, of which
+    the first is None; in a stream it comes with the first output. `num_cached_tokens` counts prompt tokens whose
+    computation the prefix cache saved.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[TokenChoices | None] | None = None
+    metrics: RequestMetrics | None = field(default=None, repr=False)
+    num_cached_tokens: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all outputs together."""
+        return sum(len(completion.token_ids) for completion in self.outputs)
+
+    def to_dicts(self) -> list[Row]:
+        """One row for each sequence."""
+        first = None if self.metrics is None else self.metrics.time_to_first_token
+        common = {"request_id": self.request_id, "prompt": self.prompt}
+        counts = {"prompt_tokens": len(self.prompt_token_ids), "cached_tokens": self.num_cached_tokens}
+        return [
+            {
+                **common,
+                "index": each.index,
+                "text": each.text,
+                "finish_reason": each.finish_reason,
+                "stop_reason": each.stop_reason,
+                **counts,
+                "output_tokens": len(each.token_ids),
+                "cumulative_logprob": each.cumulative_logprob,
+                "time_to_first_token": first,
+            }
+            for each in self.outputs
+        ]

@@ -1,0 +1,69 @@
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import pytest
+
+from jaxllm.config import CacheOptions
+from jaxllm.errors import CapacityError
+from jaxllm.runtime.memory.memory import CacheShape, cpu_free_bytes, device_free_bytes, plan_pages, steady
+
+SHAPE = CacheShape(num_layers=2, page_size=16, num_kv_heads=4, head_size=8, dtype="float32")
+
+
+def pages(free_bytes: int = 10**9, max_model_len: int = 64, max_num_seqs: int = 4, **options: Any) -> int:
+    return plan_pages(
+        SHAPE,
+        CacheOptions(**options),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        free_bytes=free_bytes,
+    )
+
+
+def test_page_bytes() -> None:
+    assert SHAPE.page_bytes == 2 * 16 * 2 * 4 * 8 * 4
+    assert SHAPE.array(5) == (2, 5, 2, 4, 16, 8)
+
+
+def test_no_more_than_the_requests_can_use() -> None:
+    assert pages() == 1 + 4 * 4
+
+
+def test_what_memory_allows() -> None:
+    assert pages(free_bytes=7 * SHAPE.page_bytes + 5) == 7
+    assert pages(kv_cache_memory_bytes=6 * SHAPE.page_bytes) == 6
+    assert pages(num_gpu_blocks_override=1000) == 1000
+
+
+def test_the_error_says_how_many_tokens_fit_and_what_to_change() -> None:
+    with pytest.raises(CapacityError) as caught:
+        pages(free_bytes=4 * SHAPE.page_bytes)
+    message = str(caught.value)
+    assert "max_model_len=64 does not fit" in message
+    assert "hold 48 tokens" in message
+    assert "lower max_model_len to 48" in message
+    assert f"raise kv_cache_memory_bytes to {5 * SHAPE.page_bytes}" in message
+    assert pages(kv_cache_memory_bytes=5 * SHAPE.page_bytes) == 5, "the advice is right"
+    assert pages(free_bytes=4 * SHAPE.page_bytes, max_model_len=48) == 4, "and so is the other"
+
+
+def test_cpu_takes_a_share_of_free_memory() -> None:
+    assert 0 < cpu_free_bytes(0.5) < cpu_free_bytes(1.0)
+
+
+def test_what_memory_is_free_by_chance_decides_little() -> None:
+    assert [steady(size) for size in (0, 5, 7, 8, 9, 10, 15, 16, 19, 5_500_000_000)] == [
+        0, 5, 7, 8, 8, 10, 14, 16, 16, 5 * 2**30,
+    ]  # fmt: skip
+
+
+def device(limit: int, used: int) -> jax.Device:
+    stats = {"bytes_limit": limit, "bytes_in_use": used}
+    return cast(jax.Device, SimpleNamespace(memory_stats=lambda: stats, device_kind="test chip"))
+
+
+def test_accelerators_keep_room_for_temporaries() -> None:
+    assert device_free_bytes([device(1000, 200), device(1000, 300)], 0.9, 100) == 500
+    with pytest.raises(CapacityError, match=r"test chip.*max_num_batched_tokens"):
+        device_free_bytes([device(1000, 800)], 0.9, 100)

@@ -1,0 +1,137 @@
+"""Models from inside and outside the tree."""
+
+import dataclasses
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxllm.models.causal_lm import load_model
+from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.config import ModelConfig, common_options
+from jaxllm.models.errors import ModelError
+from jaxllm.models.families import registry
+from jaxllm.models.families.family import LLAMA_NAMES, Family
+from jaxllm.models.layers.attention import Attention
+from jaxllm.models.layers.mlp import GatedMLP
+from jaxllm.models.layers.norm import RMSNorm
+from jaxllm.models.layers.rope import Rotation
+from jaxllm.models.options import ForwardOptions
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from tests.models import small
+from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
+
+
+def read_mine(file: ConfigFile, architecture: str) -> ModelConfig:
+    return ModelConfig(architecture=architecture, **common_options(file, max_positions=77))
+
+
+MINE = Family(read_mine)
+
+
+FAMILIES = "Bert, DistilBert, Llama, Mistral, ModernBert, Qwen2, Qwen3, Roberta, XLMRoberta"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("Gemma2ForCausalLM", f"Gemma2 is not supported; families that are: {FAMILIES}"),
+        ("Qwen3MoeForCausalLM", f"Qwen3Moe is not supported; families that are: {FAMILIES}"),
+        ("MixtralForCausalLM", f"Mixtral is not supported; families that are: {FAMILIES}"),
+        ("Odd", f"Odd is not supported; families that are: {FAMILIES}"),
+        ("Model", f"Model is not supported; families that are: {FAMILIES}"),
+        (
+            "LamaForCausalLM",
+            f"Lama is not supported; did you mean 'LlamaForCausalLM'? families that are: {FAMILIES}",
+        ),
+        (
+            "BertForCausalLM",
+            "of Bert there are BertForMaskedLM, BertForSequenceClassification, BertModel",
+        ),
+    ],
+)
+def test_unknown_architectures_name_families(architecture: str, message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        registry.lookup(architecture)
+    assert str(error.value) == f"unknown architecture {architecture!r}: {message}"
+
+
+def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FAMILIES", dict(registry._FAMILIES))
+    registry.register("MyForCausalLM", MINE)
+    assert registry.lookup("MyForCausalLM") is MINE
+    assert "MyForCausalLM" in registry.known_architectures()
+    config = {key: value for key, value in small.CONFIG.items() if key != "max_position_embeddings"}
+    small.save(tmp_path, config={**config, "architectures": ["MyForCausalLM"]})
+    assert read_config(tmp_path).max_position_embeddings == 77
+
+
+class ParallelLayer(nnx.Module):
+    """Attention and feed-forward side by side, as in docs/add-a-model.md."""
+
+    def __init__(self, config: ModelConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> None:
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
+        self.attention = Attention(config, options, dtype=dtype)
+        self.mlp = GatedMLP(config, dtype=dtype, options=options)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        rotation: Rotation,
+        ragged: RaggedBatch,
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        window: int | jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        normed = self.norm(x)
+        attended, kv_cache = self.attention(normed, rotation, ragged, kv_cache, layer, window)
+        return x + attended + self.mlp(normed), kv_cache
+
+
+@pytest.mark.parametrize("stack", ["loop", "scan"])
+def test_a_family_with_its_own_layer_and_names(
+    stack: Literal["loop", "scan"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {**LLAMA_NAMES, "layers.*.norm": "model.layers.*.ln"}
+    family = Family(read_mine, ParallelLayer, names, ignored_tensors=("post_attention_layernorm.weight",))
+    monkeypatch.setattr(registry, "_FAMILIES", {"MyForCausalLM": family})
+    values = {name.replace("input_layernorm", "ln"): value for name, value in small.tensors().items()}
+    small.save(tmp_path, values, {**small.CONFIG, "architectures": ["MyForCausalLM"]})
+    model = load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32")
+    state, step = compiled_step(model)
+    logits, _ = step(state, make_batch([[1, 2, 3]], [0], shuffled_pages(1), 4), empty_cache(model))
+    assert logits.shape == (4, 24)
+
+    # A layer adds what its blocks give, and nothing else: here nothing at all.
+    silent = {
+        name: value * (not name.endswith(("o_proj.weight", "down_proj.weight"))) for name, value in values.items()
+    }
+    small.save(tmp_path, silent, {**small.CONFIG, "architectures": ["MyForCausalLM"]})
+    model = load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack, attention="reference"), "float32")
+    state, step = compiled_step(model)
+    logits, _ = step(state, make_batch([[1, 2, 3]], [0], shuffled_pages(1), 4), empty_cache(model))
+    rows = values["model.embed_tokens.weight"][[1, 2, 3]].astype(np.float64)
+    normed = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + 1e-6) * values["model.norm.weight"]
+    np.testing.assert_allclose(logits[:3], normed @ values["lm_head.weight"].T, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(registry, "_FAMILIES", {"MyForCausalLM": dataclasses.replace(family, weight_names=LLAMA_NAMES)})
+    with pytest.raises(ModelError, match=r"weight names lack module 'layers\.\*\.norm'"):
+        load_model(tmp_path, read_config(tmp_path), ForwardOptions(stack=stack), "float32")
+
+
+def test_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = registry.ENTRY_POINTS
+    entries = [
+        EntryPoint("MyForCausalLM", "tests.models.families.test_registry:MINE", group),
+        EntryPoint("BadForCausalLM", "tests.models.families.test_registry:read_mine", group),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    assert isinstance(registry.lookup("MyForCausalLM"), Family)
+    assert "MyForCausalLM" in registry.known_architectures()
+    with pytest.raises(ModelError, match=r"read_mine' for 'BadForCausalLM' is not a jaxllm Family"):
+        registry.lookup("BadForCausalLM")

@@ -1,0 +1,48 @@
+"""Silence counts only while an answer is owed, and only the time in which we could have heard one."""
+
+from jaxllm.serving.ipc.client.heartbeat import Heartbeat
+
+
+def test_silence_counts_from_the_first_question() -> None:
+    heartbeat = Heartbeat(1.0)
+    heartbeat.tick(1.0)
+    assert heartbeat.silence == 0.0
+    heartbeat.expect()
+    heartbeat.tick(0.5)
+    heartbeat.expect()
+    heartbeat.tick(0.25)
+    assert heartbeat.silence == 0.75
+    assert not heartbeat.hangs
+    heartbeat.tick(0.5)
+    assert heartbeat.hangs
+
+
+def test_an_answer_ends_it_unless_more_is_owed() -> None:
+    heartbeat = Heartbeat(10.0)
+    heartbeat.expect()
+    heartbeat.tick(0.5)
+    heartbeat.heard(owed=True)
+    assert heartbeat.silence == 0.0
+    heartbeat.tick(0.5)
+    assert heartbeat.silence == 0.5
+    heartbeat.heard(owed=False)
+    heartbeat.tick(0.5)
+    assert heartbeat.silence == 0.0
+
+
+def test_a_process_that_was_stopped_does_not_blame_the_engine() -> None:
+    heartbeat = Heartbeat(10.0)
+    heartbeat.expect()
+    heartbeat.tick(3600.0)
+    assert not heartbeat.hangs
+
+
+def test_who_is_owed_nothing_any_more_counts_nothing() -> None:
+    heartbeat = Heartbeat(10.0)
+    heartbeat.expect()
+    heartbeat.tick(0.5)
+    heartbeat.settle(owed=True)
+    assert heartbeat.silence == 0.5
+    heartbeat.settle(owed=False)
+    heartbeat.tick(0.5)
+    assert heartbeat.silence == 0.0

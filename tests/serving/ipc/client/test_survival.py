@@ -1,0 +1,203 @@
+"""`AsyncLLM` that restarts its engine: messages lost on a real socket, crashes while requests come, and the end."""
+
+import asyncio
+import os
+import signal
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import zmq
+
+from jaxllm import EngineConfig, EngineError, SamplingParams
+from jaxllm.serving.ipc.messages import Abort
+from jaxllm.serving.ipc.wire import Encoder
+from jaxllm.serving.llm.async_llm import AsyncLLM
+from jaxllm.serving.text.outputs import RequestOutput
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OPTIONS: dict[str, Any] = {
+    "optimization_level": 0, "strict_compilation": True, "max_num_seqs": 4, "max_num_batched_tokens": 16,
+}  # fmt: skip
+LONG = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.5, seed=1)
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm() -> AsyncIterator[AsyncLLM]:
+    llm = await AsyncLLM.start(EngineConfig.from_options(OPTIONS), max_restarts=20, log_level="warning")
+    yield llm
+    await llm.shutdown()
+
+
+async def collect(llm: AsyncLLM, params: SamplingParams) -> list[RequestOutput]:
+    return [output async for output in llm.generate("Once upon a time", params)]
+
+
+async def until(condition: Any, seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+class Lossy:
+    """A socket on which the next message is lost, or replaced by an empty one with its number."""
+
+    def __init__(self, socket: zmq.Socket[bytes], *, replace: bool) -> None:
+        self._socket, self._replace = socket, replace
+        self.lost = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def send_multipart(self, frames: list[bytes], *arguments: Any, **settings: Any) -> None:
+        self.lost += 1
+        if self.lost > 1:
+            self._socket.send_multipart(frames, *arguments, **settings)
+        elif self._replace:
+            header = bytes(frames[0][: struct.calcsize("<QQ")])
+            self._socket.send_multipart([header + Encoder().encode(Abort([]))[0]])
+
+
+def lose_next(llm: AsyncLLM, *, replace: bool) -> Lossy:
+    connection = llm._engine._supervisor.connection
+    lossy = Lossy(connection._input, replace=replace)
+    connection._input = lossy  # type: ignore[assignment]
+    return lossy
+
+
+async def test_a_lost_message_is_noticed_by_its_number(llm: AsyncLLM) -> None:
+    """What the engine still knows cannot be told: it ends, everybody hears why, and the next one goes on."""
+    other = asyncio.ensure_future(collect(llm, LONG))
+    await until(lambda: llm.num_unfinished == 1)
+    pid = llm.engine_pid
+    lossy = lose_next(llm, replace=False)
+    lost = asyncio.ensure_future(collect(llm, LONG))
+    await until(lambda: lossy.lost)
+    # With nothing else to say, this would be the question about the requests in flight.
+    behind = asyncio.ensure_future(collect(llm, SHORT))
+    for task in (lost, other, behind):
+        with pytest.raises(EngineError, match="was lost"):
+            async with asyncio.timeout(60):
+                await task
+    await llm.wait_for_engine()
+    assert (await collect(llm, SHORT))[-1].finished
+    assert llm.engine_pid != pid
+
+
+async def test_a_request_that_the_engine_does_not_know_fails_alone(llm: AsyncLLM) -> None:
+    pid = llm.engine_pid
+    lossy = lose_next(llm, replace=True)
+    lost = asyncio.ensure_future(collect(llm, LONG))
+    await until(lambda: lossy.lost)
+    other = asyncio.ensure_future(collect(llm, SHORT))
+    with pytest.raises(EngineError, match="lost on its way"):
+        async with asyncio.timeout(60):
+            await lost
+    assert (await other)[-1].finished
+    llm.check_health()
+    assert (llm.engine_pid, llm.num_unfinished) == (pid, 0)
+
+
+async def test_a_request_that_only_the_engine_knows_is_ended(llm: AsyncLLM) -> None:
+    running: list[int] = []
+
+    class Seen:
+        def observe(self, stats: Any, measured: Any) -> None:
+            running.append(stats.num_running)
+
+    seen = Seen()
+    llm.observers.append(seen)
+    try:
+        stream = llm.generate("Once upon a time", LONG)
+        await anext(stream)
+        lossy = lose_next(llm, replace=True)
+        await stream.aclose()
+        assert lossy.lost == 1, "the abort was lost"
+        assert llm.num_unfinished == 0
+        await until(lambda: running[-1] == 0)
+        assert await llm.reset_prefix_cache()
+    finally:
+        llm.observers.remove(seen)
+
+
+async def test_what_was_not_sent_yet_goes_to_the_next_engine(llm: AsyncLLM) -> None:
+    await llm.wait_for_engine()
+    os.kill(llm.engine_pid, signal.SIGKILL)
+    await until(lambda: llm._engine._down is not None)
+    with pytest.raises(EngineError, match="SIGKILL"):
+        llm.check_health()
+    results = await asyncio.gather(*(collect(llm, SHORT) for _ in range(8)), return_exceptions=True)
+    for result in results:
+        # A machine that is busy may take longer than requests wait.
+        late = isinstance(result, EngineError) and result.retry_after == 1.0
+        assert late or (isinstance(result, list) and result[-1].finished), result
+    await llm.wait_for_engine()
+    assert (await collect(llm, SHORT))[-1].finished
+
+
+async def test_it_dies_twice_and_while_requests_are_added(llm: AsyncLLM) -> None:
+    over = False
+    ends: list[Any] = []
+
+    async def load() -> None:
+        while not over:
+            await llm.wait_for_engine()
+            try:
+                ends.append((await collect(llm, SHORT))[-1].finished)
+            except EngineError as error:
+                ends.append(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(6):
+            tasks.create_task(load())
+        for _ in range(2):
+            begun = len(ends)
+            await until(lambda: ends[begun:].count(True) >= 10)  # noqa: B023
+            pid = llm.engine_pid
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: llm._engine._down is not None)
+            await llm.wait_for_engine()
+        begun = len(ends)
+        await until(lambda: ends[begun:].count(True) >= 10)
+        over = True
+    assert llm.num_unfinished == 0
+    assert all(end is True or "SIGKILL" in str(end) for end in ends)
+
+
+async def test_an_engine_that_hangs_is_replaced(llm: AsyncLLM) -> None:
+    await llm.wait_for_engine()
+    heartbeat = llm._engine._heartbeat
+    task = asyncio.ensure_future(collect(llm, LONG))
+    await until(lambda: llm.num_unfinished == 1)
+    pid = llm.engine_pid
+    limit, heartbeat.limit = heartbeat.limit, 1.5
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineError, match="the engine hangs"):
+        await task
+    heartbeat.limit = limit
+    await llm.wait_for_engine()
+    assert llm.engine_pid != pid
+    assert (await collect(llm, SHORT))[-1].finished
+
+
+async def test_no_more_restarts() -> None:
+    llm = await AsyncLLM.start(EngineConfig.from_options(OPTIONS), max_restarts=1, log_level="critical")
+    try:
+        for _ in range(2):
+            await llm.wait_for_engine()
+            task = asyncio.ensure_future(collect(llm, LONG))
+            await until(lambda: llm.num_unfinished == 1)
+            os.kill(llm.engine_pid, signal.SIGKILL)
+            with pytest.raises(EngineError, match="SIGKILL"):
+                await task
+        assert "1 restarts within 600 s" in str(await llm.loss)
+        with pytest.raises(EngineError, match="SIGKILL"):
+            llm.check_health()
+        with pytest.raises(EngineError, match="SIGKILL"):
+            await llm.wait_for_engine()
+    finally:
+        await llm.shutdown()

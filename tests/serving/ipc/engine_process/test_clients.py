@@ -1,0 +1,135 @@
+"""Several clients of one engine: each gets the news of its own requests, whatever the others do."""
+
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxllm.engine.stats import StepStats
+from jaxllm.errors import EngineError
+from jaxllm.outputs import EngineOutput
+from jaxllm.owner import NOBODY
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients
+from jaxllm.serving.ipc.messages import Abort, Add, Detach, Failed, Finish, Outputs, Ready
+from jaxllm.serving.ipc.numbering import LostMessageError
+from tests.serving.conftest import engine_info
+
+COUNT = 3
+
+
+def add(*names: str) -> Add:
+    sequences = [(name, SamplingParams()) for name in names]
+    return Add(np.array([1], np.int32), sequences, 0, None, (), NOBODY)
+
+
+def news(client: Client) -> tuple[list[str], bool]:
+    """Requests of which a client is told, and whether it is told of a step."""
+    client.outbox.put_outputs([], None)
+    client.outbox.close()
+    outputs: list[str] = []
+    told = False
+    while (message := client.outbox.take()) is not None:
+        if isinstance(message, Outputs):
+            outputs += [f"{output.request_id}:{token}" for output in message.outputs for token in output.token_ids]
+            told |= message.stats is not None
+    return outputs, told
+
+
+class Unconnected(Client):
+    """A client without sockets: what is put into its outbox stays there."""
+
+    def __init__(self, folder: str = "nowhere") -> None:
+        super().__init__(folder)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.integers(0, COUNT - 1), st.sampled_from(("add", "abort", "finish", "end", "step"))), max_size=40
+    )
+)
+def test_each_hears_of_its_own_requests(events: list[tuple[int, str]]) -> None:
+    made = [Unconnected() for _ in range(COUNT)]
+    clients = Clients(made[0], SimpleQueue(), engine_info())
+    for client in made[1:]:
+        clients.include(client)
+    running: dict[str, int] = {}
+    want: list[list[str]] = [[] for _ in made]
+    for number, (index, what) in enumerate(events):
+        own = [name for name, owner in running.items() if owner == index]
+        if what == "add":
+            running[f"r{number}"] = index
+            clients.take(made[index], add(f"r{number}"))
+        elif what == "step":
+            for name, owner in running.items():
+                want[owner].append(f"{name}:{number}")
+            clients.put_outputs([EngineOutput(name, [number]) for name in running], StepStats(num_steps=1))
+        elif own:
+            name = own[0]
+            del running[name]
+            if what == "abort":
+                clients.take(made[index], Abort([name]))
+            elif what == "finish":
+                clients.take(made[index], Finish([(name, "stop")]))
+            else:
+                want[index].append(f"{name}:{number}")
+                clients.put_outputs([EngineOutput(name, [number], finish_reason="stop")], None)
+    stepped = any(what == "step" for _, what in events)
+    for client, expected in zip(made, want, strict=True):
+        outputs, told = news(client)
+        assert sorted(outputs) == sorted(expected)
+        assert told == stepped
+
+
+def test_what_nobody_has_asked_for_goes_to_the_first() -> None:
+    first, second = Unconnected(), Unconnected()
+    clients = Clients(first, SimpleQueue(), engine_info())
+    clients.include(second)
+    clients.take(second, add("a"))
+    clients.take(second, Abort(["a"]))
+    clients.put_outputs([EngineOutput("a", [1])], None)
+    assert news(second) == ([], False)
+    assert news(first) == (["a:1"], False)
+
+
+def test_a_client_that_is_gone_leaves_its_requests() -> None:
+    first, second, third = Unconnected(), Unconnected("second"), Unconnected("third")
+    clients = Clients(first, SimpleQueue(), engine_info())
+    clients.include(second)
+    clients.include(third)
+    for name, client in (("a", first), ("b", second), ("c", second), ("d", third)):
+        assert clients.take(client, add(name)) == []
+    assert clients.take(first, Detach("unknown")) == []
+    assert sorted(clients.take(first, Detach("second"))) == ["b", "c"]
+    assert clients.take(first, Detach("second")) == []
+    # What still comes of them is nobody's, and the others notice nothing.
+    clients.put_outputs([EngineOutput(name, [1]) for name in "abd"], None)
+    assert news(second) == ([], False)
+    assert news(third) == (["d:1"], False)
+
+
+def test_a_client_that_cannot_be_understood_is_told_and_leaves() -> None:
+    first, second = Unconnected(), Unconnected()
+    clients = Clients(first, SimpleQueue(), engine_info())
+    clients.include(second)
+    clients.take(second, add("a"))
+    assert clients.take(second, LostMessageError("message 3 was lost")) == ["a"]
+    assert isinstance(second.outbox.take(), Ready)
+    assert second.outbox.take() == Failed("EngineError", "message 3 was lost")
+    with pytest.raises(EngineError, match="message 3"):
+        clients.take(first, LostMessageError("message 3 was lost"))
+
+
+def test_what_a_client_does_not_expect_is_told_apart_from_what_others_have() -> None:
+    first, second = Unconnected(), Unconnected()
+    clients = Clients(first, SimpleQueue(), engine_info())
+    clients.include(second)
+    clients.take(first, add("a"))
+    clients.take(second, add("b", "c"))
+    assert clients.not_expected(second, ["b"], {"a", "b", "c"}) == ["c"]
+    assert clients.not_expected(first, [], {"a", "b"}) == ["a"]

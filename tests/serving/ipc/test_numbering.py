@@ -1,0 +1,30 @@
+"""A message that is lost is noticed by the one behind it."""
+
+import numpy as np
+import pytest
+
+from jaxllm.owner import NOBODY
+from jaxllm.serving.ipc.messages import Abort, Add, ToEngine
+from jaxllm.serving.ipc.numbering import LostMessageError, NumberedDecoder, NumberedEncoder
+from jaxllm.serving.ipc.wire import Decoder, Encoder
+
+
+def test_messages_arrays_and_credit_arrive() -> None:
+    encoder, decoder = NumberedEncoder(Encoder()), NumberedDecoder[ToEngine](Decoder(ToEngine))
+    prompt = np.arange(1000, dtype=np.int32)
+    got = decoder.decode(encoder.encode(Add(prompt, [], 0, None, (), NOBODY), taken=5))
+    assert isinstance(got, Add)
+    np.testing.assert_array_equal(got.prompt_token_ids, prompt)
+    assert decoder.taken == 5
+    assert decoder.decode(encoder.encode(Abort(["a"]), taken=6)) == Abort(["a"])
+    assert (encoder.sent, decoder.heard, decoder.taken) == (2, 2, 6)
+
+
+def test_a_gap_and_a_repetition_are_errors() -> None:
+    encoder, decoder = NumberedEncoder(Encoder()), NumberedDecoder[ToEngine](Decoder(ToEngine))
+    first, _lost, third = (encoder.encode(Abort([name])) for name in "abc")
+    decoder.decode(first)
+    with pytest.raises(LostMessageError, match="message 1 was lost: message 2 came"):
+        decoder.decode(third)
+    with pytest.raises(LostMessageError):
+        decoder.decode(first)

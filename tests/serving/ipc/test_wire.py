@@ -1,0 +1,112 @@
+"""Messages survive the wire, arrays of every size included, and nothing stays behind."""
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from jaxllm.config import EngineConfig
+from jaxllm.owner import Owner
+from jaxllm.request import Request
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.ipc.messages import Abort, Add, Configure, ToEngine
+from jaxllm.serving.ipc.wire import INLINE_BYTES, SHARED_BYTES, Decoder, Encoder
+
+
+class Holder(msgspec.Struct):
+    """A message with arrays."""
+
+    items: list[np.ndarray]
+
+
+def there_and_back(message: Any, kind: Any, *, share: bool = False) -> tuple[Any, int]:
+    """The message as it arrives, and in how many frames."""
+    encoder, decoder = Encoder(share=share), Decoder[Any](kind)
+    frames = [bytes(frame) for frame in encoder.encode(message)]
+    arrived = decoder.decode(frames)
+    encoder.release(decoder.opened)
+    encoder.close()
+    return arrived, len(frames)
+
+
+@given(st.lists(arrays.arrays(st.sampled_from(["<i4", "<f4", "<f8", "|u1", "|b1"]), arrays.array_shapes(max_side=40))))
+def test_arrays_arrive_as_they_were_sent(items: list[np.ndarray]) -> None:
+    arrived, frames = there_and_back(Holder(items), Holder)
+    assert frames == 1 + sum(item.nbytes >= INLINE_BYTES for item in items)
+    for ours, theirs in zip(items, arrived.items, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs anonymous files")
+def test_a_very_large_array_is_shared_and_let_go() -> None:
+    large = np.arange(SHARED_BYTES, dtype=np.int32)[::2]
+    before = open_files()
+    arrived, frames = there_and_back(Holder([large, large[:4]]), Holder, share=True)
+    assert frames == 1, "its bytes travelled"
+    np.testing.assert_array_equal(arrived.items[0], large)
+    np.testing.assert_array_equal(arrived.items[1], large[:4])
+    del arrived
+    gc.collect()
+    assert open_files() == before
+
+
+def test_shared_arrays_nobody_opened_are_closed() -> None:
+    before = open_files()
+    encoder = Encoder(share=True)
+    encoder.encode(Holder([np.zeros(SHARED_BYTES, np.int8)]))
+    encoder.close()
+    assert open_files() == before
+
+
+def test_a_request_with_all_its_parameters() -> None:
+    params = SamplingParams(n=2, seed=-5, stop=["a", "b"], logit_bias={3: 1.5}, max_tokens=None, allowed_token_ids=[1])
+    requests = [
+        Request(
+            request_id=f"r-{index}",
+            prompt_token_ids=np.arange(1000, dtype=np.int32),
+            params=params,
+            priority=3,
+            cache_salt="salt",
+            eos_token_ids=(1, 2),
+            owner=Owner("ada", 2.5),
+        )
+        for index in range(2)
+    ]
+    arrived, frames = there_and_back(Add.of(requests), ToEngine)
+    assert frames == 2, "the prompt travels once"
+    for ours, theirs in zip(requests, arrived.requests(), strict=True):
+        np.testing.assert_array_equal(ours.prompt_token_ids, theirs.prompt_token_ids)
+        assert theirs.prompt_token_ids.dtype == np.int32
+        for name in ("request_id", "params", "priority", "cache_salt", "eos_token_ids", "owner"):
+            assert getattr(ours, name) == getattr(theirs, name)
+
+
+def test_options_arrive_and_are_checked() -> None:
+    config = EngineConfig.from_options({"model": "x", "max_model_len": 7, "gpu_memory_utilization": 0.5})
+    arrived, _ = there_and_back(Configure(config), ToEngine)
+    assert arrived.config == config
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", b"\xc1", msgspec.msgpack.encode({"type": "Unknown"}), b"cos\nsystem\n(S'ls'\ntR."]
+)
+def test_anything_else_is_refused(frame: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+        Decoder[Any](ToEngine).decode([frame])
+
+
+def test_what_is_not_data_cannot_be_sent() -> None:
+    with pytest.raises(TypeError, match="object cannot be sent"):
+        Encoder().encode(Abort([object()]))  # type: ignore[list-item]
