@@ -1,0 +1,94 @@
+"""Which files of ours a chat request passes in the API server, from its bytes to the engine's queue and back.
+
+    scripts/bench request_path
+
+Serves the demo model, sends one chat request to warm up, and notes for a second one every function of ours that is
+called, on all threads of the server's process. Prints the files with the number of different functions of each.
+"""
+
+import argparse
+import asyncio
+import socket
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+
+import jaxllm
+from benchmarks.shared.counting import FOLDERS
+from jaxllm.config import EngineConfig
+from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.server import server
+
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
+ROOT = Path(jaxllm.__file__).resolve().parent.parent
+
+
+class CallPath:
+    """Notes functions of ours that are called while it is on, by file."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.functions: dict[str, set[str]] = defaultdict(set)
+
+    def note(self, frame: FrameType, event: str, _: Any) -> None:
+        """What `sys.setprofile` calls."""
+        name = frame.f_code.co_filename
+        if self.on and event == "call" and name.startswith(FOLDERS):
+            self.functions[str(Path(name).resolve().relative_to(ROOT))].add(frame.f_code.co_qualname)
+
+
+async def measure(noted: CallPath, *, stream: bool) -> None:
+    """Note the path of one request to a server in this process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ServerOptions(host="127.0.0.1", port=port, disable_log_stats=True, log_level="error")
+    config = EngineConfig.from_options({"model": "demo", "max_model_len": 256})
+    serving = asyncio.create_task(server.serve(config, options))
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            for _ in range(600):
+                if await _ready(client):
+                    break
+                await asyncio.sleep(0.1)
+            for noted.on in (False, True):
+                (await client.post("/v1/chat/completions", json=BODY | {"stream": stream})).raise_for_status()
+            noted.on = False
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/ready")).is_success
+    except httpx.ConnectError:
+        return False
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--stream", action="store_true", help="ask for a stream")
+    arguments = parser.parse_args()
+    noted = CallPath()
+    # From the start, as threads that exist already cannot be given one.
+    threading.setprofile(noted.note)
+    sys.setprofile(noted.note)
+    server.on_fast_loop(_measured(noted, stream=arguments.stream))
+    for name, functions in sorted(noted.functions.items()):
+        print(f"{len(functions):4} {name}")
+    print(f"{len(noted.functions)} files, {sum(map(len, noted.functions.values()))} functions")
+
+
+async def _measured(noted: CallPath, *, stream: bool) -> int:
+    await measure(noted, stream=stream)
+    return 0
+
+
+if __name__ == "__main__":
+    main()
