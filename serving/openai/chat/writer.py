@@ -6,9 +6,9 @@ from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.http.stream import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.chat.answers import Answers
 from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives
 from jaxllm.serving.openai.generation.usage import UsageCounter

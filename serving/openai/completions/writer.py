@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.http.stream import TEXT, EventFrame, TextEvents
+from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives
 from jaxllm.serving.openai.generation.usage import UsageCounter

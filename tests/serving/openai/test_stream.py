@@ -15,8 +15,9 @@ from starlette.types import Message
 from jaxllm.errors import EngineError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.connection.direct_body import EXTENSION
-from jaxllm.serving.http.stream import DONE, TEXT, EventFrame, EventStream, in_turn
+from jaxllm.serving.http.stream import DONE, EventStream, in_turn
 from jaxllm.serving.llm.output_stream import OutputStream
+from jaxllm.serving.openai.generation.events import TEXT, EventFrame
 from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice
