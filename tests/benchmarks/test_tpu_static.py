@@ -257,7 +257,7 @@ def test_a_kernel_is_no_faster_than_its_matrix_units() -> None:
     assert figures.cycles == figures.matrix == 10 * 32 / 4
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("chip_name", ["v4", "v5e", "v5p", "v6e", "tpu7x"])
 def test_a_real_compilation_agrees_with_arithmetic(chip_name: str, tmp_path: Path) -> None:
     """Known trips, bytes and matrix rows of two small kernels, on every chip whose figures are used."""

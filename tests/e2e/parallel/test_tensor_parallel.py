@@ -38,7 +38,7 @@ def test_two_devices(run_python: RunPython) -> None:
     check(run(run_python, 1, 2), 2)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [4, 8])
 def test_many_devices(run_python: RunPython, devices: int) -> None:
     """The demo model has 8 query heads and 4 KV heads: on 8 devices these are there twice."""

@@ -15,8 +15,6 @@ from tests.e2e.serving.conftest import left_in
 from tests.e2e.serving.metrics import Metrics
 from tests.serving.server_process import LONG, SMALL, ServerProcess, Stream, running, streams
 
-pytestmark = pytest.mark.slow
-
 FLAGS = ("demo", *SMALL, "--api-server-count", "2")
 BODY = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 SECONDS = 120.0

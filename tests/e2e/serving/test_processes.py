@@ -19,8 +19,6 @@ from tests.e2e.serving.metrics import Metrics
 from tests.e2e.serving.slow_reader import read_all, request_bytes, slow_connection
 from tests.serving.server_process import LONG, Stream, running, streams
 
-pytestmark = pytest.mark.slow
-
 SECONDS = 120.0
 """Enough for anything on a busy machine."""
 

@@ -20,8 +20,6 @@ from tests.e2e.serving.conftest import FLAGS
 from tests.e2e.serving.metrics import Metrics
 from tests.serving.server_process import LONG, ServerProcess, Stream, running
 
-pytestmark = pytest.mark.slow
-
 SECONDS = 120.0
 SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 

@@ -52,7 +52,6 @@ def mixed(llm: LLM) -> list[Ask]:
     return asks
 
 
-@pytest.mark.slow
 async def test_many_streams(server: ServerProcess, llm: LLM) -> None:
     """Round after round, tokens and texts are those of offline generation, and memory does not grow."""
     asks = mixed(llm)

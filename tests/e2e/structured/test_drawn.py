@@ -96,11 +96,11 @@ def test_regexes(llm: LLM) -> None:
     check_regexes(llm, 60)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_many_schemas(llm: LLM) -> None:
     check_schemas(llm, 500)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_many_regexes(llm: LLM) -> None:
     check_regexes(llm, 200)

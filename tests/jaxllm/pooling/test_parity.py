@@ -17,13 +17,13 @@ TEXTS = [random.integers(3, VOCAB, length).tolist() for length in (1, 33, 7, 20,
 EMBEDDERS: list[Any] = [
     ("BertModel", "cls"),
     ("RobertaModel", "mean_tokens"),
-    pytest.param("XLMRobertaModel", "cls_token", marks=pytest.mark.proof),
-    pytest.param("DistilBertModel", "mean_tokens", marks=pytest.mark.proof),
+    pytest.param("XLMRobertaModel", "cls_token", marks=pytest.mark.slow),
+    pytest.param("DistilBertModel", "mean_tokens", marks=pytest.mark.slow),
     ("ModernBertModel", "mean_tokens"),
     ("MistralModel", "lasttoken"),
-    pytest.param("Qwen2ForCausalLM", "mean_tokens", marks=pytest.mark.proof),
+    pytest.param("Qwen2ForCausalLM", "mean_tokens", marks=pytest.mark.slow),
     ("Qwen3ForCausalLM", "lasttoken"),
-    pytest.param("LlamaModel", "last", marks=pytest.mark.proof),
+    pytest.param("LlamaModel", "last", marks=pytest.mark.slow),
 ]
 """With what sentence-transformers says, or what goes without saying."""
 
@@ -61,21 +61,21 @@ CLASSIFIERS: list[Any] = [
     ("BertForSequenceClassification", {"num_labels": 3}, _softmax),
     ("RobertaForSequenceClassification", {"num_labels": 1}, _sigmoid),
     pytest.param(
-        "ModernBertForSequenceClassification", {"classifier_pooling": "mean"}, _softmax, marks=pytest.mark.proof
+        "ModernBertForSequenceClassification", {"classifier_pooling": "mean"}, _softmax, marks=pytest.mark.slow
     ),
     pytest.param(
         "XLMRobertaForSequenceClassification",
         {"num_labels": 2, "problem_type": "regression"},
         lambda scores: scores,
-        marks=pytest.mark.proof,
+        marks=pytest.mark.slow,
     ),
-    pytest.param("DistilBertForSequenceClassification", {}, _softmax, marks=pytest.mark.proof),
+    pytest.param("DistilBertForSequenceClassification", {}, _softmax, marks=pytest.mark.slow),
     (
         "LlamaForSequenceClassification",
         {"num_labels": 4, "problem_type": "multi_label_classification"},
         _sigmoid,
     ),
-    pytest.param("Qwen3ForSequenceClassification", {"num_labels": 3}, _softmax, marks=pytest.mark.proof),
+    pytest.param("Qwen3ForSequenceClassification", {"num_labels": 3}, _softmax, marks=pytest.mark.slow),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import RunPython
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
-pytestmark = pytest.mark.proof
+pytestmark = pytest.mark.slow
 
 STEPS = ("1/32/64", "4/8/64", "4/32/64", "4/80/64", "4/32/512", "8/32/64")
 """Devices, layers, tokens."""

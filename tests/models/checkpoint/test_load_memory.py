@@ -60,7 +60,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     (folder / SINGLE_FILE).unlink()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux counts it")
 @pytest.mark.parametrize(("stack", "layout"), [("loop", "rows"), ("scan", "rows"), ("scan", "panels")])
 def test_peak_memory(checkpoint: Path, stack: str, layout: str, run_python: RunPython) -> None:

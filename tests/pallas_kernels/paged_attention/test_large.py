@@ -16,14 +16,14 @@ PAGES = 270_000
 """2 layers of them at 4096 bytes are 2.2 GB."""
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["xla", "cpu"])
 @pytest.mark.parametrize("case", LONG_CASES, ids=lambda case: case.name)
 def test_long_contexts(case: Case, implementation: str) -> None:
     check(case, *run_function(implementation)(cached_inputs(case)))
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["reference", "xla", "cpu"])
 def test_pages_beyond_two_gigabytes(implementation: str) -> None:
     """The same pages at the far end of a cache of more than 2 ** 31 numbers give the same results."""

@@ -1,4 +1,4 @@
-"""`jaxllm plan`: what it says, here with figures made up for the compiler; proofs compile for real chips."""
+"""`jaxllm plan`: what it says, here with figures made up for the compiler; slow tests compile for real chips."""
 
 import json
 from pathlib import Path

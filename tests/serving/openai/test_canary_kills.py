@@ -129,7 +129,7 @@ async def kill(server: ServerProcess, count: int, *, children: bool) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 async def test_nobody_notices_that_the_canary_is_killed(server: ServerProcess) -> None:
     began = time.monotonic()
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=120) as client:

@@ -94,7 +94,6 @@ try {
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "code", [LANGCHAIN, LANGCHAIN_RESPONSES, LITELLM], ids=["langchain", "langchain-responses", "litellm"]
 )
@@ -105,7 +104,6 @@ def test_python_clients(server: ServerProcess, run_python: RunPython, code: str)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("npm") is None, reason="there is no Node.js")
 def test_openais_client_for_node(server: ServerProcess, tmp_path: Path) -> None:
     install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(tmp_path), "openai"]

@@ -9,8 +9,6 @@ import pytest
 
 from tests.serving.server_process import SMALL, running
 
-pytestmark = pytest.mark.slow
-
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}"
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 

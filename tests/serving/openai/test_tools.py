@@ -349,7 +349,6 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("code", [LANGCHAIN, INSTRUCTOR], ids=["langchain", "instructor"])
 def test_other_clients(server: ServerProcess, run_python: RunPython, code: str) -> None:
     done = run_python("-c", code, f"{server.url}/v1", KEY)

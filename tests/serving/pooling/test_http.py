@@ -149,7 +149,6 @@ def test_texts_lose_either_end(embedder: ServerProcess) -> None:
             np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_langchain(embedder: ServerProcess, run_python: RunPython) -> None:
     code = """
 import sys
@@ -286,7 +285,7 @@ def test_answers_are_as_documented_and_counted(embedder: ServerProcess) -> None:
     assert _metric(embedder, "compilations_after_warmup_total") == 0
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_schemathesis_finds_no_server_error(embedder: ServerProcess) -> None:
     run = subprocess.run(
         [

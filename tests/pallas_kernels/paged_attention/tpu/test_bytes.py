@@ -19,7 +19,7 @@ CASES = (
 )
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_moves_few_bytes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = []

@@ -36,7 +36,7 @@ def _step(inputs: Inputs, begin: int, end: int, cache: jax.Array) -> Inputs:
     return replace(inputs, case=case, q=q, k=k, v=v, kv_cache=cache, batch=batch)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_results_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = cached_inputs(CASE)
     whole, whole_cache = interpret(inputs, monkeypatch)
@@ -75,7 +75,7 @@ def _reversed(inputs: Inputs) -> Inputs:
     return replace(inputs, q=inputs.q[::-1], k=inputs.k[::-1], v=inputs.v[::-1], batch=batch)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 200])
 @pytest.mark.parametrize("slots", [2, 6, 16])
 def test_a_decode_does_not_depend_on_its_neighbours(

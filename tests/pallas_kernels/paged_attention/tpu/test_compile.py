@@ -10,7 +10,7 @@ import pytest
 ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "JAX_PLATFORMS": "cpu"}
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "implementation"),
     [*((chip, "tpu") for chip in ("v4", "v5e", "v5p", "v6e", "tpu7x")), ("v6e", "xla")],

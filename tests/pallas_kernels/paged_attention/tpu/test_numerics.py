@@ -7,12 +7,12 @@ from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
 
 FAST = ("decodes", "every_score", "int8_traced")
-"""The cases that run with every test run; the others are proofs."""
+"""The cases that run with every test run; the others are slow tests."""
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=[pytest.mark.proof] * (case.name not in FAST)) for case in CASES],
+    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name not in FAST)) for case in CASES],
 )
 def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, *interpret(cached_inputs(case), monkeypatch))

@@ -15,7 +15,7 @@ _ONE_HEAD: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1}
 _HALVES = Blocks(keys=256, chunk=256, slots=2, queries=256)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [12, 60, 400])
 def test_weights_that_leave_the_range_are_mended(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores up to some 40, 200 and 1300: sums are scaled, or weights of several chunks overflow and vanish."""
@@ -28,14 +28,14 @@ def test_weights_that_leave_the_range_are_mended(factor: float, monkeypatch: pyt
     np.testing.assert_allclose(np.asarray(got)[:tokens], np.asarray(expected)[:tokens], rtol=0, atol=2e-6 * factor)
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 def test_slopes_over_a_long_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first chunks are so far away that nothing of them is left, and each outdoes the one before."""
     case = Case("long_alibi", ((1, 900), (40, 860)), alibi=True, **_ONE_HEAD)
     check(case, *interpret(cached_inputs(case), monkeypatch))
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [{}, {"alibi": True, "sinks": True}, {"window": 270}, {"window": 100}], ids=str)
 def test_blocks_on_the_diagonal(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the start of a chunk, in the midst of one, and shorter than a block."""

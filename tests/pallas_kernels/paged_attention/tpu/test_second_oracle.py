@@ -13,7 +13,7 @@ from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
 NAMES = ("mixed", "head_128", "soft_cap", "window")
 
 
-@pytest.mark.proof
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
 def test_matches_jax(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = cached_inputs(case)

@@ -10,8 +10,6 @@ import pytest
 from tests.serving.http.connection.test_serve import probes, resident
 from tests.serving.server_process import SMALL, ServerProcess, running
 
-pytestmark = pytest.mark.slow
-
 MIB = 2**20
 WORST_SECONDS = 0.4
 """That a probe may take meanwhile; a busy machine adds some, and it was seconds before."""

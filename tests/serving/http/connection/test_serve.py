@@ -15,8 +15,6 @@ import pytest
 from tests.serving.http.connection.test_protocol import CHUNKED, MIB, rest, send_all
 from tests.serving.server_process import SMALL, ServerProcess, running
 
-pytestmark = pytest.mark.slow
-
 STREAM = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "stream": True}
 COMPLETION = b'{"prompt":"Once","max_tokens":200,"ignore_eos":true}'
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

@@ -12,9 +12,9 @@ from jaxllm.errors import ConfigError
 from jaxllm.serving.cli import main as cli
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 
-pytestmark = pytest.mark.proof
+pytestmark = pytest.mark.slow
 
-# Small buckets: the large ones take most of the time, and prove nothing more here.
+# Small buckets: the large ones take most of the time, and show nothing more here.
 SMALL = ["--max-num-batched-tokens", "8"]
 
 
