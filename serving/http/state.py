@@ -4,7 +4,6 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,12 +12,8 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
 from jaxllm.serving.http.body.large_bodies import LargeBodies
-from jaxllm.serving.http.limits import JsonLimits, body_size
+from jaxllm.serving.http.limits import JsonLimits
 from jaxllm.serving.llm.async_llm import AsyncLLM
-from jaxllm.serving.openai.batches.store import BatchStore
-from jaxllm.serving.openai.files.store import FileStore
-from jaxllm.serving.openai.protocol.generation import GenerationRequest
-from jaxllm.serving.openai.responses.store import ResponseStore
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.telemetry.metrics import Metrics
@@ -49,10 +44,6 @@ class ServerState:
     token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
     access: Access = field(init=False)
-    responses: ResponseStore = field(init=False)
-    files: FileStore | None = field(init=False, default=None)
-    batches: BatchStore | None = field(init=False, default=None)
-    """Both are there where the server keeps files."""
     replies: ReplyFormats = field(init=False)
     bodies: LargeBodies = field(init=False)
     _own_template: str | None = field(init=False, default=None)
@@ -62,10 +53,6 @@ class ServerState:
         self.token_bytes = TokenBytes(self.tokenizer)
         self.bodies = LargeBodies(JsonLimits.of(self.llm.info))
         self.access = Access.of(self.options)
-        # Each of several processes would know only its own, and the next request may reach another.
-        most = self.options.max_stored_responses if self.options.api_server_count == 1 else 0
-        self.responses = ResponseStore(most, self.options.max_stored_response_bytes)
-        self._keep_files()
         if self.options.chat_template is not None:
             self._own_template = load_chat_template(self.options.chat_template)
         self.replies = ReplyFormats.choose(
@@ -74,38 +61,6 @@ class ServerState:
         info = self.llm.info
         identity = f"{__version__} {info.model} {info.dtype} {info.device_kind} {info.num_devices}"
         self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
-
-    def _keep_files(self) -> None:
-        options = self.options
-        if options.max_stored_files == 0 or options.api_server_count > 1:
-            return
-        self.files = FileStore(
-            options.files_dir,
-            max_files=options.max_stored_files,
-            max_bytes=options.max_stored_file_bytes,
-            lifetime=options.stored_file_lifetime,
-            share=options.max_stored_file_share,
-        )
-        self.batches = BatchStore(
-            self.files,
-            self.access,
-            max_batches=options.max_batches,
-            # Half of what runs at once is left to those who wait for their answers.
-            num_slots=max(1, self.llm.info.max_num_seqs // 2),
-            max_line_bytes=body_size(options, self.llm.info),
-        )
-
-    def resume(self, app: Starlette) -> None:
-        """Go on with the batches of an earlier server, which are answered by the routes of `app`."""
-        if self.batches is not None:
-            self.batches.resume(app)
-
-    async def close(self) -> None:
-        """End the batches, and let go of the files."""
-        if self.batches is not None:
-            await self.batches.stop()
-        if self.files is not None:
-            self.files.close()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -117,11 +72,6 @@ class ServerState:
     def most_sequences(self) -> int:
         """Most sequences that may run and wait at once, so also of one request."""
         return self.llm.info.max_num_seqs + self.options.max_queued_requests
-
-    def shows_token_ids(self, body: GenerationRequest) -> bool:
-        """Whether tokens in logprobs are shown as numbers."""
-        asked = body.return_tokens_as_token_ids
-        return self.options.return_tokens_as_token_ids if asked is None else asked
 
     def chat_template(self, given: str | None) -> str:
         """Text of the chat template that a request would use, empty where there is none."""

@@ -15,6 +15,7 @@ from jaxllm.serving.http.middleware.keys import ApiKeys
 from jaxllm.serving.http.middleware.measure import MeasureRequests
 from jaxllm.serving.http.middleware.request_ids import HEADER, RequestIds
 from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.openai.stores import Stores
 from jaxllm.serving.server.openapi import show_document
 from jaxllm.serving.server.pages.views import PUBLIC_PAGES, show_docs, show_landing
 from jaxllm.serving.server.routes import OPERATIONS, PUBLIC_PATHS, UPLOAD_PATHS, make_routes
@@ -25,7 +26,7 @@ __all__ = ["ServerState", "create_app"]
 
 
 def create_app(state: ServerState) -> Starlette:
-    """The application for a running engine. Raises `ConfigError` for middleware that cannot be loaded."""
+    """The application for a running engine. Raises `ConfigError` for middleware or a folder that cannot be used."""
     routes = make_routes()
     routes.append(Route("/", guarded(show_landing)))
     if not state.options.disable_docs:
@@ -38,6 +39,7 @@ def create_app(state: ServerState) -> Starlette:
     # Redirecting /v1/models/ would hide a wrong path from the client.
     app.router.redirect_slashes = False
     app.state.server = state
+    app.state.stores = Stores.of(state)
     return app
 
 

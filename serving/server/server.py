@@ -23,6 +23,7 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.files.store import lock_folder
+from jaxllm.serving.openai.stores import Stores, stores_of
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.server.app import ServerState, create_app
@@ -165,6 +166,7 @@ async def _answer(
     )
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)
+    stores = stores_of(app)
     http = HttpServer(_uvicorn_config(app, options, listener), connections)
     background = [
         asyncio.create_task(_renew(listener)),
@@ -188,17 +190,17 @@ async def _answer(
     settle()
     try:
         await http.wait_until_it_listens(serving)
-        state.resume(app)
+        stores.resume(app)
         _announce(state, listener, place, started)
         await _until_told_or_over(signals, serving, llm)
         deadline = time.monotonic() + (0.0 if llm.loss.done() else options.shutdown_timeout)
-        await _drain(state, signals)
+        await _drain(state, stores, signals)
         # Clients that read more slowly than the engine writes have the same time as the engine.
         await _close(http, serving, signals, max(_CLOSING_SECONDS, deadline - time.monotonic()))
     finally:
         for task in (serving, *background):
             await cancel(task)
-        await state.close()
+        await stores.close()
     if llm.loss.done() and not signals.second.is_set():
         raise llm.loss.result()
     return signals.exit_code
@@ -235,12 +237,11 @@ async def _post(state: ServerState, board: Board) -> None:
         await asyncio.sleep(_POST_INTERVAL)
 
 
-async def _drain(state: ServerState, signals: Signals) -> None:
+async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
     """Refuse what is new, let what runs finish for a while, and end the rest with an error."""
     llm, timeout = state.llm, state.options.shutdown_timeout
     state.accepting = False
-    if state.batches is not None:
-        await state.batches.stop()
+    await stores.stop_batches()
     running = llm.num_unfinished
     _log.info("shutting down%s", f": {running} requests have {timeout:g} s to finish" if running else "")
     draining = asyncio.ensure_future(llm.drain(timeout))

@@ -9,11 +9,12 @@ from jaxllm.errors import RequestError, nearest
 from jaxllm.serving.http.body.decode import read_body, read_query
 from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.generate import json_response
-from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.batches.store import BatchStore
 from jaxllm.serving.openai.files.paging import page
-from jaxllm.serving.openai.files.routes import checked_lifetime, find_file, store_of
+from jaxllm.serving.openai.files.routes import checked_lifetime, files_of, find_file
 from jaxllm.serving.openai.protocol.batches import Batch, BatchesQuery, BatchList, BatchRequestBody
+from jaxllm.serving.openai.stores import stores_of
 from jaxllm.serving.tenancy.owners import owner_of
 
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
@@ -25,10 +26,9 @@ _DEFAULT_LISTED, _MOST_LISTED = 20, 100
 
 async def create_batch(request: Request) -> Response:
     """Answer a file of requests, while nobody waits."""
-    server = server_of(request)
-    server.check_accepting()
+    server_of(request).check_accepting()
     body = await read_body(request, BatchRequestBody)
-    store = batches_of(server, request)
+    store = batches_of(request)
     source = find_file(request, body.input_file_id, "input_file_id")
     if source.purpose != "batch":
         raise RequestError(
@@ -43,7 +43,7 @@ async def create_batch(request: Request) -> Response:
             "endpoint",
         )
     _check_metadata(body.metadata or {})
-    files = store_of(server, request)
+    files = files_of(request)
     expiry = body.output_expires_after
     lifetime = (
         files.lifetime
@@ -78,7 +78,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 async def list_batches(request: Request) -> Response:
     """List the batches, the newest first."""
     query = read_query(request, BatchesQuery)
-    batches = batches_of(server_of(request), request).batches(owner_of(request))
+    batches = batches_of(request).batches(owner_of(request))
     data, more = page(batches, query.after, _DEFAULT_LISTED if query.limit is None else query.limit, _MOST_LISTED)
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return json_response(BatchList(data=data, first_id=first, last_id=last, has_more=more))
@@ -94,20 +94,21 @@ async def cancel_batch(request: Request) -> Response:
     batch = _find(request)
     if not batch.runs:
         raise RequestError(f"{batch.id} has ended: it is {batch.status}", "batch_id")
-    batches_of(server_of(request), request).cancel(batch)
+    batches_of(request).cancel(batch)
     return json_response(batch)
 
 
-def batches_of(server: ServerState, request: Request) -> BatchStore:
+def batches_of(request: Request) -> BatchStore:
     """The batches of this server. Raises an error of status 404 where it keeps no files."""
-    store_of(server, request)
-    assert server.batches is not None
-    return server.batches
+    files_of(request)
+    batches = stores_of(request.app).batches
+    assert batches is not None
+    return batches
 
 
 def _find(request: Request) -> Batch:
     batch_id = request.path_params["batch_id"]
-    batch = batches_of(server_of(request), request).get(batch_id, owner_of(request))
+    batch = batches_of(request).get(batch_id, owner_of(request))
     if batch is None:
         message = f"there is no batch {batch_id[:100]!r}: it was never made, or went for newer ones (--max-batches)"
         raise HttpError(404, message, param="batch_id", code="batch_not_found")

@@ -10,7 +10,7 @@ from jaxllm.serving.openai.chat.answers import Answers
 from jaxllm.serving.openai.chat.call import ChatCall
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, prompt_logprobs
-from jaxllm.serving.openai.generation.parameters import num_alternatives
+from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
 from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.chat import (
     AssistantMessage,
@@ -180,5 +180,5 @@ def _logprob_format(server: ServerState, body: ChatCompletionRequest) -> Logprob
     return LogprobFormat(
         server.token_bytes,
         alternatives=None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.llm.info),
-        as_token_ids=server.shows_token_ids(body),
+        as_token_ids=shows_token_ids(server.options, body),
     )

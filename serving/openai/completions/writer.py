@@ -7,7 +7,7 @@ from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
-from jaxllm.serving.openai.generation.parameters import num_alternatives
+from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
 from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
@@ -32,7 +32,7 @@ class CompletionWriter:
         self._format = LogprobFormat(
             server.token_bytes,
             alternatives=num_alternatives(body.logprobs, server.llm.info),
-            as_token_ids=server.shows_token_ids(body),
+            as_token_ids=shows_token_ids(server.options, body),
         )
         self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._offsets: dict[int, TextOffsets] = {}

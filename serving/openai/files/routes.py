@@ -12,11 +12,12 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http.body.decode import read_query
 from jaxllm.serving.http.errors import HttpError, not_enabled
 from jaxllm.serving.http.generate import json_response
-from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.files.paging import page
 from jaxllm.serving.openai.files.store import FileStore
 from jaxllm.serving.openai.files.upload import Form, receive_upload
 from jaxllm.serving.openai.protocol.files import DeletedFile, FileList, FileObject, FilesQuery
+from jaxllm.serving.openai.stores import stores_of
 from jaxllm.serving.tenancy.owners import owner_of
 
 _PURPOSE = "batch"
@@ -27,9 +28,8 @@ _CHUNK_BYTES = 2**16
 
 async def create_file(request: Request) -> Response:
     """Take a file of requests for a batch, as a form with the fields file and purpose."""
-    server = server_of(request)
-    server.check_accepting()
-    store = store_of(server, request)
+    server_of(request).check_accepting()
+    store = files_of(request)
     owner = owner_of(request).name
     file_id, reserved = store.new_id(owner), 0
 
@@ -79,7 +79,7 @@ def checked_lifetime(text: str, store: FileStore, name: str) -> int:
 
 async def list_files(request: Request) -> Response:
     """List the files."""
-    store = store_of(server_of(request), request)
+    store = files_of(request)
     query = read_query(request, FilesQuery)
     files = [file for file in store.files(owner_of(request).name) if query.purpose in (None, file.purpose)]
     if query.order != "asc":
@@ -99,7 +99,7 @@ async def retrieve_file_content(request: Request) -> Response:
     file = find_file(request, request.path_params["file_id"], "file_id")
     # Opened here, where nobody can delete it in between: once it is open, all of it can be read.
     try:
-        opened = store_of(server_of(request), request).path(file.id).open("rb")
+        opened = files_of(request).path(file.id).open("rb")
     except FileNotFoundError:
         raise _no_file(file.id, "file_id") from None
     headers = {
@@ -118,20 +118,21 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 async def delete_file(request: Request) -> Response:
     """Delete a file."""
     file = find_file(request, request.path_params["file_id"], "file_id")
-    store_of(server_of(request), request).delete(file.id)
+    files_of(request).delete(file.id)
     return json_response(DeletedFile(id=file.id))
 
 
-def store_of(server: ServerState, request: Request) -> FileStore:
+def files_of(request: Request) -> FileStore:
     """The files of this server. Raises an error of status 404 where it keeps none."""
-    if server.files is None:
+    files = stores_of(request.app).files
+    if files is None:
         raise not_enabled(request.url.path, "--max-stored-files above 0, and --api-server-count 1")
-    return server.files
+    return files
 
 
 def find_file(request: Request, file_id: str, param: str) -> FileObject:
     """A file of the request's owner. Raises an error of status 404."""
-    file = store_of(server_of(request), request).get(file_id, owner_of(request).name)
+    file = files_of(request).get(file_id, owner_of(request).name)
     if file is None:
         raise _no_file(file_id, param)
     return file

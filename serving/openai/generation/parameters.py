@@ -14,6 +14,7 @@ from jaxllm.serving.http.body.base import refused_fields
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.openai.generation.structured import structured_outputs
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.options.server import ServerOptions
 
 _OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
 """Fields that chats and completions understand differently, or that are not what they are in the engine."""
@@ -99,6 +100,12 @@ def check_alternatives(name: str, value: int | None, info: EngineInfo) -> None:
     if value == -1:
         raise RequestError(f"{name}=-1: the whole vocabulary is returned only with --max-logprobs -1", name)
     raise RequestError(f"{name}={value}: must be an integer from 0 to {most} (--max-logprobs)", name)
+
+
+def shows_token_ids(options: ServerOptions, body: GenerationRequest) -> bool:
+    """Whether tokens in logprobs are shown as numbers."""
+    asked = body.return_tokens_as_token_ids
+    return options.return_tokens_as_token_ids if asked is None else asked
 
 
 def num_alternatives(value: int | None, info: EngineInfo) -> int:

@@ -16,7 +16,7 @@ from jaxllm.serving.http.generate import identify, json_response, respond, submi
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.chat.call import ChatCall
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat
-from jaxllm.serving.openai.generation.parameters import num_alternatives
+from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
 from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, InputTokens, ItemPage, ModelResponse
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, InputItemsQuery, ResponsesRequest, RetrieveQuery
 from jaxllm.serving.openai.responses.background import BackgroundRun, LogStream
@@ -25,6 +25,7 @@ from jaxllm.serving.openai.responses.prepare import check, count, prepare, read_
 from jaxllm.serving.openai.responses.store import EventLog, Stored
 from jaxllm.serving.openai.responses.tools import given_tools
 from jaxllm.serving.openai.responses.writer import ResponseWriter
+from jaxllm.serving.openai.stores import Stores, stores_of
 from jaxllm.serving.tenancy.owners import owner_of
 
 _PAGE = 20
@@ -35,35 +36,37 @@ async def create_response(request: Request) -> Response:
     """Answer a conversation, with the model's reasoning, text and calls as items."""
     server = server_of(request)
     server.check_accepting()
+    stores = stores_of(request.app)
     body = await read_body(request, ResponsesRequest)
     identity = identify(request, server, body, "resp")
-    check(body, server.responses)
+    check(body, stores.responses)
     owner = owner_of(request).name
     items = await server.bodies.work(request, lambda: read_input(body.input))
-    turn = read_turn(body, items, server.responses, owner)
+    turn = read_turn(body, items, stores.responses, owner)
     call = await prepare(request, server, body, turn, identity.engine_ids)
-    stored = Stored(_begun(body, identity.model, call, stored=server.responses.enabled), turn, owner)
+    stored = Stored(_begun(body, identity.model, call, stored=stores.responses.enabled), turn, owner)
     writer = ResponseWriter(
         stored.response,
         call,
         streams=bool(body.stream),
         logprobs=_logprob_format(server, body),
-        on_end=partial(_keep, server, stored),
+        on_end=partial(_keep, stores, stored),
         tools={tool.shown: tool for tool in given_tools(body)},
     )
     if body.background:
-        return _run_on(request, server, stored, call, writer, stream=bool(body.stream))
+        return _run_on(request, stored, call, writer, stream=bool(body.stream))
     return await respond(request, server, [call.request], writer, first=writer.begin(), last=b"", failure=writer.fail)
 
 
 async def count_input_tokens(request: Request) -> Response:
     """Count the tokens of a conversation, as the model would read it."""
     server = server_of(request)
+    stores = stores_of(request.app)
     body = await read_body(request, ResponsesRequest)
     server.model_name(body.model)
-    check(body, server.responses)
+    check(body, stores.responses)
     items = await server.bodies.work(request, lambda: read_input(body.input))
-    turn = read_turn(body, items, server.responses, owner_of(request).name)
+    turn = read_turn(body, items, stores.responses, owner_of(request).name)
     return json_response(InputTokens(input_tokens=await count(request, server, body, turn)))
 
 
@@ -108,34 +111,32 @@ def _listed_tool(tool: dict[str, Any]) -> dict[str, Any]:
 def _logprob_format(server: ServerState, body: ResponsesRequest) -> LogprobFormat | None:
     if LOGPROBS not in (body.include or ()):
         return None
-    as_token_ids = server.shows_token_ids(body)
+    as_token_ids = shows_token_ids(server.options, body)
     alternatives = None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.llm.info)
     return LogprobFormat(server.token_bytes, alternatives=alternatives, as_token_ids=as_token_ids)
 
 
-def _keep(server: ServerState, stored: Stored) -> None:
+def _keep(stores: Stores, stored: Stored) -> None:
     """A response has ended: keep it, if it is to be kept."""
     if stored.response.store:
         stored.turn.made = [from_output(item) for item in stored.response.output]
-        server.responses.put(stored)
+        stores.responses.put(stored)
 
 
-def _run_on(
-    request: Request, server: ServerState, stored: Stored, call: ChatCall, writer: ResponseWriter, *, stream: bool
-) -> Response:
-    (results,) = submit(request, server, [call.request])
+def _run_on(request: Request, stored: Stored, call: ChatCall, writer: ResponseWriter, *, stream: bool) -> Response:
+    (results,) = submit(request, server_of(request), [call.request])
     if stream:
         stored.log = EventLog()
     queued = json_response(stored.response)
     run = BackgroundRun(results, writer, request.scope["request_id"], stored.log)
     stored.cancel = run.cancel
-    server.responses.put(stored)
+    stores_of(request.app).responses.put(stored)
     return queued if stored.log is None else LogStream(stored.log, 0)
 
 
 def _stored(request: Request) -> Stored:
     name = request.path_params["response_id"]
-    stored = server_of(request).responses.get(owner_of(request).name, name)
+    stored = stores_of(request.app).responses.get(owner_of(request).name, name)
     if stored is None:
         raise errors.unknown_response(name, "response_id")
     return stored
@@ -171,7 +172,7 @@ async def delete_response(request: Request) -> Response:
     stored = _stored(request)
     if stored.cancel is not None:
         stored.cancel()
-    server_of(request).responses.delete(stored)
+    stores_of(request.app).responses.delete(stored)
     return json_response(DeletedResponse(id=stored.response.id))
 
 
