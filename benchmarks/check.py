@@ -16,7 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
 from jaxllm.runtime.programs.buckets import GROWTH_WITHOUT_PADDING, Buckets
-from jaxllm.runtime.programs.recipes import all_keys
+from jaxllm.runtime.programs.generation import all_keys
 from jaxllm.sampling_params import SamplingParams
 
 ACCEPTED = Path(__file__).parent / "accepted.json"

@@ -14,7 +14,7 @@ import numpy as np
 
 import jaxllm
 from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.programs.recipes import Key
+from jaxllm.runtime.programs.generation import Key
 
 PACKAGE = Path(jaxllm.__file__).resolve().parent
 FOLDERS = tuple(str(folder.resolve()) for folder in (PACKAGE, *(path for path in PACKAGE.iterdir() if path.is_dir())))

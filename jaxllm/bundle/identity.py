@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxllm.runtime.memory.capacity import devices_of
-from jaxllm.runtime.programs.recipes import Spec
+from jaxllm.runtime.programs.generation import Spec
 from jaxllm.runtime.resolved import Plan
 
 SOURCES = ("models", "pallas_kernels", "pooling", "runner")

@@ -19,7 +19,7 @@ from jax.experimental.layout import Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxllm.errors import ConfigError
-from jaxllm.runtime.programs.recipes import Recipe
+from jaxllm.runtime.programs.generation import Recipe
 
 Axes = str | list[str] | None
 """Mesh axes that one axis of an array is split over."""

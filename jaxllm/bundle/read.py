@@ -10,7 +10,7 @@ from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes
 from jaxllm.runtime.programs.buckets import Buckets
 from jaxllm.runtime.programs.executables import Executable, Executables
-from jaxllm.runtime.programs.recipes import Recipe, StepSpec, all_keys, name_of
+from jaxllm.runtime.programs.generation import Recipe, StepSpec, all_keys, name_of
 from jaxllm.runtime.resolved import Plan
 
 

@@ -18,7 +18,7 @@ from jaxllm.bundle.portable import save
 from jaxllm.errors import ConfigError
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.programs.executables import Executable, Executables
-from jaxllm.runtime.programs.recipes import all_keys, name_of
+from jaxllm.runtime.programs.generation import all_keys, name_of
 from jaxllm.runtime.programs.spec import make_spec
 from jaxllm.runtime.resolved import Plan
 

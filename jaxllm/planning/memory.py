@@ -15,7 +15,7 @@ from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, steady
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.programs.recipes import StepSpec
+from jaxllm.runtime.programs.generation import StepSpec
 from jaxllm.runtime.programs.spec import make_spec
 from jaxllm.runtime.resolved import Plan
 

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.bundle.kept import KeptExecutables, prune
+from jaxllm.bundle.cached import KeptExecutables, prune
 from jaxllm.errors import ConfigError
 from jaxllm.models.errors import ModelError
 from jaxllm.models.pooling_model import load_pooling_model
-from jaxllm.pooling.plan import PoolingPlan
-from jaxllm.pooling.recipes import PoolingSpec, make_spec
+from jaxllm.pooling.programs import PoolingSpec, make_spec
+from jaxllm.pooling.resolved import PoolingPlan
 from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.native import begin_kernels

@@ -14,9 +14,9 @@ from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.build import build_pooling_runner
 from jaxllm.pooling.limits import PoolingLimits
-from jaxllm.pooling.plan import PoolingPlan, make_pooling_plan
 from jaxllm.pooling.queue import PoolingQueue
 from jaxllm.pooling.request import PoolingRequest
+from jaxllm.pooling.resolved import PoolingPlan, make_pooling_plan
 from jaxllm.pooling.runner import Dispatched, PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids

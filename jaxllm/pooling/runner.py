@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.pooling.recipes import FINISH
+from jaxllm.pooling.programs import FINISH
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
 from jaxllm.runtime.programs.buckets import Bucket, Buckets

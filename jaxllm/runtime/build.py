@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.bundle.kept import KeptExecutables, prune
+from jaxllm.bundle.cached import KeptExecutables, prune
 from jaxllm.bundle.read import Bundle
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.causal_lm import load_model
@@ -21,7 +21,7 @@ from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.background import BackgroundCompilation, needed_first
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
-from jaxllm.runtime.programs.recipes import StepSpec
+from jaxllm.runtime.programs.generation import StepSpec
 from jaxllm.runtime.programs.spec import make_spec
 from jaxllm.runtime.resolved import Plan
 from jaxllm.runtime.runner import Runner

@@ -13,9 +13,9 @@ from jaxllm.runtime.programs.background import BackgroundCompilation
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.sampling.constrained import LaterRows, masked_layout
 from jaxllm.runtime.sampling.listed import ListedRows, listed_layout, packed_rows
 from jaxllm.runtime.sampling.logprobs import Logprobs
-from jaxllm.runtime.sampling.masked import LaterRows, masked_layout
 from jaxllm.runtime.sampling.sampler import SampledRows
 from jaxllm.runtime.sampling.table import NEUTRAL_FLOATS, SamplingTable
 from jaxllm.runtime.step import FROM_DEVICE, PROMPT_LOGPROB_ROWS, DeviceState, StepShape

@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxllm.config import CompileOptions
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.recipes import Key, Recipe, Spec, name_of
+from jaxllm.runtime.programs.generation import Key, Recipe, Spec, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ nearly all of the work a step takes no longer but for sampling, which with top-k
 32 rows of a vocabulary of 32,000; where XLA does it, a prompt takes half as long again. JAX 0.11.2 has it no more."""
 
 KEPT = "engines"
-"""Folder beneath JAX's cache, see `jaxllm.bundle.kept`."""
+"""Folder beneath JAX's cache, see `jaxllm.bundle.cached`."""
 
 
 def use_compilation_cache(folder: str | None) -> Path | None:

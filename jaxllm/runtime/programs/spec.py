@@ -9,7 +9,7 @@ from flax import nnx
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.sharding import sharding
 from jaxllm.runtime.programs.buckets import Buckets
-from jaxllm.runtime.programs.recipes import StepSpec
+from jaxllm.runtime.programs.generation import StepSpec
 from jaxllm.runtime.resolved import Plan
 from jaxllm.runtime.sampling.rows import SamplingState
 from jaxllm.runtime.step import DeviceState, StepShape

@@ -14,7 +14,7 @@ from jax.experimental import topologies
 
 from jaxllm.config import EngineConfig
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.recipes import recipe
+from jaxllm.runtime.programs.generation import recipe
 from jaxllm.runtime.programs.spec import make_spec
 from jaxllm.runtime.resolved import make_plan
 

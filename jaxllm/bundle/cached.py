@@ -31,7 +31,7 @@ from jaxllm.bundle.portable import Place, SavedCall, load, save
 from jaxllm.errors import ConfigError
 from jaxllm.runtime.memory.capacity import devices_of
 from jaxllm.runtime.programs.executables import Executable
-from jaxllm.runtime.programs.recipes import Recipe, Spec
+from jaxllm.runtime.programs.generation import Recipe, Spec
 from jaxllm.runtime.resolved import Plan
 
 logger = logging.getLogger(__name__)

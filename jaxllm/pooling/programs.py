@@ -12,10 +12,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm.models.pooling_model import PoolingModel, abstract_pooling_model
-from jaxllm.pooling.plan import PoolingPlan
+from jaxllm.pooling.resolved import PoolingPlan
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape, make_finish, make_step
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
-from jaxllm.runtime.programs.recipes import Key, Recipe
+from jaxllm.runtime.programs.generation import Key, Recipe
 
 FINISH = "finish"
 """The executable for results of single tokens."""

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxllm.bundle.kept import KeptExecutables, prune
+from jaxllm.bundle.cached import KeptExecutables, prune
 from jaxllm.config import EngineConfig
 from jaxllm.runtime.build import pages_on_cpu
 from jaxllm.runtime.programs.executables import Executable, Executables
-from jaxllm.runtime.programs.recipes import Recipe, recipe
+from jaxllm.runtime.programs.generation import Recipe, recipe
 from jaxllm.runtime.programs.spec import make_spec
 from jaxllm.runtime.resolved import make_plan
 from tests.conftest import RunPython

@@ -14,9 +14,9 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding
 from jaxllm.pallas_kernels.cpu.zeros import zeros
 from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.sampling.constrained import make_sample_masked, masked_layout
 from jaxllm.runtime.sampling.listed import listed_layout, make_listed_logprobs
 from jaxllm.runtime.sampling.logprobs import Logprobs
-from jaxllm.runtime.sampling.masked import make_sample_masked, masked_layout
 from jaxllm.runtime.sampling.rows import set_bias, set_row
 from jaxllm.runtime.sampling.sampler import SampledRows
 from jaxllm.runtime.sampling.table import UPDATE_SIZE
