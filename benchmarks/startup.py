@@ -41,9 +41,9 @@ from jaxllm.config import EngineConfig
 from jaxllm.serving.llm.llm_engine import LLMEngine
 import jaxllm.engine.engine
 lap("imports")
-from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.resolved import resolve_config
 config = EngineConfig.from_options(options)
-make_plan(config)
+resolve_config(config)
 lap("configuration")
 engine = LLMEngine.from_config(config, skip_tokenizer_init=options["load_format"] == "dummy", progress=progress)
 lap("engine")

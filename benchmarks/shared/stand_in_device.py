@@ -18,7 +18,7 @@ from jaxllm.engine.engine import Engine
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.resolved import resolve_config
 from jaxllm.runtime.runner import Runner
 from jaxllm.runtime.sampling.logprobs import no_logprobs
 from jaxllm.runtime.sampling.rows import SamplingState
@@ -146,9 +146,9 @@ def stand_in_engine(
         "block_size": block_size,
         "async_scheduling": async_scheduling,
     }
-    plan = make_plan(EngineConfig.from_options(options))
-    model = replace(plan.model, vocab_size=VOCABULARY, max_position_embeddings=context)
-    plan = replace(plan, model=model, max_model_len=context)
+    resolved = resolve_config(EngineConfig.from_options(options))
+    model = replace(resolved.model, vocab_size=VOCABULARY, max_position_embeddings=context)
+    resolved = replace(resolved, model=model, max_model_len=context)
     width = -(-context // block_size)
     shape = StepShape(table_width=width, page_size=block_size, max_logprobs=20, sample_rows=16)
     state = DeviceState(
@@ -170,4 +170,4 @@ def stand_in_engine(
     )
     # Each request beyond the first needs a handful of pages of its own.
     own = -(-(HEADROOM + 2 * block_size) // block_size)
-    return Engine(plan, runner, width + running * (own + 2) + 1)
+    return Engine(resolved, runner, width + running * (own + 2) + 1)

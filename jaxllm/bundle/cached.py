@@ -27,12 +27,12 @@ import msgspec
 from jax.errors import JaxRuntimeError
 
 from jaxllm.bundle.identity import engine_identity
-from jaxllm.bundle.portable import Place, SavedCall, load, save
+from jaxllm.bundle.portable import DeviceAssignment, SavedCall, load, save
 from jaxllm.errors import ConfigError
 from jaxllm.runtime.memory.capacity import devices_of
 from jaxllm.runtime.programs.executables import Executable
 from jaxllm.runtime.programs.generation import Recipe, Spec
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +52,29 @@ which one it is is part of `engine_identity`."""
 class KeptExecutables:
     """The executables of one engine in one folder. Threads may make several at a time."""
 
-    def __init__(self, folder: Path, place: Place, *, rename: bool) -> None:
+    def __init__(self, folder: Path, assignment: DeviceAssignment, *, rename: bool) -> None:
         """`rename`: functions are compiled under a name that JAX's own cache has never seen, see `of`."""
         self.folder = folder
-        self._place = place
+        self._assignment = assignment
         self._rename = rename
 
     @classmethod
     def of(
-        cls, cache: Path, plan: Plan, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]
+        cls, cache: Path, resolved: ResolvedConfig, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]
     ) -> "KeptExecutables":
-        """The folder in `cache` for an engine of this plan."""
-        known = {**engine_identity(plan, spec, num_pages, compiler_options), **_surroundings(), "format": str(_MAGIC)}
+        """The folder in `cache` for an engine of this configuration."""
+        known = {
+            **engine_identity(resolved, spec, num_pages, compiler_options),
+            **_surroundings(),
+            "format": str(_MAGIC),
+        }
         digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
         # What JAX found in its own cache must not be serialised again: on CPU the result may lack functions, which only
         # shows when it runs. There it is always compiled, the cheaper way; elsewhere JAX's cache remains of use when
         # code changes that the compiler does not see.
-        return cls(cache / digest, Place(devices_of(plan), plan.mesh), rename=plan.platform == "cpu")
+        return cls(
+            cache / digest, DeviceAssignment(devices_of(resolved), resolved.mesh), rename=resolved.platform == "cpu"
+        )
 
     def __call__(self, name: str, recipe: Recipe, compile_it: Callable[[Recipe], Executable]) -> Executable:
         """The executable `name`: as kept, or compiled from `recipe` and kept from now on."""
@@ -95,7 +101,7 @@ class KeptExecutables:
         path = self._path(name)
         try:
             call, data = _unpack(path.read_bytes())
-            made = load(data, call, recipe, self._place)
+            made = load(data, call, recipe, self._assignment)
             # When it was used last.
             os.utime(self.folder)
         except FileNotFoundError:

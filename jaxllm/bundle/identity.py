@@ -17,9 +17,9 @@ from jax.sharding import NamedSharding
 
 from jaxllm.runtime.memory.capacity import devices_of
 from jaxllm.runtime.programs.generation import Spec
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
-SOURCES = ("models", "pallas_kernels", "pooling", "runner")
+SOURCES = ("models", "pallas_kernels", "pooling", "runtime")
 """Packages whose code ends up in executables."""
 
 CPU_FEATURES = "cpu_features"
@@ -42,26 +42,28 @@ _INSTRUCTIONS = re.compile(
 """How the names of x86 instruction sets begin in /proc/cpuinfo, as far as compilers use them."""
 
 
-def engine_identity(plan: Plan, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]) -> dict[str, Any]:
+def engine_identity(
+    resolved: ResolvedConfig, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Everything the executables of an engine depend on, but for what an operator may change freely.
 
     Values are what JSON has. The keys are names of options where there is one.
     """
-    config = plan.config
+    config = resolved.config
     return {
-        **_software(plan.platform),
-        **_hardware(plan),
-        "model": plan.model.architecture,
-        "model_config": _digest(dataclasses.asdict(plan.model)),
-        "dtype": plan.dtype,
-        "max_model_len": plan.max_model_len,
+        **_software(resolved.platform),
+        **_hardware(resolved),
+        "model": resolved.model.architecture,
+        "model_config": _digest(dataclasses.asdict(resolved.model)),
+        "dtype": resolved.dtype,
+        "max_model_len": resolved.max_model_len,
         "max_num_seqs": config.scheduler.max_num_seqs,
-        "max_num_batched_tokens": plan.max_num_batched_tokens,
-        "block_size": plan.page_size,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
+        "block_size": resolved.page_size,
         "num_gpu_blocks": num_pages,
         **spec.named,
-        "attention_backend": plan.forward.attention,
-        "layer_stack": plan.forward.stack,
+        "attention_backend": resolved.forward.attention,
+        "layer_stack": resolved.forward.stack,
         "compiler_options": dict(compiler_options),
         # Last: for what has no name above.
         "arrays": _digest([_array(*item) for item in jax.tree.leaves_with_path(spec.arrays)]),
@@ -109,16 +111,16 @@ def _software(backend: str) -> dict[str, Any]:
     return found
 
 
-def _hardware(plan: Plan) -> dict[str, Any]:
-    devices = devices_of(plan)
+def _hardware(resolved: ResolvedConfig) -> dict[str, Any]:
+    devices = devices_of(resolved)
     found: dict[str, Any] = {
-        "platform": plan.platform,
+        "platform": resolved.platform,
         "device_kind": devices[0].device_kind,
         # Also the order: an executable has its devices built in.
         "devices": [[device.id, *getattr(device, "coords", ())] for device in devices],
-        "tensor_parallel_size": plan.num_devices,
+        "tensor_parallel_size": resolved.num_devices,
     }
-    if plan.platform == "cpu":
+    if resolved.platform == "cpu":
         found["machine"] = platform.machine()
         found[CPU_FEATURES] = cpu_features()
     return found

@@ -48,7 +48,7 @@ class SavedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceAssignment:
     """Where executables run: the devices in the order of the assignment, and the mesh over them, if there is one."""
 
     devices: tuple[Any, ...]
@@ -79,7 +79,7 @@ def save(compiled: jax.stages.Compiled) -> tuple[bytes, SavedCall]:
     return data, call
 
 
-def load(data: bytes, call: SavedCall, recipe: Recipe, place: Place) -> jax.stages.Compiled:
+def load(data: bytes, call: SavedCall, recipe: Recipe, assignment: DeviceAssignment) -> jax.stages.Compiled:
     """The executable, ready to be called like the one that `recipe` makes. Runs no compiler and traces nothing.
 
     Raises:
@@ -88,14 +88,14 @@ def load(data: bytes, call: SavedCall, recipe: Recipe, place: Place) -> jax.stag
     arguments, in_tree = jax.tree.flatten((recipe.arguments, {}))
     results, out_tree = jax.tree.flatten(recipe.result)
     _check(call, arguments, len(results))
-    devices = xla_client.DeviceList(place.devices)
-    client = place.devices[0].client
+    devices = xla_client.DeviceList(assignment.devices)
+    client = assignment.devices[0].client
     try:
         runtime = client.deserialize_executable(data, executable_devices=devices)
     except JaxRuntimeError as error:
         raise ConfigError(f"the runtime refuses executable {call.name}: {error}") from error
-    in_avals, in_shardings = _restore(call.inputs, place)
-    out_avals, out_shardings = _restore(call.outputs, place)
+    in_avals, in_shardings = _restore(call.inputs, assignment)
+    out_avals, out_shardings = _restore(call.outputs, assignment)
     in_layouts = [Layout.from_pjrt_layout(layout) for layout in runtime.get_parameter_layouts()]
     out_layouts = [Layout.from_pjrt_layout(layout) for layout in runtime.get_output_layouts()]
     if (len(in_layouts), len(out_layouts)) != (len(call.inputs), len(call.outputs)):
@@ -152,19 +152,19 @@ def _describe_sharding(sharding: Sharding) -> list[Axes] | None:
     raise ConfigError(f"a sharding of this kind cannot be saved: {sharding}")
 
 
-def _restore(arrays: Sequence[SavedArray], place: Place) -> tuple[list[Any], list[Sharding]]:
+def _restore(arrays: Sequence[SavedArray], assignment: DeviceAssignment) -> tuple[list[Any], list[Sharding]]:
     avals = [_aval(array.shape, array.dtype) for array in arrays]
-    return avals, [_restore_sharding(array.split, place) for array in arrays]
+    return avals, [_restore_sharding(array.split, assignment) for array in arrays]
 
 
-def _restore_sharding(split: list[Axes] | None, place: Place) -> Sharding:
+def _restore_sharding(split: list[Axes] | None, assignment: DeviceAssignment) -> Sharding:
     if split is None:
-        return SingleDeviceSharding(place.devices[0])
-    if place.mesh is None:
+        return SingleDeviceSharding(assignment.devices[0])
+    if assignment.mesh is None:
         raise ConfigError("an executable for a mesh of devices, in an engine without one")
     try:
         spec = PartitionSpec(*(tuple(axes) if isinstance(axes, list) else axes for axes in split))
-        return NamedSharding(place.mesh, spec)
+        return NamedSharding(assignment.mesh, spec)
     except ValueError as error:
         raise ConfigError(f"a sharding that this engine's mesh does not have: {error}") from error
 

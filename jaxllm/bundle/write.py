@@ -20,7 +20,7 @@ from jaxllm.progress import Progress, silent
 from jaxllm.runtime.programs.executables import Executable, Executables
 from jaxllm.runtime.programs.generation import all_keys, name_of
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
 
 def check_target(folder: Path) -> None:
@@ -32,20 +32,20 @@ def check_target(folder: Path) -> None:
         raise ConfigError(f"--output {folder}: a file is there")
 
 
-def write_bundle(plan: Plan, num_pages: int, folder: Path, progress: Progress = silent) -> Manifest:
+def write_bundle(resolved: ResolvedConfig, num_pages: int, folder: Path, progress: Progress = silent) -> Manifest:
     """Compile every executable for `num_pages` KV pages, and write them to `folder`, whole or not at all.
 
     Raises:
         ConfigError: `folder` holds something else, or cannot be written.
     """
     check_target(folder)
-    spec, buckets = make_spec(plan, num_pages)
-    executables = Executables(spec, plan.config.compile)
+    spec, buckets = make_spec(resolved, num_pages)
+    executables = Executables(spec, resolved.config.compile)
     keys = all_keys(buckets.all)
     with no_compilation_cache(), executables.compiling(buckets.all, progress):
         pass
     made = {name_of(key): executables.get(key) for key in keys}
-    engine = engine_identity(plan, spec, num_pages, executables.compiler_options)
+    engine = engine_identity(resolved, spec, num_pages, executables.compiler_options)
     target = folder.resolve()
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
     try:

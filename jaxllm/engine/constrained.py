@@ -73,17 +73,17 @@ class GuidedSteps:
 
     def choose(self, step: Dispatched) -> None:
         """Choose the tokens that the step left out, unless that is done. All steps before it must be collected."""
-        later, plan = step.later, step.plan
-        if later is None or later.begun:
+        constrained, plan = step.constrained, step.plan
+        if constrained is None or constrained.begun:
             return
-        later.begun = True
+        constrained.begun = True
         live = self._scheduler.table.generation[plan.slots] == plan.generations
-        which = np.flatnonzero((plan.samples & live)[later.rows]).astype(np.int32)
+        which = np.flatnonzero((plan.samples & live)[constrained.rows]).astype(np.int32)
         if not len(which):
             return
-        requests = [plan.requests[row] for row in later.rows[which].tolist()]
+        requests = [plan.requests[row] for row in constrained.rows[which].tolist()]
         masks, problems = self._guides.fill(requests)
-        self._runner.choose(later, which, masks)
+        self._runner.choose(constrained, which, masks)
         for request, problem in zip(requests, problems, strict=True):
             if problem is not None:
                 self._refuse(request, f"structured_outputs: {problem}", "structured_outputs")
@@ -94,8 +94,8 @@ class GuidedSteps:
         `under_way` are the later steps. Rows of requests that are refused do not count as sampled any more.
         """
         forced, plan = Forced(), step.plan
-        assert step.later is not None
-        for row in step.later.rows.tolist():
+        assert step.constrained is not None
+        for row in step.constrained.rows.tolist():
             request = plan.requests[row]
             if not plan.samples[row] or request.finish_reason is not None:
                 continue

@@ -23,7 +23,7 @@ from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
-from jaxllm.runtime.resolved import Plan, make_plan
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, PromptChunk, Runner, StepResult
 from jaxllm.runtime.sampling.logprobs import Logprobs
 from jaxllm.scheduler.plan import StepPlan
@@ -41,20 +41,20 @@ class Engine:
     Not thread-safe: one thread adds requests, steps and takes the outputs.
     """
 
-    def __init__(self, plan: Plan, runner: Runner, num_pages: int) -> None:
-        config = plan.config
-        self.info = _describe(plan, num_pages, runner.num_shapes)
+    def __init__(self, resolved: ResolvedConfig, runner: Runner, num_pages: int) -> None:
+        config = resolved.config
+        self.info = _describe(resolved, num_pages, runner.num_shapes)
         self.runner = runner
-        self.pages = KVManager(num_pages, plan.page_size, enable_prefix_caching=config.cache.enable_prefix_caching)
+        self.pages = KVManager(num_pages, resolved.page_size, enable_prefix_caching=config.cache.enable_prefix_caching)
         self.scheduler = Scheduler(
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
-            max_model_len=plan.max_model_len,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            max_model_len=resolved.max_model_len,
             pages=self.pages,
             policy=config.scheduler.scheduling_policy,
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         )
-        self._guided = GuidedSteps(_guides(plan), self.scheduler, runner, self._refuse)
+        self._guided = GuidedSteps(_guides(resolved), self.scheduler, runner, self._refuse)
         self._limits = RequestLimits.of(self.info)
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._under_way: deque[tuple[float, Dispatched]] = deque()  # with the time each was begun
@@ -72,9 +72,9 @@ class Engine:
             ConfigError: an option or the checkpoint is wrong.
             CapacityError: the model, or one request of its longest length, does not fit.
         """
-        plan = make_plan(config)
-        runner, num_pages = build_runner(plan, progress)
-        return cls(plan, runner, num_pages)
+        resolved = resolve_config(config)
+        runner, num_pages = build_runner(resolved, progress)
+        return cls(resolved, runner, num_pages)
 
     def check_request(self, request: Request) -> None:
         """Raise `RequestError`, naming the parameter, unless this engine can serve the request."""
@@ -143,20 +143,20 @@ class Engine:
         if plan is None:
             return False
         self._note_admissions(plan, began)
-        later = self._guided.rows(plan) if self._guided.requests else None
-        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table, later)))
+        constrained = self._guided.rows(plan) if self._guided.requests else None
+        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table, constrained)))
         return True
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
         """Wait for a step, and take what it computed."""
-        if step.later is not None:
+        if step.constrained is not None:
             self._guided.choose(step)
         plan, result = step.plan, self.runner.collect(step)
         for chunk in result.prompts:
             self._take_prompt_logprobs(chunk)
         finished = self.scheduler.update(plan, result.token_ids)
         forced = None
-        if step.later is not None:
+        if step.constrained is not None:
             forced = self._guided.advance(step, result.token_ids, [later for _, later in self._under_way])
             finished = finished + forced.finished
         if self._guided.requests:
@@ -320,34 +320,36 @@ class Engine:
             )
 
 
-def _guides(plan: Plan) -> Guides:
+def _guides(resolved: ResolvedConfig) -> Guides:
     """What follows grammars: it needs to know the bytes of tokens, and no more of text."""
-    folder, options = plan.folder, plan.config.model
+    folder, options = resolved.folder, resolved.config.model
     try:
         if options.tokenizer is not None:
             folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
-        return Guides(Vocabulary(folder, plan.vocab_size, tuple(plan.model.eos_token_ids)), plan.config.structured)
+        return Guides(
+            Vocabulary(folder, resolved.vocab_size, tuple(resolved.model.eos_token_ids)), resolved.config.structured
+        )
     except (ModelError, RequestError) as error:
         raise ConfigError(str(error)) from error
 
 
-def _describe(plan: Plan, num_pages: int, num_shapes: int) -> EngineInfo:
-    config = plan.config
+def _describe(resolved: ResolvedConfig, num_pages: int, num_shapes: int) -> EngineInfo:
+    config = resolved.config
     return EngineInfo(
         model=config.model.model,
-        model_folder=str(plan.folder),
-        vocab_size=plan.model.vocab_size,
-        eos_token_ids=tuple(plan.model.eos_token_ids),
-        max_model_len=plan.max_model_len,
+        model_folder=str(resolved.folder),
+        vocab_size=resolved.model.vocab_size,
+        eos_token_ids=tuple(resolved.model.eos_token_ids),
+        max_model_len=resolved.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_logprobs=plan.max_logprobs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_logprobs=resolved.max_logprobs,
         num_pages=num_pages,
-        block_size=plan.page_size,
+        block_size=resolved.page_size,
         enable_prefix_caching=config.cache.enable_prefix_caching,
-        dtype=plan.dtype,
-        device_kind=plan.device_kind,
-        num_devices=plan.num_devices,
+        dtype=resolved.dtype,
+        device_kind=resolved.device_kind,
+        num_devices=resolved.num_devices,
         num_shapes=num_shapes,
         structured_outputs_backend=config.structured.structured_outputs_backend,
     )

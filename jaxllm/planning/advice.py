@@ -6,12 +6,12 @@ from typing import Any
 from jaxllm.config import EngineConfig, option_fields
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.sharding import working_sizes
-from jaxllm.planning.memory import CompiledStep, Memory, memory_limit
-from jaxllm.planning.target import Target, find_target
+from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit
+from jaxllm.planning.target import TargetDevices, find_target
 from jaxllm.runtime.build import PROVISIONAL_PAGES
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import Plan, make_plan
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 USUAL_TEMPORARIES = 0.02
 """Share of a device's memory that a step is taken to need where it could not be compiled."""
@@ -20,7 +20,9 @@ FEWEST_TOKENS = 256
 """Smaller token budgets are not advised: prompts would crawl."""
 
 
-def advise(plan: Plan, target: Target, memory: Memory, largest: CompiledStep | None) -> list[str]:
+def advise(
+    resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, largest: CompiledStep | None
+) -> list[str]:
     """Single changes of options with which it would fit, the smallest first; empty when there is none.
 
     What is not compiled for them is estimated: a step's temporaries grow with its tokens, and are the same on more
@@ -29,41 +31,45 @@ def advise(plan: Plan, target: Target, memory: Memory, largest: CompiledStep | N
     beside = int(memory.limit * USUAL_TEMPORARIES)
     if largest is not None:
         beside = largest.temporary_bytes + largest.code_bytes
-    return [*_shorter(plan, memory, beside), *_fewer_tokens(plan, memory, beside), *_other_plans(plan, target, beside)]
+    return [
+        *_shorter(resolved, memory, beside),
+        *_fewer_tokens(resolved, memory, beside),
+        *_other_plans(resolved, target, beside),
+    ]
 
 
-def _shorter(plan: Plan, memory: Memory, beside: int) -> Iterator[str]:
+def _shorter(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> Iterator[str]:
     free = memory.for_cache(None) - beside
-    tokens = (max(free, 0) // memory.page - 1) * plan.page_size
-    if 2 <= tokens < plan.max_model_len:
+    tokens = (max(free, 0) // memory.page - 1) * resolved.page_size
+    if 2 <= tokens < resolved.max_model_len:
         yield f"--max-model-len {tokens} or less"
 
 
-def _fewer_tokens(plan: Plan, memory: Memory, beside: int) -> Iterator[str]:
-    tokens = plan.max_num_batched_tokens // 2
+def _fewer_tokens(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> Iterator[str]:
+    tokens = resolved.max_num_batched_tokens // 2
     while tokens >= FEWEST_TOKENS:
-        needed = beside * tokens // plan.max_num_batched_tokens
-        if _holds(plan, memory.for_cache(None) - needed):
+        needed = beside * tokens // resolved.max_num_batched_tokens
+        if _holds(resolved, memory.for_cache(None) - needed):
             yield f"--max-num-batched-tokens {tokens} or less"
             return
         tokens //= 2
 
 
-def _other_plans(plan: Plan, target: Target, beside: int) -> Iterator[str]:
+def _other_plans(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
     """More devices, or a smaller type."""
-    if plan.dtype == "float32" and _fits(_changed(plan.config, dtype="bfloat16"), target, beside):
+    if resolved.dtype == "float32" and _fits(_changed(resolved.config, dtype="bfloat16"), target, beside):
         yield "--dtype bfloat16"
     if target.chip is None or not target.absent:
         return
-    for size in working_sizes(plan.model):
-        if size <= plan.num_devices:
+    for size in working_sizes(resolved.model):
+        if size <= resolved.num_devices:
             continue
         try:
             larger = target if size <= len(target.devices) else find_target(target.chip.name, None, size)
         except ConfigError:
             # No usual machine has so many.
             return
-        if _fits(_changed(plan.config, tensor_parallel_size=size, mesh=None), larger, beside):
+        if _fits(_changed(resolved.config, tensor_parallel_size=size, mesh=None), larger, beside):
             topology = "" if larger is target else f" --topology {larger.topology}"
             yield f"--tensor-parallel-size {size}{topology}"
             return
@@ -74,19 +80,19 @@ def _changed(config: EngineConfig, **options: Any) -> EngineConfig:
     return EngineConfig.from_options({**before, **options})
 
 
-def _fits(config: EngineConfig, target: Target, beside: int) -> bool:
-    plan = make_plan(config, target.devices if target.absent else None)
-    spec, _ = make_spec(plan, PROVISIONAL_PAGES)
+def _fits(config: EngineConfig, target: TargetDevices, beside: int) -> bool:
+    resolved = resolve_config(config, target.devices if target.absent else None)
+    spec, _ = make_spec(resolved, PROVISIONAL_PAGES)
     # Without the padding of layouts, which is little, and which only the compiler knows.
     needed = bytes_on_device((spec.parameters, spec.state)) - bytes_on_device(spec.state.kv_cache)
-    limit = memory_limit(plan, target)
-    return _holds(plan, int(limit * config.cache.gpu_memory_utilization) - needed - beside)
+    limit = memory_limit(resolved, target)
+    return _holds(resolved, int(limit * config.cache.gpu_memory_utilization) - needed - beside)
 
 
-def _holds(plan: Plan, free: int) -> bool:
+def _holds(resolved: ResolvedConfig, free: int) -> bool:
     """Whether one request of the longest length fits into so much memory for the KV cache."""
     try:
-        count_pages(plan, max(free, 0))
+        count_pages(resolved, max(free, 0))
     except CapacityError:
         return False
     return True

@@ -7,18 +7,18 @@ arrays [T, D] in the type of the activations. Sampling sends a few numbers per r
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.chips import Chip
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
 HOP_SECONDS = 1e-6
 """What a hop to a neighbour takes beside the bytes: "How to Scale Your Model", chapter 3, "typically around 1us"."""
 
 
-def summed_bytes(plan: Plan, tokens: int) -> tuple[int, int]:
+def summed_bytes(resolved: ResolvedConfig, tokens: int) -> tuple[int, int]:
     """How many sums over all devices a step of so many tokens makes, and the bytes of each; none on one device."""
-    if plan.num_devices == 1:
+    if resolved.num_devices == 1:
         return 0, 0
-    model = plan.model
-    return 2 * model.num_layers + 1, tokens * model.hidden_size * jnp.dtype(plan.dtype).itemsize
+    model = resolved.model
+    return 2 * model.num_layers + 1, tokens * model.hidden_size * jnp.dtype(resolved.dtype).itemsize
 
 
 def sum_seconds(chip: Chip, devices: int, size: int) -> float:
@@ -32,9 +32,9 @@ def sum_seconds(chip: Chip, devices: int, size: int) -> float:
     return 2 * max(bytes_on_link / chip.link_bandwidth, devices / 2 * HOP_SECONDS)
 
 
-def communication_seconds(plan: Plan, chip: Chip, tokens: int) -> float | None:
+def communication_seconds(resolved: ResolvedConfig, chip: Chip, tokens: int) -> float | None:
     """All sums of a step, which nothing else is taken to overlap; None where the chip's links are not known."""
-    count, size = summed_bytes(plan, tokens)
+    count, size = summed_bytes(resolved, tokens)
     if not count:
         return 0.0
-    return count * sum_seconds(chip, plan.num_devices, size) if chip.link_bandwidth else None
+    return count * sum_seconds(chip, resolved.num_devices, size) if chip.link_bandwidth else None

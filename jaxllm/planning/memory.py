@@ -1,4 +1,4 @@
-"""What a plan takes of a device's memory: weights, state, temporaries and code as the compiler lays them out."""
+"""What a configuration takes of a device: weights, state, temporaries and code as the compiler lays them out."""
 
 import time
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import CapacityError
-from jaxllm.planning.target import Target
+from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.build import PROVISIONAL_PAGES
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, steady
@@ -17,7 +17,7 @@ from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.executables import Executables
 from jaxllm.runtime.programs.generation import StepSpec
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CompiledStep:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Bytes on each device. `usable` is the part of `limit` that options allow."""
 
     limit: int
@@ -47,20 +47,20 @@ class Memory:
         return self.usable - self.weights - self.state - beside
 
 
-def measure(plan: Plan, target: Target) -> Memory:
+def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     """Everything but what a step needs for itself."""
-    spec, _ = make_spec(plan, PROVISIONAL_PAGES)
+    spec, _ = make_spec(resolved, PROVISIONAL_PAGES)
     cache = spec.state.kv_cache
     others = [leaf for leaf in jax.tree.leaves(spec.state) if leaf is not cache]
     weights, state = laid_out(spec, spec.parameters), laid_out(spec, others)
     page = laid_out(spec, cache) // PROVISIONAL_PAGES
-    utilization = plan.config.cache.gpu_memory_utilization
-    if plan.platform == "cpu":
+    utilization = resolved.config.cache.gpu_memory_utilization
+    if resolved.platform == "cpu":
         # Here the KV cache has a share of its own, from which nothing else is taken.
         usable = weights + state + cpu_free_bytes(utilization)
-        return Memory(memory_limit(plan, target), usable, weights, state, page)
-    limit = memory_limit(plan, target)
-    return Memory(limit, int(limit * utilization), weights, state, page)
+        return MemoryUse(memory_limit(resolved, target), usable, weights, state, page)
+    limit = memory_limit(resolved, target)
+    return MemoryUse(limit, int(limit * utilization), weights, state, page)
 
 
 def laid_out(spec: StepSpec, arrays: Any) -> int:
@@ -79,14 +79,14 @@ def laid_out(spec: StepSpec, arrays: Any) -> int:
     return bytes_on_device(arrays) if stats is None else int(stats.argument_size_in_bytes)
 
 
-def compile_step(plan: Plan, bucket: Bucket) -> CompiledStep:
+def compile_step(resolved: ResolvedConfig, bucket: Bucket) -> CompiledStep:
     """Compile the step of a bucket with a small KV cache, whose size changes nothing but the arguments.
 
     Raises:
         CapacityError: the compiler says that the step does not fit the device.
     """
-    spec, _ = make_spec(plan, PROVISIONAL_PAGES)
-    executables = Executables(spec, plan.config.compile)
+    spec, _ = make_spec(resolved, PROVISIONAL_PAGES)
+    executables = Executables(spec, resolved.config.compile)
     start = time.perf_counter()
     try:
         compiled = executables.lower(bucket).compile(compiler_options=executables.compiler_options)
@@ -102,24 +102,24 @@ def compile_step(plan: Plan, bucket: Bucket) -> CompiledStep:
     return CompiledStep(bucket, seconds, int(stats.temp_size_in_bytes), int(stats.generated_code_size_in_bytes))
 
 
-def pages_for(plan: Plan, target: Target) -> int:
-    """KV pages of an engine of this plan, found out as the engine does. Compiles the largest step where that is needed.
+def pages_for(resolved: ResolvedConfig, target: TargetDevices) -> int:
+    """KV pages of an engine of this configuration, found as the engine does. Compiles the largest step if needed.
 
     Raises:
         CapacityError: not even one request of the longest length fits.
     """
-    cache = plan.config.cache
+    cache = resolved.config.cache
     if cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None:
-        return count_pages(plan, 0)
-    if plan.platform == "cpu":
-        return count_pages(plan, steady(cpu_free_bytes(cache.gpu_memory_utilization)))
-    _, buckets = make_spec(plan, PROVISIONAL_PAGES)
-    return count_pages(plan, max(measure(plan, target).for_cache(compile_step(plan, buckets.largest)), 0))
+        return count_pages(resolved, 0)
+    if resolved.platform == "cpu":
+        return count_pages(resolved, steady(cpu_free_bytes(cache.gpu_memory_utilization)))
+    _, buckets = make_spec(resolved, PROVISIONAL_PAGES)
+    return count_pages(resolved, max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0))
 
 
-def memory_limit(plan: Plan, target: Target) -> int:
+def memory_limit(resolved: ResolvedConfig, target: TargetDevices) -> int:
     """Bytes of memory of one device; on CPU those that are free. Raises `CapacityError` where they are unknown."""
-    if plan.platform == "cpu":
+    if resolved.platform == "cpu":
         return int(cpu_free_bytes(1.0) / CPU_SHARE)
     if not target.absent:
         stats = target.devices[0].memory_stats() or {}

@@ -8,12 +8,12 @@ import msgspec
 
 from jaxllm.errors import CapacityError
 from jaxllm.planning.advice import advise
-from jaxllm.planning.memory import CompiledStep, Memory, compile_step, measure
+from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure
 from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
-from jaxllm.planning.target import Target
+from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.memory.capacity import count_pages
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
@@ -59,11 +59,15 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def make_report(
-    plan: Plan, target: Target, *, all_buckets: bool = False, say: Callable[[str], None] = lambda _: None
+    resolved: ResolvedConfig,
+    target: TargetDevices,
+    *,
+    all_buckets: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compile the largest and the smallest step, or all, and work out the rest. `say` is told what takes its time."""
-    memory = measure(plan, target)
-    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs, plan.bucket_growth)
+    memory = measure(resolved, target)
+    buckets = Buckets(resolved.max_num_batched_tokens, resolved.config.scheduler.max_num_seqs, resolved.bucket_growth)
     wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
     compiled: dict[Bucket, CompiledStep] = {}
     reason = None
@@ -71,51 +75,51 @@ def make_report(
         if memory.for_cache(None) <= 0:
             # The compiler would say so too, after a while.
             raise CapacityError(_too_large(memory))
-        compiled = _compile(plan, sorted(set(wanted), reverse=True), say)
-        pages = count_pages(plan, max(memory.for_cache(compiled[buckets.largest]), 0))
+        compiled = _compile(resolved, sorted(set(wanted), reverse=True), say)
+        pages = count_pages(resolved, max(memory.for_cache(compiled[buckets.largest]), 0))
     except CapacityError as error:
         pages, reason = 0, str(error)
     largest = compiled.get(buckets.largest)
-    config = plan.config
-    kv_tokens = max(pages - 1, 0) * plan.page_size
+    config = resolved.config
+    kv_tokens = max(pages - 1, 0) * resolved.page_size
     return Report(
         model=config.model.model,
         device=target.name,
-        num_devices=plan.num_devices,
-        dtype=plan.dtype,
-        max_model_len=plan.max_model_len,
+        num_devices=resolved.num_devices,
+        dtype=resolved.dtype,
+        max_model_len=resolved.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        attention_backend=plan.forward.attention,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        attention_backend=resolved.forward.attention,
         fits=reason is None,
         reason=reason,
-        advice=[] if reason is None else advise(plan, target, memory, largest),
+        advice=[] if reason is None else advise(resolved, target, memory, largest),
         memory=_parts(memory, largest, pages),
         kv_tokens=kv_tokens,
-        max_concurrency=kv_tokens / plan.max_model_len,
-        decode_context=min(CONTEXT, plan.max_model_len),
-        steps=[_step(plan, target, memory, bucket, compiled.get(bucket)) for bucket in buckets.all],
+        max_concurrency=kv_tokens / resolved.max_model_len,
+        decode_context=min(CONTEXT, resolved.max_model_len),
+        steps=[_step(resolved, target, memory, bucket, compiled.get(bucket)) for bucket in buckets.all],
     )
 
 
-def _compile(plan: Plan, buckets: list[Bucket], say: Callable[[str], None]) -> dict[Bucket, CompiledStep]:
+def _compile(resolved: ResolvedConfig, buckets: list[Bucket], say: Callable[[str], None]) -> dict[Bucket, CompiledStep]:
     """Compile as the engine does. Raises `CapacityError` when one does not fit the device."""
 
     def one(bucket: Bucket) -> CompiledStep:
         say(f"compiling a step of {bucket}")
-        return compile_step(plan, bucket)
+        return compile_step(resolved, bucket)
 
-    workers = plan.config.compile.compile_workers or os.cpu_count() or 1
+    workers = resolved.config.compile.compile_workers or os.cpu_count() or 1
     with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
         return dict(zip(buckets, pool.map(one, buckets), strict=True))
 
 
-def _too_large(memory: Memory) -> str:
+def _too_large(memory: MemoryUse) -> str:
     needed, usable = (memory.weights + memory.state) / 2**30, memory.usable / 2**30
     return f"weights and state need {needed:.1f} GiB on each device, and {usable:.1f} GiB are usable"
 
 
-def _parts(memory: Memory, largest: CompiledStep | None, pages: int) -> DeviceMemory:
+def _parts(memory: MemoryUse, largest: CompiledStep | None, pages: int) -> DeviceMemory:
     temporaries, code = (0, 0) if largest is None else (largest.temporary_bytes, largest.code_bytes)
     taken = memory.weights + memory.state + temporaries + code + pages * memory.page
     return DeviceMemory(
@@ -123,6 +127,8 @@ def _parts(memory: Memory, largest: CompiledStep | None, pages: int) -> DeviceMe
     )
 
 
-def _step(plan: Plan, target: Target, memory: Memory, bucket: Bucket, compiled: CompiledStep | None) -> Step:
-    guess = estimate(plan, target.chip, memory.weights, memory.page, bucket) if target.chip else None
+def _step(
+    resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, bucket: Bucket, compiled: CompiledStep | None
+) -> Step:
+    guess = estimate(resolved, target.chip, memory.weights, memory.page, bucket) if target.chip else None
     return Step(bucket.tokens, bucket.rows, None if compiled is None else compiled.seconds, guess)

@@ -17,7 +17,7 @@ from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.pallas_kernels.tuning import nearest_share
 from jaxllm.planning.communication import communication_seconds
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
 CONTEXT = 1024
 """Tokens that a decoding request has behind it, unless requests must be shorter."""
@@ -60,19 +60,22 @@ class Work:
         return "compute" if self.flops / chip.bf16_flops > self.bytes / chip.hbm_bandwidth else "memory"
 
 
-def estimate(plan: Plan, chip: Chip, weight_bytes: int, page_bytes: int, bucket: Bucket) -> StepEstimate:
+def estimate(resolved: ResolvedConfig, chip: Chip, weight_bytes: int, page_bytes: int, bucket: Bucket) -> StepEstimate:
     """The step of a bucket. `weight_bytes` and `page_bytes` are those of one device.
 
     A bucket with a request for every token is taken to decode, each request `CONTEXT` tokens into its text; any other
     to compute the first tokens of one prompt.
     """
     kind = "decode" if bucket.tokens <= bucket.rows else "prefill"
-    context = min(CONTEXT, plan.max_model_len)
+    context = min(CONTEXT, resolved.max_model_len)
     lengths = [context] * bucket.tokens if kind == "decode" else list(range(1, bucket.tokens + 1))
     rows = bucket.tokens if kind == "decode" else 1
-    matrices, attention = matrix_work(plan, weight_bytes, len(lengths), rows), attention_work(plan, page_bytes, lengths)
-    share = attention_share(plan, chip, kind)
-    sending = communication_seconds(plan, chip, bucket.tokens)
+    matrices, attention = (
+        matrix_work(resolved, weight_bytes, len(lengths), rows),
+        attention_work(resolved, page_bytes, lengths),
+    )
+    share = attention_share(resolved, chip, kind)
+    sending = communication_seconds(resolved, chip, bucket.tokens)
     parts = (
         (matrices.seconds(chip), matrices.bound(chip)),
         (attention.seconds(chip) / (share or 1), attention.bound(chip)),
@@ -91,43 +94,43 @@ def estimate(plan: Plan, chip: Chip, weight_bytes: int, page_bytes: int, bucket:
     )
 
 
-def matrix_work(plan: Plan, weight_bytes: int, tokens: int, rows: int) -> Work:
+def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: int) -> Work:
     """The work of one device beside attention, with logits for `rows` of the tokens."""
-    model, devices = plan.model, plan.num_devices
-    item = jnp.dtype(plan.dtype).itemsize
-    table = plan.vocab_size * model.hidden_size
+    model, devices = resolved.model, resolved.num_devices
+    item = jnp.dtype(resolved.dtype).itemsize
+    table = resolved.vocab_size * model.hidden_size
     # Of the embedding only single rows are read, unless it gives the logits as well.
     read = weight_bytes - (0 if model.tie_word_embeddings else table * item // devices)
     return Work(2 * (_layer_weights(model) * tokens + table * rows) / devices, read)
 
 
-def attention_work(plan: Plan, page_bytes: int, lengths: list[int]) -> Work:
+def attention_work(resolved: ResolvedConfig, page_bytes: int, lengths: list[int]) -> Work:
     """The work of one device in attention, for tokens that each see `lengths` tokens, themselves included.
 
     Tokens that see as many are requests of their own, which each read what they see; others are one prompt, which is
     read once for all of them.
     """
-    model = plan.model
+    model = resolved.model
     seen = sum(sum(min(length, window or length) for length in lengths) for window in model.windows)
     read = sum(lengths) if lengths[0] == lengths[-1] else lengths[-1]
-    cache = (read + len(lengths)) * page_bytes / plan.page_size
-    return Work(4 * model.num_heads * model.head_size * seen / plan.num_devices, cache)
+    cache = (read + len(lengths)) * page_bytes / resolved.page_size
+    return Work(4 * model.num_heads * model.head_size * seen / resolved.num_devices, cache)
 
 
-def attention_share(plan: Plan, chip: Chip, kernel: str) -> float | None:
+def attention_share(resolved: ResolvedConfig, chip: Chip, kernel: str) -> float | None:
     """Part of its roofline that the kernel reaches by the static model, in the nearest case that was looked at."""
-    if plan.forward.attention != "tpu":
+    if resolved.forward.attention != "tpu":
         return None
-    model, devices = plan.model, plan.num_devices
+    model, devices = resolved.model, resolved.num_devices
     heads = split_kv_heads(model, devices) // devices
     key: dict[str, int | str] = {
         "kernel": kernel,
         "head_size": model.head_size,
         "num_kv_heads": heads,
         "group": model.num_heads // devices // heads,
-        "page_size": plan.page_size,
-        "q_dtype": plan.dtype,
-        "kv_dtype": plan.dtype,
+        "page_size": resolved.page_size,
+        "q_dtype": resolved.dtype,
+        "kv_dtype": resolved.dtype,
     }
     return nearest_share("paged_attention", chip.name, key)
 

@@ -28,7 +28,7 @@ _HOST_SIZES = {"v5e": {1: "1x1", 4: "2x2", 8: "2x4"}, "v6e": {1: "1x1", 4: "2x2"
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetDevices:
     """Devices to plan or compile for. `absent` ones cannot run anything; `chip` is None where its figures are unknown.
 
     `topology` is as one writes it (`2x4`), empty for this machine.
@@ -57,7 +57,7 @@ def prepare(device: str | None) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-def find_target(device: str | None, topology: str | None, count: int) -> Target:
+def find_target(device: str | None, topology: str | None, count: int) -> TargetDevices:
     """The devices that the flags `--device` and `--topology` mean, at least `count` of them.
 
     Raises:
@@ -73,7 +73,7 @@ def find_target(device: str | None, topology: str | None, count: int) -> Target:
     here = jax.local_devices()[0]
     found = chip_of(here.device_kind)
     if device in (None, here.platform) or (found is not None and found is chip):
-        return Target(tuple(jax.local_devices()), absent=False, chip=found, topology="")
+        return TargetDevices(tuple(jax.local_devices()), absent=False, chip=found, topology="")
     if chip is not None or device in ("gpu", "cuda", "tpu"):
         raise ConfigError(
             f"--device {device}: there is none here, and only TPUs can be planned for without one ({_tpus()})"
@@ -85,7 +85,7 @@ def _tpus() -> str:
     return ", ".join(chip.name for chip in CHIPS.values() if chip.platform == "tpu")
 
 
-def _absent(chip: Chip, topology: str | None, count: int) -> Target:
+def _absent(chip: Chip, topology: str | None, count: int) -> TargetDevices:
     """Describe a TPU topology with libtpu."""
     shape = _smallest(chip, count) if topology is None else topology
     sizes = [int(size) if size.isdecimal() else 0 for size in shape.split("x")]
@@ -100,7 +100,7 @@ def _absent(chip: Chip, topology: str | None, count: int) -> Target:
     devices = _describe(f"{chip.name}:{shape}", options)
     if len(devices) < count:
         raise ConfigError(f"--topology {shape}: has {len(devices)} devices, and tensor_parallel_size is {count}")
-    return Target(tuple(devices), absent=True, chip=chip, topology=shape)
+    return TargetDevices(tuple(devices), absent=True, chip=chip, topology=shape)
 
 
 def _smallest(chip: Chip, count: int) -> str:

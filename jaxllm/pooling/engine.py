@@ -16,8 +16,8 @@ from jaxllm.pooling.build import build_pooling_runner
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.queue import PoolingQueue
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.pooling.resolved import PoolingPlan, make_pooling_plan
-from jaxllm.pooling.runner import Dispatched, PoolingRunner
+from jaxllm.pooling.resolved import ResolvedPoolingConfig, resolve_pooling_config
+from jaxllm.pooling.runner import DispatchedTexts, PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
 
@@ -29,18 +29,18 @@ class PoolingEngine:
     requests, steps and takes the outputs.
     """
 
-    def __init__(self, plan: PoolingPlan, runner: PoolingRunner) -> None:
-        scheduler = plan.plan.config.scheduler
-        self.info = _describe(plan, runner.num_shapes)
+    def __init__(self, resolved: ResolvedPoolingConfig, runner: PoolingRunner) -> None:
+        scheduler = resolved.common.config.scheduler
+        self.info = _describe(resolved, runner.num_shapes)
         self.runner = runner
         self._limits = PoolingLimits.of(self.info)
         self._queue = PoolingQueue(
             max_num_seqs=scheduler.max_num_seqs,
-            max_num_batched_tokens=plan.plan.max_num_batched_tokens,
+            max_num_batched_tokens=resolved.common.max_num_batched_tokens,
             by_priority=scheduler.scheduling_policy == "priority",
         )
         self._depth = 2 if scheduler.async_scheduling else 1
-        self._under_way: deque[tuple[float, Dispatched]] = deque()  # with the time each was begun
+        self._under_way: deque[tuple[float, DispatchedTexts]] = deque()  # with the time each was begun
         self._aborted: set[str] = set()
         self._ended: list[EngineOutput] = []
         self._last_end = 0.0
@@ -53,8 +53,8 @@ class PoolingEngine:
         Raises:
             ConfigError: an option or the checkpoint is wrong.
         """
-        plan = make_pooling_plan(config)
-        return cls(plan, build_pooling_runner(plan, progress))
+        resolved = resolve_pooling_config(config)
+        return cls(resolved, build_pooling_runner(resolved, progress))
 
     def add_request(self, request: PoolingRequest) -> None:
         """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
@@ -100,7 +100,7 @@ class PoolingEngine:
             return ended
         return ended + self._complete(*self._under_way.popleft())
 
-    def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
+    def _complete(self, began: float, step: DispatchedTexts) -> list[EngineOutput]:
         """Wait for a step, and take what it computed."""
         outputs = []
         for request, data in zip(step.requests, self.runner.collect(step), strict=True):
@@ -144,8 +144,8 @@ def _output(request_id: str, data: np.ndarray, began: float) -> EngineOutput:
     return EngineOutput(request_id, [], finish_reason="stop", scheduled_time=began, data=data)
 
 
-def _describe(plan: PoolingPlan, num_shapes: int) -> EngineInfo:
-    common, settings = plan.plan, plan.settings
+def _describe(resolved: ResolvedPoolingConfig, num_shapes: int) -> EngineInfo:
+    common, settings = resolved.common, resolved.settings
     config = common.config
     return EngineInfo(
         model=config.model.model,
@@ -166,7 +166,7 @@ def _describe(plan: PoolingPlan, num_shapes: int) -> EngineInfo:
         pooling=PoolingInfo(
             tasks=settings.tasks,
             pooling_type=settings.pooling_type,
-            size=plan.size,
+            size=resolved.size,
             labels=settings.labels,
             matryoshka=settings.matryoshka,
             answers=settings.answers,

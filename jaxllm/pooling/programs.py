@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm.models.pooling_model import PoolingModel, abstract_pooling_model
-from jaxllm.pooling.resolved import PoolingPlan
+from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape, make_finish, make_step
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.generation import Key, Recipe
@@ -69,11 +69,13 @@ class PoolingSpec:
         return Recipe(of_tokens, (tuple(leaves), hidden, each, each), 0)
 
 
-def make_spec(plan: PoolingPlan) -> tuple[PoolingSpec, Buckets]:
+def make_spec(resolved: ResolvedPoolingConfig) -> tuple[PoolingSpec, Buckets]:
     """What the executables are compiled from, and their shapes."""
-    common = plan.plan
-    labels = plan.settings.num_labels
-    model = abstract_pooling_model(common.model, plan.forward, jnp.dtype(common.dtype), labels, plan.settings.dense)
+    common = resolved.common
+    labels = resolved.settings.num_labels
+    model = abstract_pooling_model(
+        common.model, resolved.forward, jnp.dtype(common.dtype), labels, resolved.settings.dense
+    )
     graph, parameters = nnx.split(model)
     buckets = Buckets(common.max_num_batched_tokens, common.config.scheduler.max_num_seqs)
-    return PoolingSpec(graph, parameters, PoolingShape(plan.settings), common.model.hidden_size), buckets
+    return PoolingSpec(graph, parameters, PoolingShape(resolved.settings), common.model.hidden_size), buckets

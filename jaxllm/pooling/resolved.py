@@ -7,50 +7,51 @@ from jaxllm.errors import ConfigError
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pooling.settings import PoolingSettings, read_settings
-from jaxllm.runtime.resolved import Plan, make_plan
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 
 @dataclass(frozen=True)
-class PoolingPlan:
-    """The plan that every engine has, and how the model pools."""
+class ResolvedPoolingConfig:
+    """The configuration that every engine has, and how the model pools."""
 
-    plan: Plan
+    common: ResolvedConfig
     settings: PoolingSettings
 
     @property
     def size(self) -> int:
         """Numbers in a result: of an embedding, or the classes."""
         settings = self.settings
-        return settings.num_labels or (settings.dense[-1].out_size if settings.dense else self.plan.model.hidden_size)
+        return settings.num_labels or (settings.dense[-1].out_size if settings.dense else self.common.model.hidden_size)
 
     @property
     def forward(self) -> ForwardOptions:
         """Options of the forward pass."""
-        return replace(self.plan.forward, one_layer_cache=True, page_size=self.plan.page_size)
+        return replace(self.common.forward, one_layer_cache=True, page_size=self.common.page_size)
 
 
-def make_pooling_plan(config: EngineConfig) -> PoolingPlan:
+def resolve_pooling_config(config: EngineConfig) -> ResolvedPoolingConfig:
     """Find the model and settle what the options leave open. Texts are never cut: a step holds the longest one.
 
     Raises:
         ConfigError: the model cannot be found or read, or an option does not suit it or the devices.
     """
-    plan = make_plan(config, runner="pooling")
-    if plan.num_devices > 1:
+    resolved = resolve_config(config, runner="pooling")
+    if resolved.num_devices > 1:
         raise ConfigError(
-            f"tensor_parallel_size={plan.num_devices}: pooling models run on one device so far; start several servers"
+            f"tensor_parallel_size={resolved.num_devices}: pooling models run on one device so far; "
+            "start several servers"
         )
     if config.compile.executables is not None:
         raise ConfigError("executables: bundles are for models that generate; pooling models keep theirs by themselves")
     try:
-        settings = read_settings(config.model, plan.folder, plan.model.architecture)
+        settings = read_settings(config.model, resolved.folder, resolved.model.architecture)
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    if settings.dense and settings.dense[0].in_size != plan.model.hidden_size:
-        given, needed = plan.model.hidden_size, settings.dense[0].in_size
+    if settings.dense and settings.dense[0].in_size != resolved.model.hidden_size:
+        given, needed = resolved.model.hidden_size, settings.dense[0].in_size
         raise ConfigError(f"{settings.dense[0].path} takes {needed} numbers, and the model gives {given}")
-    longest = plan.max_model_len
+    longest = resolved.max_model_len
     if settings.max_length is not None and config.model.max_model_len is None:
         longest = min(longest, settings.max_length)
-    budget = max(plan.max_num_batched_tokens, longest)
-    return PoolingPlan(replace(plan, max_model_len=longest, max_num_batched_tokens=budget), settings)
+    budget = max(resolved.max_num_batched_tokens, longest)
+    return ResolvedPoolingConfig(replace(resolved, max_model_len=longest, max_num_batched_tokens=budget), settings)

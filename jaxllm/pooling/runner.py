@@ -17,7 +17,7 @@ from jaxllm.runtime.programs.executables import Executables
 
 
 @dataclass(frozen=True)
-class Dispatched:
+class DispatchedTexts:
     """A step that is on its way: device arrays that `PoolingRunner.collect` waits for."""
 
     requests: list[PoolingRequest]
@@ -64,7 +64,7 @@ class PoolingRunner:
         packed, _ = self._layouts[bucket].host_buffer()
         jax.block_until_ready(self._executables.step(bucket)(self._parameters, packed))
 
-    def dispatch(self, requests: list[PoolingRequest]) -> Dispatched:
+    def dispatch(self, requests: list[PoolingRequest]) -> DispatchedTexts:
         """Start a step. Returns at once; the device works while the host goes on."""
         bucket = self._buckets.fit(sum(len(request.prompt_token_ids) for request in requests))
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
@@ -74,9 +74,9 @@ class PoolingRunner:
         results.copy_to_host_async()
         if any(wants_tokens(request.params) for request in requests):
             hidden.copy_to_host_async()
-        return Dispatched(requests, bucket, results, hidden)
+        return DispatchedTexts(requests, bucket, results, hidden)
 
-    def collect(self, step: Dispatched) -> list[np.ndarray]:
+    def collect(self, step: DispatchedTexts) -> list[np.ndarray]:
         """Wait for a step: float32 [O] for each text, or [length, O] where its tokens were asked for."""
         results = np.asarray(step.results)
         hidden: np.ndarray | None = None

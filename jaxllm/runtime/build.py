@@ -1,4 +1,4 @@
-"""From a plan to a runner that is ready: weights, memory, executables."""
+"""From a configuration to a runner that is ready: weights, memory, executables."""
 
 import logging
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
 from jaxllm.runtime.programs.generation import StepSpec
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Runner
 from jaxllm.runtime.sampling.table import SamplingTable
 
@@ -33,7 +33,7 @@ PROVISIONAL_PAGES = 64
 """Pages of the executable that is compiled only to learn how much memory a step needs beside the cache."""
 
 
-def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
+def build_runner(resolved: ResolvedConfig, progress: Progress = silent) -> tuple[Runner, int]:
     """Load the weights, compile the steps at the same time, and allocate the cache.
 
     Returns the runner and the number of KV pages, the null page included.
@@ -42,62 +42,68 @@ def build_runner(plan: Plan, progress: Progress = silent) -> tuple[Runner, int]:
         ConfigError: the checkpoint is broken or does not match its configuration.
         CapacityError: weights and a KV cache for one longest request do not fit.
     """
-    cache = use_compilation_cache(plan.config.compile.compilation_cache_dir)
-    wait_for_kernels = begin_kernels(plan, cache)
+    cache = use_compilation_cache(resolved.config.compile.compilation_cache_dir)
+    wait_for_kernels = begin_kernels(resolved, cache)
     try:
-        if plan.config.compile.executables is not None:
-            bundle = Bundle.open(plan.config.compile.executables)
+        if resolved.config.compile.executables is not None:
+            bundle = Bundle.open(resolved.config.compile.executables)
             pages = bundle.manifest.num_pages
-            return _build(plan, pages, None, progress, wait_for_kernels, bundle=bundle), pages
-        if plan.platform == "cpu":
+            return _build(resolved, pages, None, progress, wait_for_kernels, bundle=bundle), pages
+        if resolved.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
-            pages = pages_on_cpu(plan, cpu_free_bytes(plan.config.cache.gpu_memory_utilization), cache)
-            return _build(plan, pages, None, progress, wait_for_kernels, cache=cache), pages
-        model = _load(plan, progress)
-        pages = count_pages(plan, _left_on_device(plan))
-        return _build(plan, pages, model, progress, wait_for_kernels, cache=cache), pages
+            pages = pages_on_cpu(resolved, cpu_free_bytes(resolved.config.cache.gpu_memory_utilization), cache)
+            return _build(resolved, pages, None, progress, wait_for_kernels, cache=cache), pages
+        model = _load(resolved, progress)
+        pages = count_pages(resolved, _left_on_device(resolved))
+        return _build(resolved, pages, model, progress, wait_for_kernels, cache=cache), pages
     except ModelError as error:
         raise ConfigError(str(error)) from error
 
 
-def pages_on_cpu(plan: Plan, free_bytes: int, cache: Path | None) -> int:
+def pages_on_cpu(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) -> int:
     """As many KV pages as `free_bytes` hold, or a few less where an earlier start has compiled for those only.
 
     Free memory is never quite the same, and an engine with another number of pages has to be compiled. Raises
     `CapacityError`.
     """
     size = steady(free_bytes)
-    pages = count_pages(plan, size)
+    pages = count_pages(resolved, size)
     try:
-        fewer = count_pages(plan, steady(size - 1))
+        fewer = count_pages(resolved, steady(size - 1))
     except CapacityError:
         return pages
     if cache is None or fewer == pages:
         return pages
 
     def is_kept(number: int) -> bool:
-        spec, _ = make_spec(plan, number)
-        options = Executables(spec, plan.config.compile).compiler_options
-        return KeptExecutables.of(cache, plan, spec, number, options).folder.is_dir()
+        spec, _ = make_spec(resolved, number)
+        options = Executables(spec, resolved.config.compile).compiler_options
+        return KeptExecutables.of(cache, resolved, spec, number, options).folder.is_dir()
 
     return fewer if not is_kept(pages) and is_kept(fewer) else pages
 
 
-def _load(plan: Plan, progress: Progress) -> tuple[jax.Array, ...]:
+def _load(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
     """The parameters' leaves, on the device."""
 
     def report(done: int, total: int) -> None:
         progress("Loading weights", done, total)
 
-    options = plan.config.model
+    options = resolved.config.model
     model = load_model(
-        plan.folder, plan.model, plan.forward, jnp.dtype(plan.dtype), options.load_format, options.seed, report
+        resolved.folder,
+        resolved.model,
+        resolved.forward,
+        jnp.dtype(resolved.dtype),
+        options.load_format,
+        options.seed,
+        report,
     )
     return tuple(jax.tree.leaves(nnx.split(model)[1]))
 
 
 def _build(
-    plan: Plan,
+    resolved: ResolvedConfig,
     pages: int,
     parameters: tuple[jax.Array, ...] | None,
     progress: Progress,
@@ -107,13 +113,15 @@ def _build(
     cache: Path | None = None,
 ) -> Runner:
     """Load what is not loaded yet, and make the executables, or take them from `bundle` or `cache`."""
-    spec, buckets = make_spec(plan, pages)
-    executables = _executables(plan, spec, pages, cache) if bundle is None else bundle.executables(plan, spec, buckets)
-    options = plan.config.compile
+    spec, buckets = make_spec(resolved, pages)
+    executables = (
+        _executables(resolved, spec, pages, cache) if bundle is None else bundle.executables(resolved, spec, buckets)
+    )
+    options = resolved.config.compile
     wanted = () if options.enforce_eager else buckets.all
     at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
     with executables.compiling(at_start, progress):
-        loaded = _load(plan, progress) if parameters is None else parameters
+        loaded = _load(resolved, progress) if parameters is None else parameters
     wait_for_kernels()
     later = [bucket for bucket in wanted if bucket not in at_start]
     runner = Runner(
@@ -122,7 +130,7 @@ def _build(
         executables=executables,
         buckets=buckets,
         shape=spec.shape,
-        sampling=SamplingTable(plan.config.scheduler.max_num_seqs, plan.vocab_size, plan.config.model.seed),
+        sampling=SamplingTable(resolved.config.scheduler.max_num_seqs, resolved.vocab_size, resolved.config.model.seed),
         watch=CompilationWatch(strict=options.strict_compilation),
         background=BackgroundCompilation(executables, later) if later else None,
     )
@@ -130,22 +138,22 @@ def _build(
     return runner
 
 
-def _executables(plan: Plan, spec: StepSpec, pages: int, cache: Path | None) -> Executables:
+def _executables(resolved: ResolvedConfig, spec: StepSpec, pages: int, cache: Path | None) -> Executables:
     """Those that earlier starts kept in `cache`; the others are compiled."""
-    executables = Executables(spec, plan.config.compile)
+    executables = Executables(spec, resolved.config.compile)
     if cache is None:
         return executables
     prune(cache)
-    kept = KeptExecutables.of(cache, plan, spec, pages, executables.compiler_options)
-    return Executables(spec, plan.config.compile, kept=kept)
+    kept = KeptExecutables.of(cache, resolved, spec, pages, executables.compiler_options)
+    return Executables(spec, resolved.config.compile, kept=kept)
 
 
-def _left_on_device(plan: Plan) -> int:
+def _left_on_device(resolved: ResolvedConfig) -> int:
     """Bytes for the KV cache once the weights are on the device: the compiler says what a step needs beside them."""
-    spec, buckets = make_spec(plan, PROVISIONAL_PAGES)
-    memory = Executables(spec, plan.config.compile).lower(buckets.largest).compile().memory_analysis()
+    spec, buckets = make_spec(resolved, PROVISIONAL_PAGES)
+    memory = Executables(spec, resolved.config.compile).lower(buckets.largest).compile().memory_analysis()
     if memory is None:
         raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
     state = bytes_on_device(spec.state) - bytes_on_device(spec.state.kv_cache)
     beside: Any = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + state
-    return device_free_bytes(devices_of(plan), plan.config.cache.gpu_memory_utilization, int(beside))
+    return device_free_bytes(devices_of(resolved), resolved.config.cache.gpu_memory_utilization, int(beside))

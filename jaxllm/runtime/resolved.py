@@ -1,4 +1,4 @@
-"""What is decided before anything is loaded: model, devices, types, limits."""
+"""The resolved configuration: model, devices, types and limits, decided before anything is loaded."""
 
 import logging
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ OTHER_PAGE_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything decided before anything is loaded."""
+class ResolvedConfig:
+    """An engine's configuration with nothing left open."""
 
     config: EngineConfig
     folder: Path
@@ -102,15 +102,15 @@ class Plan:
         )
 
 
-def make_plan(
+def resolve_config(
     config: EngineConfig,
     absent_devices: Sequence[jax.Device] | None = None,
     *,
     runner: Literal["generate", "pooling"] = "generate",
-) -> Plan:
+) -> ResolvedConfig:
     """Find the model and settle what the options leave open, for an engine that generates or one that pools.
 
-    `absent_devices` are those of a topology that is not there (`jax.experimental.topologies`): the plan then serves to
+    `absent_devices` are those of a topology that is not there (`jax.experimental.topologies`): the result serves to
     compile for them.
 
     Raises:
@@ -131,7 +131,7 @@ def make_plan(
     platform = devices[0].platform
     page_size = config.cache.block_size or PAGE_SIZES.get(platform, OTHER_PAGE_SIZE)
     dtype = _choose_dtype(config.model.dtype, model.dtype, platform)
-    return Plan(
+    return ResolvedConfig(
         config=config,
         folder=folder,
         model=model,

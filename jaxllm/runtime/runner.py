@@ -13,7 +13,7 @@ from jaxllm.runtime.programs.background import BackgroundCompilation
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.sampling.constrained import LaterRows, masked_layout
+from jaxllm.runtime.sampling.constrained import ConstrainedRows, constrained_layout
 from jaxllm.runtime.sampling.listed import ListedRows, listed_layout, packed_rows
 from jaxllm.runtime.sampling.logprobs import Logprobs
 from jaxllm.runtime.sampling.sampler import SampledRows
@@ -45,7 +45,7 @@ class Dispatched:
     sampled: SampledRows
     wants_logprobs: bool
     prompts: list[PromptChunk]
-    later: LaterRows | None = None
+    constrained: ConstrainedRows | None = None
     """Rows whose tokens `Runner.choose` chooses."""
     listed: ListedRows | None = None
 
@@ -94,7 +94,7 @@ class Runner:
         self._buckets = buckets
         self._shape = shape
         self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
-        self._masked_layout = masked_layout(state.sampling)
+        self._constrained_layout = constrained_layout(state.sampling)
         self._listed_layout = listed_layout(state.last_tokens.shape[0])
         # Only outputs that follow a grammar get tokens by other ways than one step each.
         self._has_chosen = False
@@ -120,16 +120,18 @@ class Runner:
         """
         return self._sampling.must_wait(table)
 
-    def dispatch(self, plan: StepPlan, table: RequestTable, later: npt.NDArray[np.bool_] | None = None) -> Dispatched:
+    def dispatch(
+        self, plan: StepPlan, table: RequestTable, constrained: npt.NDArray[np.bool_] | None = None
+    ) -> Dispatched:
         """Start a step, right after it was scheduled. Returns at once; the device works while the host goes on.
 
-        The rows in `later` (bool [n], of those that sample) get no token from it: `choose` must give them one before
-        the next step is dispatched.
+        The rows in `constrained` (bool [n], of those that sample) get no token from it: `choose` must give them one
+        before the next step is dispatched.
         """
         bucket = self._bucket_for(plan.num_tokens)
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
-        samples = plan.samples if later is None else plan.samples & ~later
+        samples = plan.samples if constrained is None else plan.samples & ~constrained
         with self.watch.watching(bucket):
             if plan.copies is not None:
                 self._copy_pages(plan.copies)
@@ -139,7 +141,7 @@ class Runner:
             sampled, self._state = executable(self._parameters, self._state, packed)
             prompts = list(self._prompt_logprobs(plan, table))
         wants_logprobs = bool(self._sampling.wants_logprobs(plan.slots[samples]).any())
-        rest = None if later is None else self._rows_for_later(plan, table, np.flatnonzero(later).astype(np.int32))
+        rest = None if constrained is None else self._constrained_rows(plan, table, constrained)
         listed = None
         if wants_logprobs or (rest is not None and rest.wants_logprobs):
             listed = self._listed_logprobs(plan)
@@ -157,38 +159,43 @@ class Runner:
             self._background = None
         return self._buckets.fit(num_tokens)
 
-    def _rows_for_later(self, plan: StepPlan, table: RequestTable, rows: Int32Array) -> LaterRows:
+    def _constrained_rows(self, plan: StepPlan, table: RequestTable, which: npt.NDArray[np.bool_]) -> ConstrainedRows:
+        rows = np.flatnonzero(which).astype(np.int32)
         slots, count = plan.slots[rows], len(rows)
         ints, floats = self._sampling.pack(slots, _steps(plan, table)[rows], np.ones(count, np.bool_), count)
         hidden = np.cumsum(plan.num_new_tokens, dtype=np.int32)[rows] - 1
-        return LaterRows(rows, hidden, ints, floats, wants_logprobs=bool(self._sampling.wants_logprobs(slots).any()))
+        return ConstrainedRows(
+            rows, hidden, ints, floats, wants_logprobs=bool(self._sampling.wants_logprobs(slots).any())
+        )
 
-    def choose(self, later: LaterRows, which: Int32Array, masks: Int32Array) -> None:
-        """Choose the tokens of rows that the last step left out: int32 [n] of `later`, and their masks [n, W]."""
+    def choose(self, constrained: ConstrainedRows, which: Int32Array, masks: Int32Array) -> None:
+        """Choose the tokens of rows that the last step left out: int32 [n] of `constrained`, and their masks [n, W]."""
         self._has_chosen = True
-        _, views = self._masked_layout.host_buffer()
+        _, views = self._constrained_layout.host_buffer()
         at_once = len(views["hidden_rows"])
-        executable = self._executables.sample_masked
-        with self.watch.watching("masked rows"):
+        executable = self._executables.sample_constrained
+        with self.watch.watching("constrained rows"):
             for first in range(0, len(which), at_once):
                 part = which[first : first + at_once]
-                packed = self._pack_masked(later, part, masks[first : first + at_once])
+                packed = self._pack_constrained(constrained, part, masks[first : first + at_once])
                 state = self._state
                 sampled, sampling, last_tokens = executable(
                     self._parameters, state.hidden, state.sampling, state.last_tokens, packed
                 )
                 self._state = replace(state, sampling=sampling, last_tokens=last_tokens)
-                later.chosen.append((later.rows[part], sampled))
-                for leaf in jax.tree.leaves((sampled.token_ids, sampled.logprobs if later.wants_logprobs else None)):
+                constrained.chosen.append((constrained.rows[part], sampled))
+                for leaf in jax.tree.leaves(
+                    (sampled.token_ids, sampled.logprobs if constrained.wants_logprobs else None)
+                ):
                     leaf.copy_to_host_async()
 
-    def _pack_masked(self, later: LaterRows, part: Int32Array, masks: Int32Array) -> Int32Array:
-        packed, views = self._masked_layout.host_buffer()
+    def _pack_constrained(self, constrained: ConstrainedRows, part: Int32Array, masks: Int32Array) -> Int32Array:
+        packed, views = self._constrained_layout.host_buffer()
         count = len(part)
-        views["hidden_rows"][:count] = later.hidden[part]
+        views["hidden_rows"][:count] = constrained.hidden[part]
         views["num_rows"][...] = count
-        views["sampling_ints"][:, :count] = later.ints[:, part]
-        views["sampling_floats"][:, :count] = later.floats[:, part]
+        views["sampling_ints"][:, :count] = constrained.ints[:, part]
+        views["sampling_floats"][:, :count] = constrained.floats[:, part]
         views["sampling_floats"][:, count:] = NEUTRAL_FLOATS
         views["masks"][:count] = masks
         return packed
@@ -197,8 +204,8 @@ class Runner:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""
         rows = step.plan.num_rows
         token_ids, logprobs = jax.tree.map(lambda leaf: leaf[:rows], jax.device_get(step.wanted))
-        if step.later is not None:
-            token_ids, logprobs = _with_chosen(token_ids, logprobs, step.later)
+        if step.constrained is not None:
+            token_ids, logprobs = _with_chosen(token_ids, logprobs, step.constrained)
         prompts = [
             PromptChunk(chunk.request, chunk.begin, chunk.end, jax.device_get(chunk.blocks)) for chunk in step.prompts
         ]
@@ -333,13 +340,13 @@ def _grown_by_pages(plan: StepPlan, table: RequestTable, page_size: int) -> list
 
 
 def _with_chosen(
-    token_ids: Int32Array, logprobs: Logprobs | None, later: LaterRows
+    token_ids: Int32Array, logprobs: Logprobs | None, constrained: ConstrainedRows
 ) -> tuple[Int32Array, Logprobs | None]:
     """The tokens of a step with those that were chosen later, and log-probabilities if any row wanted them."""
     token_ids = token_ids.copy()
-    for rows, sampled in later.chosen:
+    for rows, sampled in constrained.chosen:
         token_ids[rows] = np.asarray(sampled.token_ids)[: len(rows)]
-        if later.wants_logprobs:
+        if constrained.wants_logprobs:
             logprobs = _placed(logprobs, len(token_ids), rows, jax.device_get(sampled.logprobs))
     return token_ids, logprobs
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from jaxllm.flags import FlagParser
-from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_plan
+from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_config
 
 HELP = "Compile all executables of an engine into a folder, from which it starts without compiling."
 USAGE = "[MODEL] --output FOLDER [flags]"
@@ -31,7 +31,7 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile and write; errors are raised, and then nothing is left behind."""
     folder = Path(args.output)
-    plan, target = find_plan(args)
+    resolved, target = find_config(args)
     from jaxllm.bundle.write import check_target, write_bundle
     from jaxllm.planning.memory import pages_for
     from jaxllm.serving.llm.progress import LoadProgress
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     check_target(folder)
     start = time.monotonic()
     with LoadProgress() as progress:
-        manifest = write_bundle(plan, pages_for(plan, target), folder, progress)
+        manifest = write_bundle(resolved, pages_for(resolved, target), folder, progress)
     size = sum(saved.size for saved in manifest.executables.values())
     sys.stdout.write(
         f"{folder}: {len(manifest.executables)} executables, {size / 2**20:.1f} MiB, for {target.name}, "

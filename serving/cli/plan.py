@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jaxllm.flags import FlagParser
-from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_plan
+from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_target_flags, find_config
 
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
@@ -37,10 +37,10 @@ def add_arguments(parser: FlagParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 also when it does not fit, which is an answer. Errors are raised."""
-    plan, target = find_plan(args)
+    resolved, target = find_config(args)
     from jaxllm.planning.report import make_report
 
-    report = make_report(plan, target, all_buckets=args.all_buckets, say=_say())
+    report = make_report(resolved, target, all_buckets=args.all_buckets, say=_say())
     text = (
         msgspec.json.format(msgspec.json.encode(report), indent=2).decode() if args.json else "\n".join(_text(report))
     )

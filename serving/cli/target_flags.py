@@ -11,8 +11,8 @@ from jaxllm.planning.target import find_target, prepare
 
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
-    from jaxllm.planning.target import Target
-    from jaxllm.runtime.resolved import Plan
+    from jaxllm.planning.target import TargetDevices
+    from jaxllm.runtime.resolved import ResolvedConfig
 
 
 def add_target_flags(parser: FlagParser, purpose: str) -> None:
@@ -37,8 +37,8 @@ def add_engine_flags_of_target(parser: FlagParser) -> None:
     add_engine_flags(parser, {name: known for name, known in MEANINGLESS.items() if name != "device"})
 
 
-def find_plan(args: argparse.Namespace) -> "tuple[Plan, Target]":
-    """The plan of the engine that the flags describe, and its devices. Imports JAX. Raises `ConfigError`."""
+def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevices]":
+    """The configuration that the flags describe, and its devices. Imports JAX. Raises `ConfigError`."""
     given = given_options(args)
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
@@ -47,7 +47,7 @@ def find_plan(args: argparse.Namespace) -> "tuple[Plan, Target]":
     config = EngineConfig.from_options(given)
     prepare(args.device)
     from jaxllm.runtime.devices import tensor_parallel_size
-    from jaxllm.runtime.resolved import make_plan
+    from jaxllm.runtime.resolved import resolve_config
 
     target = find_target(args.device, args.topology, tensor_parallel_size(config.parallel))
-    return make_plan(config, target.devices if target.absent else None), target
+    return resolve_config(config, target.devices if target.absent else None), target

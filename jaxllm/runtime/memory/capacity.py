@@ -1,4 +1,4 @@
-"""What a plan's arrays and KV pages take of its devices' memory."""
+"""What a configuration's arrays and KV pages take of its devices' memory."""
 
 import math
 from typing import Any
@@ -7,27 +7,27 @@ import jax
 import numpy as np
 
 from jaxllm.runtime.memory.memory import plan_pages
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 
 
-def devices_of(plan: Plan) -> tuple[Any, ...]:
-    """The devices of a plan, in the order in which executables know them."""
-    return tuple(jax.local_devices()[:1]) if plan.mesh is None else tuple(plan.mesh.devices.flat)
+def devices_of(resolved: ResolvedConfig) -> tuple[Any, ...]:
+    """The devices of a configuration, in the order in which executables know them."""
+    return tuple(jax.local_devices()[:1]) if resolved.mesh is None else tuple(resolved.mesh.devices.flat)
 
 
-def count_pages(plan: Plan, free_bytes: int) -> int:
+def count_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
     """Number of KV pages, the null page included, when every device has `free_bytes` for them.
 
     Raises `CapacityError` when not even one request of the longest length fits.
     """
     return plan_pages(
-        plan.cache,
-        plan.config.cache,
-        max_model_len=plan.max_model_len,
-        max_num_seqs=plan.config.scheduler.max_num_seqs,
+        resolved.cache,
+        resolved.config.cache,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.config.scheduler.max_num_seqs,
         free_bytes=free_bytes,
         # Virtual CPU devices share one memory.
-        memories=1 if plan.platform == "cpu" else plan.num_devices,
+        memories=1 if resolved.platform == "cpu" else resolved.num_devices,
     )
 
 

@@ -131,9 +131,9 @@ class Executables:
         return self.get("listed_logprobs")
 
     @property
-    def sample_masked(self) -> Executable:
-        """`(parameter leaves, hidden, SamplingState, last_tokens, packed) -> ...`, see `make_sample_masked`."""
-        return self.get("sample_masked")
+    def sample_constrained(self) -> Executable:
+        """`(parameter leaves, hidden, SamplingState, last_tokens, packed) -> ...`, see `make_sample_constrained`."""
+        return self.get("sample_constrained")
 
     @property
     def set_row(self) -> Executable:

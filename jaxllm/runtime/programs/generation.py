@@ -14,7 +14,7 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding
 from jaxllm.pallas_kernels.cpu.zeros import zeros
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.sampling.constrained import make_sample_masked, masked_layout
+from jaxllm.runtime.sampling.constrained import constrained_layout, make_sample_constrained
 from jaxllm.runtime.sampling.listed import listed_layout, make_listed_logprobs
 from jaxllm.runtime.sampling.logprobs import Logprobs
 from jaxllm.runtime.sampling.rows import set_bias, set_row
@@ -38,7 +38,7 @@ Key = Bucket | str
 """Names an executable: the bucket of a step, or one of `OTHERS`."""
 
 OTHERS = (
-    "empty_state", "prompt_logprobs", "listed_logprobs", "sample_masked", "set_row", "set_bias", "set_pages",
+    "empty_state", "prompt_logprobs", "listed_logprobs", "sample_constrained", "set_row", "set_bias", "set_pages",
     "copy_pages",
 )  # fmt: skip
 """The executables beside the steps, which have one shape each."""
@@ -161,7 +161,7 @@ def recipe(spec: StepSpec, key: Key) -> Recipe:
         "empty_state": _empty_state,
         "prompt_logprobs": _prompt_logprobs,
         "listed_logprobs": _listed_logprobs,
-        "sample_masked": _sample_masked,
+        "sample_constrained": _sample_constrained,
         "set_row": _set_row,
         "set_bias": _set_bias,
         "set_pages": _set_pages,
@@ -220,18 +220,18 @@ def _listed_logprobs(spec: StepSpec) -> Recipe:
     return Recipe(listed_logprobs, arguments, _LEAF, out_shardings=spec.whole, mesh=spec.mesh)
 
 
-def _sample_masked(spec: StepSpec) -> Recipe:
+def _sample_constrained(spec: StepSpec) -> Recipe:
     state = spec.state
-    layout = masked_layout(state.sampling)
-    function = make_sample_masked(spec.graph, spec.shape, layout)
+    layout = constrained_layout(state.sampling)
+    function = make_sample_constrained(spec.graph, spec.shape, layout)
     leaves, tree = jax.tree.flatten(spec.parameters)
 
-    def sample_masked(leaves: tuple[Any, ...], *arguments: Any) -> Any:
+    def sample_constrained(leaves: tuple[Any, ...], *arguments: Any) -> Any:
         return function(jax.tree.unflatten(tree, leaves), *arguments)
 
     arguments = (tuple(leaves), state.hidden, state.sampling, state.last_tokens, spec.host((layout.size,)))
     return Recipe(
-        sample_masked,
+        sample_constrained,
         arguments,
         (SampledRows(_LEAF, _LOGPROBS), state.sampling, _LEAF),
         donated=(2, 3),

@@ -10,7 +10,7 @@ from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.sharding import sharding
 from jaxllm.runtime.programs.buckets import Buckets
 from jaxllm.runtime.programs.generation import StepSpec
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.sampling.rows import SamplingState
 from jaxllm.runtime.step import DeviceState, StepShape
 
@@ -20,34 +20,34 @@ with 64 would make a step with one prompt slower."""
 OTHER_SAMPLE_ROWS = 128
 
 
-def make_spec(plan: Plan, pages: int) -> tuple[StepSpec, Buckets]:
+def make_spec(resolved: ResolvedConfig, pages: int) -> tuple[StepSpec, Buckets]:
     """What the executables are compiled from, and their shapes."""
-    graph, parameters = nnx.split(abstract_model(plan.model, plan.forward, jnp.dtype(plan.dtype)))
-    buckets = Buckets(plan.max_num_batched_tokens, plan.config.scheduler.max_num_seqs, plan.bucket_growth)
+    graph, parameters = nnx.split(abstract_model(resolved.model, resolved.forward, jnp.dtype(resolved.dtype)))
+    buckets = Buckets(resolved.max_num_batched_tokens, resolved.config.scheduler.max_num_seqs, resolved.bucket_growth)
     shape = StepShape(
-        table_width=-(-plan.max_model_len // plan.page_size),
-        page_size=plan.page_size,
-        max_logprobs=plan.max_logprobs,
-        sample_rows=SAMPLE_ROWS.get(plan.platform, OTHER_SAMPLE_ROWS),
+        table_width=-(-resolved.max_model_len // resolved.page_size),
+        page_size=resolved.page_size,
+        max_logprobs=resolved.max_logprobs,
+        sample_rows=SAMPLE_ROWS.get(resolved.platform, OTHER_SAMPLE_ROWS),
     )
-    state = _state(plan, pages, buckets, shape)
-    return StepSpec(graph, parameters, state, shape, plan.mesh, plan.forward.native_matmul), buckets
+    state = _state(resolved, pages, buckets, shape)
+    return StepSpec(graph, parameters, state, shape, resolved.mesh, resolved.forward.native_matmul), buckets
 
 
-def _state(plan: Plan, pages: int, buckets: Buckets, shape: StepShape) -> DeviceState:
+def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepShape) -> DeviceState:
     """Shapes of the device state. The cache is split along its heads, what is kept per token along the vocabulary."""
 
     def array(shape: tuple[int, ...], dtype: Any, *axes: str | None) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(plan.mesh, *axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(resolved.mesh, *axes))
 
-    slots, dtype = plan.config.scheduler.max_num_seqs, jnp.dtype(plan.dtype)
-    per_token = (slots, plan.vocab_size)
+    slots, dtype = resolved.config.scheduler.max_num_seqs, jnp.dtype(resolved.dtype)
+    per_token = (slots, resolved.vocab_size)
     return DeviceState(
-        kv_cache=array(plan.cache.array(pages), dtype, None, None, None, "kv_heads"),
+        kv_cache=array(resolved.cache.array(pages), dtype, None, None, None, "kv_heads"),
         sampling=SamplingState(
             array(per_token, jnp.int32, None, "vocab"), array(per_token, jnp.float32, None, "vocab")
         ),
         page_table=array((slots, shape.table_width), jnp.int32),
         last_tokens=array((slots,), jnp.int32),
-        hidden=array((buckets.largest.tokens, plan.model.hidden_size), dtype),
+        hidden=array((buckets.largest.tokens, resolved.model.hidden_size), dtype),
     )

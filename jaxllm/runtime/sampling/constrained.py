@@ -25,12 +25,12 @@ from jaxllm.runtime.step import StepShape, sample_in_blocks
 
 Int32Array = npt.NDArray[np.int32]
 
-MASKED_ROWS = 64
+CONSTRAINED_ROWS = 64
 """Most rows of one call. More take several calls."""
 
 
 @dataclass
-class LaterRows:
+class ConstrainedRows:
     """Rows of a step whose tokens are still to be chosen: what must be known of them then.
 
     rows: int32 [n], of the plan. hidden: int32 [n], places of their hidden states. ints, floats: their parameters, for
@@ -47,10 +47,10 @@ class LaterRows:
     begun: bool = False
 
 
-def masked_layout(state: Any) -> PackedLayout:
+def constrained_layout(state: Any) -> PackedLayout:
     """The packed input, for a `SamplingState` (of arrays or of shapes): [S, V] says how many rows and words."""
     slots, vocab_size = state.bias.shape
-    rows, words = min(slots, MASKED_ROWS), -(-vocab_size // 32)
+    rows, words = min(slots, CONSTRAINED_ROWS), -(-vocab_size // 32)
     return PackedLayout(
         {
             "hidden_rows": ((rows,), np.int32),
@@ -62,13 +62,15 @@ def masked_layout(state: Any) -> PackedLayout:
     )
 
 
-def make_sample_masked(graph: nnx.GraphDef[CausalLM], shape: StepShape, layout: PackedLayout) -> Callable[..., Any]:
+def make_sample_constrained(
+    graph: nnx.GraphDef[CausalLM], shape: StepShape, layout: PackedLayout
+) -> Callable[..., Any]:
     """The function `(parameters, hidden, sampling, last_tokens, packed) -> (SampledRows [M], sampling, last_tokens)`.
 
     `hidden`, `sampling` and `last_tokens` are those of `DeviceState` after the step.
     """
 
-    def sample_masked(
+    def sample_constrained(
         parameters: Any, hidden: jax.Array, sampling: SamplingState, last_tokens: jax.Array, packed: jax.Array
     ) -> tuple[SampledRows, SamplingState, jax.Array]:
         model = nnx.merge(graph, parameters)
@@ -79,4 +81,4 @@ def make_sample_masked(graph: nnx.GraphDef[CausalLM], shape: StepShape, layout: 
         slots = jnp.where(rows.valid, rows.slot, last_tokens.shape[0])
         return sampled, sampling, last_tokens.at[slots].set(sampled.token_ids, mode="drop")
 
-    return sample_masked
+    return sample_constrained

@@ -15,7 +15,7 @@ from jaxllm.runtime.build import pages_on_cpu
 from jaxllm.runtime.programs.executables import Executable, Executables
 from jaxllm.runtime.programs.generation import Recipe, recipe
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.resolved import resolve_config
 from tests.conftest import RunPython
 
 FOUR_STARTS = """
@@ -48,9 +48,9 @@ print(json.dumps([cold, warm, broken, mended]))
 
 
 def keeper(folder: Path, **options: Any) -> tuple[KeptExecutables, Recipe]:
-    plan = make_plan(EngineConfig.from_options(options))
-    spec, _ = make_spec(plan, 64)
-    return KeptExecutables.of(folder, plan, spec, 64, {}), recipe(spec, "empty_state")
+    resolved = resolve_config(EngineConfig.from_options(options))
+    spec, _ = make_spec(resolved, 64)
+    return KeptExecutables.of(folder, resolved, spec, 64, {}), recipe(spec, "empty_state")
 
 
 def compile_it(how: Recipe) -> Executable:
@@ -143,7 +143,7 @@ def test_an_executable_of_other_arrays_is_replaced(tmp_path: Path) -> None:
     (small.folder / "empty_state.bin").rename(kept.folder.parent / "moved.bin")
     kept.folder.mkdir()
     (kept.folder.parent / "moved.bin").rename(kept.folder / "set_row.bin")
-    spec, _ = make_spec(make_plan(EngineConfig.from_options({})), 64)
+    spec, _ = make_spec(resolve_config(EngineConfig.from_options({})), 64)
     kept("set_row", recipe(spec, "set_row"), compile_it)
     kept("set_row", recipe(spec, "set_row"), never)
 
@@ -172,19 +172,19 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
 
 def test_an_earlier_start_with_a_little_less_memory_is_taken_up(tmp_path: Path) -> None:
     """Free memory is never quite the same; another number of pages would have to be compiled."""
-    plan = make_plan(EngineConfig.from_options({"model": "demo", "max_num_batched_tokens": 8}))
+    resolved = resolve_config(EngineConfig.from_options({"model": "demo", "max_num_batched_tokens": 8}))
 
     def keep(pages: int) -> None:
-        spec, _ = make_spec(plan, pages)
-        options = Executables(spec, plan.config.compile).compiler_options
-        KeptExecutables.of(tmp_path, plan, spec, pages, options).folder.mkdir()
+        spec, _ = make_spec(resolved, pages)
+        options = Executables(spec, resolved.config.compile).compiler_options
+        KeptExecutables.of(tmp_path, resolved, spec, pages, options).folder.mkdir()
 
     size = 5 << 24  # of the sizes 4, 5, 6, 7 times a power of two that numbers of pages come from
-    less, exact, more = (pages_on_cpu(plan, size + step, None) for step in (-1, 0, 1 << 24))
+    less, exact, more = (pages_on_cpu(resolved, size + step, None) for step in (-1, 0, 1 << 24))
     assert less < exact < more
-    assert pages_on_cpu(plan, size, tmp_path) == exact
+    assert pages_on_cpu(resolved, size, tmp_path) == exact
     keep(less)
-    assert pages_on_cpu(plan, size, tmp_path) == less
-    assert pages_on_cpu(plan, size + (1 << 24), tmp_path) == more
+    assert pages_on_cpu(resolved, size, tmp_path) == less
+    assert pages_on_cpu(resolved, size + (1 << 24), tmp_path) == more
     keep(exact)
-    assert pages_on_cpu(plan, size, tmp_path) == exact
+    assert pages_on_cpu(resolved, size, tmp_path) == exact

@@ -6,16 +6,17 @@ from typing import Any
 import jax
 import pytest
 
-from jaxllm.bundle.identity import _version, cpu_features, differences, engine_identity
+import jaxllm
+from jaxllm.bundle.identity import SOURCES, _version, cpu_features, differences, engine_identity
 from jaxllm.config import EngineConfig
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.resolved import resolve_config
 
 
 def identity(**options: Any) -> dict[str, Any]:
-    plan = make_plan(EngineConfig.from_options(options))
-    spec, _ = make_spec(plan, 64)
-    return engine_identity(plan, spec, 64, {})
+    resolved = resolve_config(EngineConfig.from_options(options))
+    spec, _ = make_spec(resolved, 64)
+    return engine_identity(resolved, spec, 64, {})
 
 
 def test_the_same_engine_has_no_differences() -> None:
@@ -107,3 +108,8 @@ def test_features_of_a_cpu(tmp_path: Path, text: str, features: list[str]) -> No
 def test_versions_of_packages_that_are_not_installed() -> None:
     assert _version("jax") == jax.__version__
     assert _version("no-such-package") == "not installed"
+
+
+def test_every_package_whose_code_ends_up_in_executables_is_there() -> None:
+    package = Path(jaxllm.__file__).parent
+    assert all(any((package / name).rglob("*.py")) for name in SOURCES)

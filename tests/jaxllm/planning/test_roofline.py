@@ -10,7 +10,7 @@ from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, sum_seconds, summed_bytes
 from jaxllm.planning.roofline import attention_share, attention_work, estimate, matrix_work
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import Plan, make_plan
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 
 EMBEDDING = 2 * 128256 * 4096
@@ -19,12 +19,12 @@ PAGE = 16 * 2 * 8 * 128 * 32 * 2
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
-    return make_plan(EngineConfig.from_options({"model": write_model(tmp_path / "llama"), "dtype": "bfloat16"}))
+def resolved(tmp_path: Path) -> ResolvedConfig:
+    return resolve_config(EngineConfig.from_options({"model": write_model(tmp_path / "llama"), "dtype": "bfloat16"}))
 
 
-def test_one_decode_reads_the_weights(plan: Plan) -> None:
-    found = estimate(plan, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(1, 1))
+def test_one_decode_reads_the_weights(resolved: ResolvedConfig) -> None:
+    found = estimate(resolved, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(1, 1))
     assert (found.work, found.bound) == ("decode", "memory")
     assert found.matrices == pytest.approx((LLAMA_3_8B_WEIGHTS - EMBEDDING) / 1.638e12)
     assert found.attention == pytest.approx(1025 * PAGE / 16 / 1.638e12)
@@ -33,8 +33,8 @@ def test_one_decode_reads_the_weights(plan: Plan) -> None:
     assert found.tokens_per_second == pytest.approx(1 / found.seconds)
 
 
-def test_a_large_prefill_computes(plan: Plan) -> None:
-    found = estimate(plan, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(2048, 64))
+def test_a_large_prefill_computes(resolved: ResolvedConfig) -> None:
+    found = estimate(resolved, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(2048, 64))
     matrices = (LLAMA_3_8B_WEIGHTS // 2 - 2 * 128256 * 4096 - 65 * 4096) * 2048 + 128256 * 4096
     attention = 32 * 2 * 4096 * 2048 * 2049 // 2
     assert (found.work, found.bound) == ("prefill", "compute")
@@ -42,15 +42,17 @@ def test_a_large_prefill_computes(plan: Plan) -> None:
     assert found.attention == pytest.approx(2 * attention / 918e12)
 
 
-def test_many_decodes_read_every_context(plan: Plan) -> None:
-    one, many = (attention_work(plan, PAGE, [500] * rows) for rows in (1, 64))
+def test_many_decodes_read_every_context(resolved: ResolvedConfig) -> None:
+    one, many = (attention_work(resolved, PAGE, [500] * rows) for rows in (1, 64))
     assert many.bytes - one.bytes == 63 * 501 * PAGE / 16
     assert many.flops == 64 * one.flops
 
 
-def test_attention_takes_the_share_that_the_static_model_found(plan: Plan) -> None:
-    tpu = _with_tpu_kernel(plan)
-    without, found = (estimate(each, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(2048, 64)) for each in (plan, tpu))
+def test_attention_takes_the_share_that_the_static_model_found(resolved: ResolvedConfig) -> None:
+    tpu = _with_tpu_kernel(resolved)
+    without, found = (
+        estimate(each, CHIPS["v6e"], LLAMA_3_8B_WEIGHTS, PAGE, Bucket(2048, 64)) for each in (resolved, tpu)
+    )
     share = attention_share(tpu, CHIPS["v6e"], "prefill")
     assert share is not None
     assert 0 < share < 1
@@ -60,14 +62,14 @@ def test_attention_takes_the_share_that_the_static_model_found(plan: Plan) -> No
 
 def test_devices_sum_over_their_links(tmp_path: Path) -> None:
     options = {"model": write_model(tmp_path / "llama"), "dtype": "bfloat16", "tensor_parallel_size": 8}
-    plan, v6e = make_plan(EngineConfig.from_options(options)), CHIPS["v6e"]
-    assert summed_bytes(plan, 2048) == (65, 2048 * 4096 * 2)
+    resolved, v6e = resolve_config(EngineConfig.from_options(options)), CHIPS["v6e"]
+    assert summed_bytes(resolved, 2048) == (65, 2048 * 4096 * 2)
     # Of 16 MiB each device sends 7/8 twice, half of it in each direction.
-    assert communication_seconds(plan, v6e, 2048) == pytest.approx(65 * 2 * 2048 * 4096 * 2 * 7 / 8 / 2 / 90e9)
+    assert communication_seconds(resolved, v6e, 2048) == pytest.approx(65 * 2 * 2048 * 4096 * 2 * 7 / 8 / 2 / 90e9)
     # 8 KiB: what counts is the way, twice halfway around.
-    assert communication_seconds(plan, v6e, 1) == pytest.approx(65 * 2 * 4e-6)
-    assert communication_seconds(plan, CHIPS["h100"], 1) is None
-    found = estimate(plan, v6e, LLAMA_3_8B_WEIGHTS // 8, PAGE // 8, Bucket(1, 1))
+    assert communication_seconds(resolved, v6e, 1) == pytest.approx(65 * 2 * 4e-6)
+    assert communication_seconds(resolved, CHIPS["h100"], 1) is None
+    found = estimate(resolved, v6e, LLAMA_3_8B_WEIGHTS // 8, PAGE // 8, Bucket(1, 1))
     assert found.communication == pytest.approx(65 * 2 * 4e-6)
     assert found.seconds == pytest.approx(found.matrices + found.attention + 65 * 2 * 4e-6)
 
@@ -76,24 +78,26 @@ def test_two_devices_have_one_link() -> None:
     assert sum_seconds(CHIPS["v5e"], 2, 9_000_000) == pytest.approx(2 * 9_000_000 / 2 / 45e9)
 
 
-def _with_tpu_kernel(plan: Plan) -> Plan:
-    compile_options = replace(plan.config.compile, attention_backend="tpu")
-    return replace(plan, attention="tpu", config=replace(plan.config, compile=compile_options))
+def _with_tpu_kernel(resolved: ResolvedConfig) -> ResolvedConfig:
+    compile_options = replace(resolved.config.compile, attention_backend="tpu")
+    return replace(resolved, attention="tpu", config=replace(resolved.config, compile=compile_options))
 
 
 def test_a_window_limits_what_is_seen(tmp_path: Path) -> None:
     changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 100}
     folder = write_model(tmp_path / "mistral", **changes)
-    plan = make_plan(EngineConfig.from_options({"model": folder, "dtype": "bfloat16"}))
-    short, long = (attention_work(plan, PAGE, [length]).flops for length in (100, 4000))
+    resolved = resolve_config(EngineConfig.from_options({"model": folder, "dtype": "bfloat16"}))
+    short, long = (attention_work(resolved, PAGE, [length]).flops for length in (100, 4000))
     assert short == long
 
 
 def test_a_tied_embedding_is_read_for_the_logits(tmp_path: Path) -> None:
-    plans = [
-        make_plan(EngineConfig.from_options({"model": write_model(tmp_path / str(tied), tie_word_embeddings=tied)}))
+    configurations = [
+        resolve_config(
+            EngineConfig.from_options({"model": write_model(tmp_path / str(tied), tie_word_embeddings=tied)})
+        )
         for tied in (False, True)
     ]
-    untied, tied = (matrix_work(plan, LLAMA_3_8B_WEIGHTS, 1, 1).bytes for plan in plans)
+    untied, tied = (matrix_work(resolved, LLAMA_3_8B_WEIGHTS, 1, 1).bytes for resolved in configurations)
     # float32 on CPU.
     assert tied - untied == 2 * EMBEDDING

@@ -16,7 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.generation import recipe
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.resolved import resolve_config
 
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -115,8 +115,8 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
         "max_num_batched_tokens": 512,
         "tensor_parallel_size": count,
     }
-    plan = make_plan(EngineConfig.from_options(options), devices)
-    spec, _ = make_spec(plan, PAGES)
+    resolved = resolve_config(EngineConfig.from_options(options), devices)
+    spec, _ = make_spec(resolved, PAGES)
     lowered = recipe(spec, bucket).lower()
     # Processor time of all threads: the machine may have other work.
     start = time.process_time()
@@ -130,7 +130,7 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
         "devices": count,
         "layers": layers,
         "tokens": bucket.tokens,
-        "attention": plan.forward.attention,
+        "attention": resolved.forward.attention,
         "seconds": seconds,
         "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,

@@ -8,7 +8,7 @@ import pytest
 from jaxllm.config import EngineConfig, ParallelOptions
 from jaxllm.errors import ConfigError
 from jaxllm.runtime.devices import local_devices, tensor_parallel_size
-from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.resolved import resolve_config
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_contradictions(options: dict[str, Any], message: str) -> None:
 
 def test_a_size_that_does_not_divide_names_those_that_do() -> None:
     with pytest.raises(ConfigError, match=r"8 query heads, 4 KV heads, 384 .*; sizes that work: 1, 2, 4, 8$"):
-        make_plan(EngineConfig.from_options({"tensor_parallel_size": 3}))
+        resolve_config(EngineConfig.from_options({"tensor_parallel_size": 3}))
 
 
 def test_more_devices_than_there_are() -> None:
@@ -54,15 +54,15 @@ def test_more_devices_than_there_are() -> None:
 
 
 def test_a_plan_for_several_devices() -> None:
-    plan = make_plan(EngineConfig.from_options({"tensor_parallel_size": 8}))
-    assert (plan.num_devices, plan.page_size) == (8, 16)
+    resolved = resolve_config(EngineConfig.from_options({"tensor_parallel_size": 8}))
+    assert (resolved.num_devices, resolved.page_size) == (8, 16)
     # Each device has one of 8 KV heads, which are four heads twice.
-    assert plan.cache.array(3)[3] == 8
-    assert plan.vocab_size % (8 * 128) == 0
+    assert resolved.cache.array(3)[3] == 8
+    assert resolved.vocab_size % (8 * 128) == 0
 
 
 def test_for_absent_devices_one_thread_compiles() -> None:
     config = EngineConfig.from_options({"compile_workers": 4})
-    assert make_plan(config).config.compile.compile_workers == 4
+    assert resolve_config(config).config.compile.compile_workers == 4
     # Two crash the compiler for TPUs that are not there, one time in ten.
-    assert make_plan(config, jax.devices()).config.compile.compile_workers == 1
+    assert resolve_config(config, jax.devices()).config.compile.compile_workers == 1

@@ -106,8 +106,8 @@ def pages(bundle: Path) -> int:
 
 def test_what_is_in_a_bundle(bundle: Path) -> None:
     programs = [
-        "copy_pages", "empty_state", "listed_logprobs", "prompt_logprobs", "sample_masked", "set_bias", "set_pages",
-        "set_row", "step_1", "step_8",
+        "copy_pages", "empty_state", "listed_logprobs", "prompt_logprobs", "sample_constrained", "set_bias",
+        "set_pages", "set_row", "step_1", "step_8",
     ]  # fmt: skip
     assert {path.name for path in bundle.iterdir()} == {"manifest.json", *(f"{name}.bin" for name in programs)}
     assert bundle.stat().st_mode & 0o777 == 0o777 & ~umask()

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from jaxllm.errors import CapacityError
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning import advice, report
-from jaxllm.planning.memory import CompiledStep, Memory
-from jaxllm.planning.target import Target
+from jaxllm.planning.memory import CompiledStep, MemoryUse
+from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import Plan
+from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.serving.cli import main as cli
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 
@@ -32,20 +32,22 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A v6e whose compiler is made up; the figures may be changed."""
     figures: dict[str, Any] = {"weights": LLAMA_3_8B_WEIGHTS, "temporaries": GIB // 8, "compiled": []}
 
-    def measure(plan: Plan, target: Target) -> Memory:
+    def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
         limit = CHIPS["v6e"].hbm_bytes
-        return Memory(limit, int(limit * plan.config.cache.gpu_memory_utilization), figures["weights"], GIB // 16, PAGE)
+        return MemoryUse(
+            limit, int(limit * resolved.config.cache.gpu_memory_utilization), figures["weights"], GIB // 16, PAGE
+        )
 
-    def compile_step(plan: Plan, bucket: Bucket) -> CompiledStep:
+    def compile_step(resolved: ResolvedConfig, bucket: Bucket) -> CompiledStep:
         figures["compiled"].append(bucket.tokens)
         if figures["temporaries"] is None:
             raise CapacityError("a step does not fit the device")
         return CompiledStep(bucket, 1.25, figures["temporaries"] * bucket.tokens // 2048, GIB // 128)
 
-    here = Target((), absent=False, chip=CHIPS["v6e"], topology="")
+    here = TargetDevices((), absent=False, chip=CHIPS["v6e"], topology="")
     monkeypatch.setattr(report, "measure", measure)
     monkeypatch.setattr(report, "compile_step", compile_step)
-    monkeypatch.setattr(Target, "name", "v6e:1x1")
+    monkeypatch.setattr(TargetDevices, "name", "v6e:1x1")
     monkeypatch.setattr("jaxllm.serving.cli.target_flags.find_target", lambda *_: here)
     monkeypatch.setattr(advice, "memory_limit", lambda *_: CHIPS["v6e"].hbm_bytes)
     return figures

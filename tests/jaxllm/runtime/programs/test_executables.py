@@ -7,7 +7,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.executables import Executables
 from jaxllm.runtime.programs.spec import make_spec
-from jaxllm.runtime.resolved import make_plan
+from jaxllm.runtime.resolved import resolve_config
 
 PAGES = 4096
 
@@ -16,9 +16,9 @@ PAGES = 4096
 @pytest.mark.parametrize("bucket", [Bucket(1, 1), Bucket(2, 2), Bucket(64, 8)], ids=str)
 def test_a_step_copies_neither_cache_nor_sampling_state(bucket: Bucket, stack: str) -> None:
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "layer_stack": stack}
-    plan = make_plan(EngineConfig.from_options(options))
-    spec, _ = make_spec(plan, PAGES)
-    lowered = Executables(spec, plan.config.compile).lower(bucket)
+    resolved = resolve_config(EngineConfig.from_options(options))
+    spec, _ = make_spec(resolved, PAGES)
+    lowered = Executables(spec, resolved.config.compile).lower(bucket)
     quickly: dict[str, Any] = {"xla_backend_optimization_level": 0}
     memory = lowered.compile(compiler_options=quickly).memory_analysis()
     assert memory is not None
