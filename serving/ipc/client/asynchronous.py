@@ -17,8 +17,8 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.heartbeat import TICK_SECONDS, Heartbeat
 from jaxllm.serving.ipc.client.in_flight import InFlight
 from jaxllm.serving.ipc.client.mailbox import Mailbox
+from jaxllm.serving.ipc.client.queues import request_ids
 from jaxllm.serving.ipc.client.restarts import RestartBudget
-from jaxllm.serving.ipc.client.send_queue import request_ids
 from jaxllm.serving.ipc.client.supervisor import EngineSupervisor
 from jaxllm.serving.ipc.messages import (
     Abort,

@@ -16,7 +16,7 @@ from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
 from jaxllm.serving.ipc.client.process import EngineProcess
-from jaxllm.serving.ipc.client.send_queue import SendQueue
+from jaxllm.serving.ipc.client.queues import SendQueue
 from jaxllm.serving.ipc.messages import (
     Configure,
     Credit,

@@ -12,7 +12,7 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
-from jaxllm.serving.ipc.engine_process.outbox import Outbox
+from jaxllm.serving.ipc.engine_process.output_queue import Outbox
 from jaxllm.serving.ipc.engine_process.sockets import Sockets
 from jaxllm.serving.ipc.messages import (
     Abort,

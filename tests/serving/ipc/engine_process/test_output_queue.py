@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput, TokenLogprobs
-from jaxllm.serving.ipc.engine_process.outbox import Outbox
+from jaxllm.serving.ipc.engine_process.output_queue import Outbox
 from jaxllm.serving.ipc.messages import Credit, Outputs, Reconciled, Reply
 from jaxllm.serving.ipc.numbering import CREDIT
 

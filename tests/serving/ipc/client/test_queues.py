@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from jaxllm.owner import NOBODY
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.ipc.client.send_queue import SendQueue, request_ids
+from jaxllm.serving.ipc.client.queues import SendQueue, request_ids
 from jaxllm.serving.ipc.messages import Abort, Add, Finish, Pool, Reconcile, ToEngine
 
 CREDIT = 4
