@@ -20,14 +20,14 @@ from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress
 from jaxllm.serving.ipc.engine_process.__main__ import main
-from jaxllm.serving.ipc.engine_process.clients import Client, Clients, Inbox
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
     Finish,
+    PrefixCacheReset,
     Reconcile,
     Reconciled,
-    Reply,
     ResetPrefixCache,
     ToEngine,
 )
@@ -52,7 +52,7 @@ class StandIn:
     def close(self) -> None:
         """Nothing to give back."""
 
-    def run(self, inbox: Inbox, clients: Clients) -> None:
+    def run(self, input_queue: InputQueue, clients: Clients) -> None:
         """Step at the pace that is asked for, until the client is gone."""
         seconds = float(os.environ.get(STEP_MS, "5")) / 1e3
         due = time.perf_counter()
@@ -61,7 +61,7 @@ class StandIn:
             while True:
                 try:
                     wait = due - time.perf_counter()
-                    arrived = inbox.get(timeout=wait) if wait > 0 else inbox.get_nowait()
+                    arrived = input_queue.get(timeout=wait) if wait > 0 else input_queue.get_nowait()
                 except Empty:
                     break
                 if arrived is None:
@@ -84,9 +84,9 @@ class StandIn:
                 for name, _ in stopped:
                     self._left.pop(name, None)
             case Reconcile(number, names):
-                client.outbox.put_behind(Reconciled(number, [name for name in names if name not in self._left]))
+                client.output_queue.put_behind(Reconciled(number, [name for name in names if name not in self._left]))
             case ResetPrefixCache(number):
-                client.outbox.put(Reply(number, result=True))
+                client.output_queue.put(PrefixCacheReset(number, result=True))
 
     def _advance(self, seconds: float) -> tuple[list[EngineOutput], StepStats]:
         """One token for each request."""

@@ -28,13 +28,13 @@ class Configure(msgspec.Struct, tag=True):
     json_logs: bool = False
 
 
-class Attach(msgspec.Struct, tag=True):
+class AttachClient(msgspec.Struct, tag=True):
     """Serve one more client, whose sockets lie in this folder."""
 
     folder: str
 
 
-class Detach(msgspec.Struct, tag=True):
+class DetachClient(msgspec.Struct, tag=True):
     """A client that was attached is gone: end its requests, and forget it."""
 
     folder: str
@@ -165,12 +165,12 @@ class Credit(msgspec.Struct, tag=True):
 
 
 class ResetPrefixCache(msgspec.Struct, tag=True):
-    """Forget cached prefixes; answered by `Reply` with the same number."""
+    """Forget cached prefixes; answered by `PrefixCacheReset` with the same number."""
 
     number: int
 
 
-class Reply(msgspec.Struct, tag=True):
+class PrefixCacheReset(msgspec.Struct, tag=True):
     """The answer to a numbered message."""
 
     number: int
@@ -184,14 +184,14 @@ class Release(msgspec.Struct, tag=True):
 
 
 class Outputs(msgspec.Struct, tag=True):
-    """The news of one step, or of several merged; sent after every step, also when there are no outputs."""
+    """The outputs of one step, or of several merged; sent after every step, also when there are no outputs."""
 
     outputs: list[EngineOutput]
     stats: StepStats | None
 
 
-ToEngine = Configure | Attach | Detach | Add | Pool | Abort | Finish | Reconcile | ResetPrefixCache
+ToEngine = Configure | AttachClient | DetachClient | Add | Pool | Abort | Finish | Reconcile | ResetPrefixCache
 """What a client sends."""
 
-FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | Reply | Release
+FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | PrefixCacheReset | Release
 """What an engine process sends."""

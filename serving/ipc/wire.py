@@ -1,11 +1,13 @@
-"""Messages as frames of bytes: msgpack, and arrays beside it where copying them would cost.
+"""Messages as frames of bytes: a number, msgpack, and arrays beside it where copying them would cost.
 
+The number in front of every message shows when one is lost, and tells the sender how many were taken.
 An array under 256 bytes travels inside the message; a larger one is a frame of its own, which is not copied; a very
 large one stays in memory that both processes map, where the system has anonymous files (Linux). Nothing is pickled.
 """
 
 import mmap
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,10 +15,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from jaxllm.errors import EngineError
+
 INLINE_BYTES = 256
 """Arrays smaller than this are part of the message."""
 SHARED_BYTES = 1 << 20
 """Arrays of at least this size are shared, if the encoder may."""
+
+_HEADER = struct.Struct("<QQ")
+
+CREDIT = 512
+"""Messages that may be on their way to the engine without being taken. The rest waits with the sender."""
 
 Frame = bytes | memoryview
 Message = TypeVar("Message")
@@ -35,7 +44,7 @@ class _Array(msgspec.Struct, array_like=True):
     shared: tuple[int, int] | None = None
 
 
-class Encoder:
+class FrameEncoder:
     """Turns messages into frames. Not thread-safe.
 
     With `share`, the memory of very large arrays is kept until `release` or `close`.
@@ -86,7 +95,7 @@ class Encoder:
         self.release(list(self._handles))
 
 
-class Decoder(Generic[Message]):
+class FrameDecoder(Generic[Message]):
     """Turns frames back into a message of one type. Not thread-safe.
 
     `opened` collects the handles of shared arrays that the sender may release. Arrays are read-only views.
@@ -118,3 +127,43 @@ class Decoder(Generic[Message]):
         with Path(f"/proc/{process}/fd/{handle}").open("rb") as file:
             self.opened.append(handle)
             return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+
+
+class LostMessageError(EngineError):
+    """A message between a client and the engine did not arrive: neither side knows what the other does."""
+
+
+class NumberedEncoder:
+    """Turns messages into frames that carry their number. Not thread-safe."""
+
+    def __init__(self, encoder: FrameEncoder) -> None:
+        self.encoder = encoder
+        self.sent = 0
+        """Messages encoded so far."""
+
+    def encode(self, message: Any, taken: int = 0) -> list[Frame]:
+        """The message as frames; `taken` tells the other side how many of its messages were taken."""
+        head, *arrays = self.encoder.encode(message)
+        numbers = _HEADER.pack(self.sent, taken)
+        self.sent += 1
+        return [numbers + head, *arrays]
+
+
+class NumberedDecoder(Generic[Message]):
+    """Turns frames back into messages and checks that none is missing. Not thread-safe."""
+
+    def __init__(self, decoder: FrameDecoder[Message]) -> None:
+        self.decoder = decoder
+        self.heard = 0
+        """Messages decoded so far."""
+        self.taken = 0
+        """How many of our messages the other side has taken, as far as it has said."""
+
+    def decode(self, frames: Sequence[Frame]) -> Message:
+        """The next message. Raises `LostMessageError` when it is another one."""
+        head = memoryview(frames[0])
+        number, self.taken = _HEADER.unpack_from(head)
+        if number != self.heard:
+            raise LostMessageError(f"message {self.heard} was lost: message {number} came instead")
+        self.heard += 1
+        return self.decoder.decode([head[_HEADER.size :], *frames[1:]])

@@ -20,7 +20,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine, Observer
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
-from jaxllm.serving.ipc.client.restarts import RestartBudget
+from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.ipc.messages import Add, Pool
 from jaxllm.serving.llm.generation_config import default_params
 from jaxllm.serving.llm.llm_engine import check_vocabulary, find_tokenizer, form_checker, load_tokenizer
@@ -157,7 +157,7 @@ class AsyncLLM:
     @property
     def loss(self) -> "asyncio.Future[EngineError]":
         """Done when the engine is gone for good, with the reason."""
-        return self._engine.loss
+        return self._engine.health.loss
 
     # Text
 
@@ -294,11 +294,11 @@ class AsyncLLM:
 
     def check_health(self) -> None:
         """Raise `EngineError`, saying why, when the engine is dead or hangs."""
-        self._engine.check_health()
+        self._engine.health.check()
 
     async def wait_for_engine(self) -> None:
         """Wait while there is no engine. Raises `EngineError` when there will be none."""
-        await self._engine.wait()
+        await self._engine.health.wait()
 
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing is in flight. False when that takes longer."""

@@ -14,20 +14,18 @@ from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress
 from jaxllm.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
-from jaxllm.serving.ipc.client.heartbeat import TICK_SECONDS, Heartbeat
-from jaxllm.serving.ipc.client.in_flight import InFlight
-from jaxllm.serving.ipc.client.mailbox import Mailbox
-from jaxllm.serving.ipc.client.queues import request_ids
-from jaxllm.serving.ipc.client.restarts import RestartBudget
-from jaxllm.serving.ipc.client.supervisor import EngineSupervisor
+from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, TICK_SECONDS, EngineHealth, Heartbeat
+from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation
+from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
+from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
     Abort,
     Finish,
     FromEngine,
     Outputs,
+    PrefixCacheReset,
     Reconcile,
     Reconciled,
-    Reply,
     ResetPrefixCache,
     ToEngine,
 )
@@ -39,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 5.0
 """How often both sides compare which requests there are, and an idle engine is asked whether it lives."""
-RESTART_WAIT_SECONDS = 10.0
-"""How long requests wait for an engine that is started again; then they are told to come back later."""
-_RETRY_AFTER = 1.0
 
 
 class Observer(Protocol):
@@ -64,42 +59,31 @@ class AsyncEngine:
         """As `AsyncLLM.start`."""
         self.observers: list[Observer] = []
         self.on_restart: list[Callable[[EngineInfo], None]] = []
-        self.loss: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
-        """Done when the engine is gone for good, with the reason."""
+        self.health = EngineHealth()
+        self.info: EngineInfo
+        """The model and its limits."""
         self._loop = asyncio.get_running_loop()
         self._max_queued = max_queued_requests
-        self._mailbox = Mailbox[tuple[int, FromEngine | EngineError]](self._take_news)
+        self._events = EventQueue[tuple[int, FromEngine | EngineError]](self._take_events)
         self._supervisor = EngineSupervisor(self, launch, restarts)
         self._heartbeat = Heartbeat(step_timeout)
         self._followed: Follower[Any] | None = None
         self._in_flight = InFlight()
-        self._info: EngineInfo
-        self._error: EngineError | None = None
-        self._down: EngineError | None = None
-        """Why there is no engine at the moment; requests for the next one may wait."""
-        self._down_until = 0.0
-        self._changed = asyncio.Event()
-        """Set whenever an engine has come, or none will."""
+        self._reconciliation = Reconciliation(self._in_flight)
         self._replies: dict[int, asyncio.Future[bool]] = {}
-        self._asked: tuple[int, dict[str, Any]] | None = None
         self._numbers = itertools.count()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, config: EngineConfig, *, progress: Progress, log_level: str, json_logs: bool) -> EngineInfo:
         """Start the process. Raises `ConfigError`, `CapacityError` and `EngineError`."""
         settings: dict[str, Any] = {"progress": progress, "log_level": log_level, "json_logs": json_logs}
-        self._info = await self._supervisor.start(config, **settings)
-        return self._info
+        self.info = await self._supervisor.start(config, **settings)
+        return self.info
 
     def serve(self, outputs: Follower[Any]) -> None:
         """From now on requests are taken: `outputs` makes results of what the engine says of them."""
         self._followed = outputs
         self._watch = asyncio.create_task(self._watch_engine())
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model and its limits."""
-        return self._info
 
     @property
     def pid(self) -> int:
@@ -131,13 +115,10 @@ class AsyncEngine:
         Raises `QueueFullError` when too many wait already, `EngineError` when there is no engine and none to come
         soon, and `RequestError` for an id in use.
         """
-        if self._error is not None:
-            raise self._error
-        if self._down is not None and self._loop.time() > self._down_until:
-            raise self._down
+        self.health.check_soon()
         most = None if self._max_queued is None else self.info.max_num_seqs + self._max_queued
         self._in_flight.check(requests, most)
-        if self._down is None:
+        if self.health.down is None:
             self._heartbeat.expect()
         readers = []
         for request in requests:
@@ -161,7 +142,7 @@ class AsyncEngine:
         children = self._outputs.abort(names)
         for name in names:
             self._in_flight.remove(name)
-        if children and self._error is None:
+        if children and self.health.error is None:
             self._send(Abort(children))
         self._heartbeat.settle(owed=self._owes())
 
@@ -177,7 +158,7 @@ class AsyncEngine:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while requests run."""
-        self.check_health()
+        self.health.check()
         number = next(self._numbers)
         reply = self._replies[number] = self._loop.create_future()
         self._heartbeat.expect()
@@ -185,19 +166,6 @@ class AsyncEngine:
         return await reply
 
     # Life and death
-
-    def check_health(self) -> None:
-        """Raise `EngineError`, saying why, when there is no engine that answers."""
-        error = self._error or self._down
-        if error is not None:
-            raise error
-
-    async def wait(self) -> None:
-        """Wait while there is no engine. Raises `EngineError` when there will be none."""
-        while self._down is not None and self._error is None:
-            self._changed.clear()
-            await self._changed.wait()
-        self.check_health()
 
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing is in flight. False when that takes longer. An engine that ends now is not replaced."""
@@ -217,19 +185,19 @@ class AsyncEngine:
         """End the engine process; whoever still waits gets an error. May be called again."""
         if self._watch is not None:
             self._watch.cancel()
-        self._error = self._error or EngineError("the engine is shut down")
-        self.fail_all(str(self._error))
-        self._mailbox.close()
+        self.health.error = self.health.error or EngineError("the engine is shut down")
+        self.fail_all(str(self.health.error))
+        self._events.close()
         await self._supervisor.close()
 
     async def _watch_engine(self) -> None:
         """Count for how long answers are owed, and ask for some, so that an idle engine would be missed too."""
         now = asked = time.monotonic()
-        while self._error is None:
+        while self.health.error is None:
             await asyncio.sleep(TICK_SECONDS)
             before, now = now, time.monotonic()
             self._heartbeat.tick(now - before)
-            if self._down is not None:
+            if self.health.down is not None:
                 continue
             if self._heartbeat.hangs:
                 silence = self._heartbeat.silence
@@ -240,18 +208,17 @@ class AsyncEngine:
 
     def _owes(self) -> bool:
         """Whether the engine is to say something."""
-        return bool(self._in_flight) or bool(self._replies) or self._asked is not None
+        return bool(self._in_flight) or bool(self._replies) or self._reconciliation.is_open
 
     def _suspend(self, error: EngineError, *, kill: bool = False) -> None:
         """There is no engine any more: tell everybody whose request it had, and have another one started."""
-        error = EngineError(str(error), _RETRY_AFTER)
-        self._down, self._down_until = error, self._loop.time() + RESTART_WAIT_SECONDS
+        error = self.health.suspend(error)
         self._loop.call_later(RESTART_WAIT_SECONDS, self._stop_waiting, error)
         self._heartbeat.settle(owed=False)
         unsent = self._supervisor.connection.unsent()
         self._fail_sent(unsent, error)
         self._supervisor.replace(error, kill=kill)
-        if self._error is None:
+        if self.health.error is None:
             for message in unsent:
                 self._send(message)
 
@@ -265,75 +232,69 @@ class AsyncEngine:
         for reply in self._replies.values():
             reply.set_exception(error)
         self._replies.clear()
-        self._asked = None
+        self._reconciliation.cancel()
         # Nothing runs, and nothing waits in the engine.
         self._observe(StepStats(), self._outputs.process([]).measurements)
 
     def _stop_waiting(self, error: EngineError) -> None:
-        if self._down is error:
+        if self.health.down is error:
             self._fail(self._in_flight.ids(), error)
 
     def hear_end(self, generation: int, error: EngineError) -> None:
         """In the listening thread."""
-        self._mailbox.put_at_once((generation, error))
+        self._events.put_at_once((generation, error))
 
     def take_restart(self, info: EngineInfo) -> None:
         """Another engine is ready, and gets what waits for it."""
-        self._down, self._info = None, info
+        self.info = info
         self._heartbeat.heard(owed=self._owes())
-        self._changed.set()
+        self.health.resume()
         for restarted in self.on_restart:
             restarted(info)
 
     def take_loss(self, error: EngineError) -> None:
         """There will be no other engine."""
-        self._error = error
-        self._changed.set()
+        self.health.lose(error)
         self._fail(self._in_flight.ids(), error)
-        if not self.loss.done():
-            self.loss.set_result(error)
 
-    # News from the engine
+    # Events of the engine
 
     def hear(self, generation: int, message: FromEngine) -> None:
         """In the listening thread."""
         if generation == self._supervisor.generation:
             self._heartbeat.heard(owed=self._owes())
-            self._mailbox.put((generation, message))
+            self._events.put((generation, message))
 
-    def _take_news(self, news: list[tuple[int, FromEngine | EngineError]]) -> None:
-        for generation, message in news:
-            if generation != self._supervisor.generation or self._error is not None:
+    def _take_events(self, events: list[tuple[int, FromEngine | EngineError]]) -> None:
+        for generation, message in events:
+            if generation != self._supervisor.generation or self.health.error is not None:
                 continue  # Of an engine that has been given up.
             if self._followed is None and isinstance(message, Outputs):
                 continue  # Of others' requests, while we still start.
             match message:
                 case Outputs():
                     self._take_outputs(message)
-                case Reply(number, result):
+                case PrefixCacheReset(number, result):
                     self._replies.pop(number).set_result(result)
-                case Reconciled():
-                    self._take_reconciled(message)
+                case Reconciled(_, unknown):
+                    self._take_reconciled(unknown)
                 case EngineError():
                     self._suspend(message)
         self._heartbeat.settle(owed=self._owes())
 
     def _take_outputs(self, message: Outputs) -> None:
         try:
-            self._process(message)
+            self._deliver(self._outputs.process(message.outputs), message.stats)
         except Exception as error:
             # A defect here must not leave anybody waiting for results that were lost.
             logger.exception("the engine's results could not be read")
             self.fail_all(f"the engine's results could not be read: {error!r}")
 
-    def _process(self, message: Outputs) -> None:
-        self._deliver(self._outputs.process(message.outputs), message.stats)
-
     def _deliver(self, processed: Processed, stats: StepStats | None = None) -> None:
         """Give results to their readers, and tell the engine what it need not go on with."""
         if processed.stopped:
             self._send(Finish(processed.stopped))
-        if processed.aborted and self._error is None:
+        if processed.aborted and self.health.error is None:
             self._send(Abort(processed.aborted))
         in_flight = self._in_flight
         for request_id, error in processed.refused:
@@ -352,20 +313,12 @@ class AsyncEngine:
     def _reconcile(self) -> None:
         """Ask the engine to compare its requests with ours; one question at a time."""
         self._heartbeat.expect()
-        if self._asked is None:
-            running = self._outputs.running()
-            number = next(self._numbers)
-            self._asked = number, {child: self._in_flight[name] for child, name in running.items()}
-            self._send(Reconcile(number, list(running)))
+        if not self._reconciliation.is_open:
+            names = self._reconciliation.ask(self._outputs.running())
+            self._send(Reconcile(next(self._numbers), names))
 
-    def _take_reconciled(self, message: Reconciled) -> None:
-        asked, self._asked = self._asked, None
-        if asked is None or not message.unknown:
-            return
-        running = self._outputs.running()
-        names = {running[child]: asked[1][child] for child in message.unknown if child in running}
-        # The name may be that of a newer request by now.
-        lost = [name for name, reader in names.items() if self._in_flight.get(name) is reader]
+    def _take_reconciled(self, unknown: list[str]) -> None:
+        lost = self._reconciliation.lost(unknown, self._outputs.running() if unknown else {})
         if lost:
             logger.error("the engine does not know %d requests that wait for it: %s", len(lost), ", ".join(lost[:5]))
-            self._fail(lost, EngineError("this request was lost on its way to the engine", _RETRY_AFTER))
+            self._fail(lost, EngineError("this request was lost on its way to the engine", RETRY_AFTER))

@@ -21,7 +21,7 @@ from jaxllm.serving.ipc.messages import (
     FromEngine,
     Outputs,
     Pool,
-    Reply,
+    PrefixCacheReset,
     ResetPrefixCache,
 )
 
@@ -33,8 +33,8 @@ class BackgroundEngine:
     """
 
     def __init__(self, config: EngineConfig, progress: Progress) -> None:
-        self._news: SimpleQueue[FromEngine | EngineError] = SimpleQueue()
-        self._connection = EngineConnection(self._news.put, self._news.put)
+        self._events: SimpleQueue[FromEngine | EngineError] = SimpleQueue()
+        self._connection = EngineConnection(self._events.put, self._events.put)
         info = self._connection.start(config, progress=progress, log_level="warning")
         self._limits = RequestLimits.of(info) if info.pooling is None else PoolingLimits.of(info)
         self._unfinished: set[str] = set()
@@ -79,13 +79,13 @@ class BackgroundEngine:
         return bool(self._unfinished)
 
     def step(self) -> list[EngineOutput]:
-        """Wait for news, and return all there are. Raises `EngineError` when the engine ends."""
+        """Wait for outputs, and return all there are. Raises `EngineError` when the engine ends."""
         outputs, self._waiting = self._waiting, []
         while not outputs and self._unfinished:
-            outputs += self._take(self._news.get())
+            outputs += self._take(self._events.get())
             while True:
                 try:
-                    outputs += self._take(self._news.get_nowait())
+                    outputs += self._take(self._events.get_nowait())
                 except Empty:
                     break
         self._unfinished.difference_update(output.request_id for output in outputs if output.finished)
@@ -97,8 +97,8 @@ class BackgroundEngine:
         self._calls += 1
         self._connection.send(ResetPrefixCache(self._calls))
         while True:
-            message = self._news.get()
-            if isinstance(message, Reply):
+            message = self._events.get()
+            if isinstance(message, PrefixCacheReset):
                 return message.result
             self._waiting += self._take(message)
 

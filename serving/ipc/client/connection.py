@@ -28,8 +28,7 @@ from jaxllm.serving.ipc.messages import (
     Release,
     ToEngine,
 )
-from jaxllm.serving.ipc.numbering import LostMessageError, NumberedDecoder, NumberedEncoder
-from jaxllm.serving.ipc.wire import Decoder, Encoder
+from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, LostMessageError, NumberedDecoder, NumberedEncoder
 
 Listener = Callable[[FromEngine], None]
 
@@ -66,8 +65,8 @@ class EngineConnection:
         """`launch` starts the process."""
         self.info: EngineInfo
         self._on_message, self._on_end, self._launch = on_message, on_end, launch
-        self._encoder = NumberedEncoder(Encoder(share=True))
-        self._decoder: NumberedDecoder[FromEngine] = NumberedDecoder(Decoder(FromEngine))
+        self._encoder = NumberedEncoder(FrameEncoder(share=True))
+        self._decoder: NumberedDecoder[FromEngine] = NumberedDecoder(FrameDecoder(FromEngine))
         self._queue = SendQueue(self._transmit)
         self._sending = threading.Lock()
         self._closing = False

@@ -1,8 +1,8 @@
-"""The requests in flight, and all that is kept of them on this side of the engine."""
+"""The requests in flight, as this side of the engine knows them."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxllm.errors import QueueFullError, RequestError
@@ -84,6 +84,35 @@ class InFlight:
     def readers(self, request_ids: Iterable[str]) -> list[Any]:
         """The readers of these requests."""
         return [self._readers[name] for name in request_ids]
+
+
+class Reconciliation:
+    """Compares the requests in flight with those that the engine has, one question at a time."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._asked: dict[str, Any] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine owes an answer."""
+        return self._asked is not None
+
+    def ask(self, running: Mapping[str, str]) -> list[str]:
+        """What to ask for: the engine's names of our requests, from `running`, which maps them to ours."""
+        self._asked = {child: self._in_flight[name] for child, name in running.items()}
+        return list(running)
+
+    def cancel(self) -> None:
+        """There will be no answer."""
+        self._asked = None
+
+    def lost(self, unknown: Iterable[str], running: Mapping[str, str]) -> list[str]:
+        """Take the answer: of our requests, those that the engine does not know."""
+        asked, self._asked = self._asked or {}, None
+        names = {running[child]: asked[child] for child in unknown if child in running and child in asked}
+        # The name may be that of a newer request by now.
+        return [name for name, reader in names.items() if self._in_flight.get(name) is reader]
 
 
 def _owner(request: Any) -> str:

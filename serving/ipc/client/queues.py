@@ -1,17 +1,24 @@
-"""What waits to be sent to the engine: in order, as fast as the engine takes it, and none of it is lost."""
+"""The two queues between an event loop and the engine: what is to be sent to it, and what it has sent."""
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
 from jaxllm.serving.ipc.messages import Abort, Add, Pool, ToEngine
-from jaxllm.serving.ipc.numbering import CREDIT
+from jaxllm.serving.ipc.wire import CREDIT
+
+MOST_EVENTS = 2
+"""Messages that wait for the event loop. When it has no time, more stay with the engine, where they merge."""
+
+Event = TypeVar("Event")
 
 
 class SendQueue:
-    """Messages to one engine process. Thread-safe.
+    """Messages to one engine process, in order, of which none is lost. Thread-safe.
 
     The engine takes messages between its steps. At most `CREDIT` are on their way to it; more wait here, where an
     abort removes what was not sent yet, and aborts merge. What waits is thus bounded by the requests in flight,
@@ -130,3 +137,42 @@ def request_ids(message: ToEngine) -> list[str]:
         case Pool(name):
             return [name]
     return []
+
+
+class EventQueue(Generic[Event]):
+    """Hands events from a thread to `take`, on the event loop of the one who makes it, in their order."""
+
+    def __init__(self, take: Callable[[list[Event]], None]) -> None:
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._events: list[Event] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, event: Event) -> None:
+        """In the thread: hand this over; waits while `MOST_EVENTS` wait already."""
+        with self._changed:
+            while len(self._events) >= MOST_EVENTS and not self._closed:
+                self._changed.wait()
+        self.put_at_once(event)
+
+    def put_at_once(self, event: Event) -> None:
+        """In the thread: hand this over, however much waits."""
+        with self._changed:
+            self._events.append(event)
+            first = len(self._events) == 1
+        if first:
+            # One wake-up for all that arrives until the event loop has time.
+            self._loop.call_soon_threadsafe(self._hand_over)
+
+    def close(self) -> None:
+        """The event loop is about to end: the thread must not wait for it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _hand_over(self) -> None:
+        with self._changed:
+            events, self._events = self._events, []
+            self._changed.notify()
+        self._take(events)

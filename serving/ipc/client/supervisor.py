@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from jaxllm.config import EngineConfig
@@ -10,13 +13,42 @@ from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import silent
 from jaxllm.serving.ipc.client.connection import EngineConnection, Launch
-from jaxllm.serving.ipc.client.restarts import RestartBudget
 from jaxllm.serving.ipc.messages import FromEngine
 
 logger = logging.getLogger(__name__)
 
 _KILL_SECONDS = 30.0
 """After so long a process that was killed counts as one that cannot be."""
+_FIRST_DELAY = 0.5
+_LONGEST_DELAY = 15.0
+_RECENT = 30.0
+
+
+class RestartBudget:
+    """At most so many restarts within a window of time; those that follow each other wait longer and longer."""
+
+    def __init__(self, most: int | None, window: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`most` restarts within `window` seconds, None: any number."""
+        self._most, self._window, self._clock = most, window, clock
+        self._taken: deque[float] = deque()
+
+    def take(self) -> float | None:
+        """Seconds to wait before the next restart, which is counted; None when there may be no more."""
+        now = self._clock()
+        while self._taken and now - self._taken[0] > self._window:
+            self._taken.popleft()
+        if self._most is not None and len(self._taken) >= self._most:
+            return None
+        # What has lived for a while is started at once.
+        recent = sum(now - taken <= _RECENT for taken in self._taken)
+        self._taken.append(now)
+        return min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (recent - 1)) if recent else 0.0
+
+    def __str__(self) -> str:
+        """Why there may be no more, behind the reason of the last end."""
+        if not self._most:
+            return ""
+        return f"; there were {self._most} restarts within {self._window:g} s (max_restarts, restart_window)"
 
 
 class EngineOwner(Protocol):
@@ -91,12 +123,8 @@ class EngineSupervisor:
             await asyncio.gather(self._restarting, return_exceptions=True)
 
     def _connect(self) -> EngineConnection:
-        generation, owner = self.generation, self._owner
-        return EngineConnection(
-            lambda message: owner.hear(generation, message),
-            lambda error: owner.hear_end(generation, error),
-            self._launch,
-        )
+        owner, generation = self._owner, self.generation
+        return EngineConnection(partial(owner.hear, generation), partial(owner.hear_end, generation), self._launch)
 
     def _renew(self) -> float | None:
         """Make the connection of the next process; seconds until that may start, None if it may not."""

@@ -21,7 +21,7 @@ from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress
 from jaxllm.serving.ipc.engine_process import loop
-from jaxllm.serving.ipc.engine_process.clients import Client, Clients, Inbox
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import Configure, Failed, Loading, Ready
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ Kind = TypeVar("Kind", bound=Served)
 
 
 def main(
-    folder: str, load: Callable[[EngineConfig, Progress], Kind], run: Callable[[Kind, Inbox, Clients], None]
+    folder: str, load: Callable[[EngineConfig, Progress], Kind], run: Callable[[Kind, InputQueue, Clients], None]
 ) -> int:
     """Serve the client behind the sockets, and those it tells of, until it is gone: `load` an engine and `run` it."""
     # Ctrl-C and SIGTERM, which reach a whole group of processes, are the client's to obey: it may still drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    inbox: Inbox = Inbox()
-    _start(_watch_client, inbox, folder)
+    input_queue: InputQueue = InputQueue()
+    _start(_watch_client, input_queue, folder)
     client = Client(folder)
     client.open()
     configure = client.greet()
@@ -64,32 +64,34 @@ def main(
     try:
         engine = _load(configure.config, client, load)
     except (ConfigError, CapacityError) as error:
-        client.outbox.put(Failed(type(error).__name__, str(error)))
+        client.output_queue.put(Failed(type(error).__name__, str(error)))
     except Exception as error:
         logger.exception("the engine failed")
-        client.outbox.put(_failed(error))
+        client.output_queue.put(_failed(error))
     else:
-        if _serve(engine, client, inbox, run):
+        if _serve(engine, client, input_queue, run):
             return 0
-    _wait_for_end(inbox)
+    _wait_for_end(input_queue)
     return 1
 
 
 def _load(config: EngineConfig, client: Client, load: Callable[[EngineConfig, Progress], Kind]) -> Kind:
     def report(stage: str, done: int, total: int) -> None:
-        client.outbox.put(Loading(stage, done, total))
+        client.output_queue.put(Loading(stage, done, total))
 
     engine = load(config, report)
-    client.outbox.put(Ready(engine.info))
+    client.output_queue.put(Ready(engine.info))
     return engine
 
 
-def _serve(engine: Kind, client: Client, inbox: Inbox, run: Callable[[Kind, Inbox, Clients], None]) -> bool:
+def _serve(
+    engine: Kind, client: Client, input_queue: InputQueue, run: Callable[[Kind, InputQueue, Clients], None]
+) -> bool:
     """Run the engine until the client is gone; False, and all are told why, when it fails."""
-    clients = Clients(client, inbox, engine.info)
-    _start(client.listen, inbox)
+    clients = Clients(client, input_queue, engine.info)
+    _start(client.listen, input_queue)
     try:
-        run(engine, inbox, clients)
+        run(engine, input_queue, clients)
     except Exception as error:
         logger.exception("the engine failed")
         clients.fail(_failed(error))
@@ -109,10 +111,10 @@ def _load_engine(config: EngineConfig, report: Progress) -> "Engine | PoolingEng
     return load_engine(config, report)
 
 
-def _wait_for_end(inbox: Inbox) -> None:
+def _wait_for_end(input_queue: InputQueue) -> None:
     """Wait until the client has read why this is the end, and closes our standard input."""
     with contextlib.suppress(Empty):
-        while inbox.get(timeout=GRACE_SECONDS) is not None:
+        while input_queue.get(timeout=GRACE_SECONDS) is not None:
             pass
 
 
@@ -120,10 +122,10 @@ def _start(function: Any, *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, name=function.__name__.strip("_"), daemon=True).start()
 
 
-def _watch_client(inbox: Inbox, folder: str) -> None:
+def _watch_client(input_queue: InputQueue, folder: str) -> None:
     """End the process when the client is gone: first politely, then at once."""
     sys.stdin.buffer.read()
-    inbox.put(None)
+    input_queue.put(None)
     # Sockets are removed by the client once both sides are connected; it may have died before.
     shutil.rmtree(folder, ignore_errors=True)
     timer = threading.Timer(GRACE_SECONDS, partial(os._exit, 1))

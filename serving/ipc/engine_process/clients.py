@@ -12,14 +12,14 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
-from jaxllm.serving.ipc.engine_process.output_queue import Outbox
+from jaxllm.serving.ipc.engine_process.output_queue import OutputQueue
 from jaxllm.serving.ipc.engine_process.sockets import Sockets
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
-    Attach,
+    AttachClient,
     Configure,
-    Detach,
+    DetachClient,
     Failed,
     Finish,
     Pool,
@@ -38,7 +38,7 @@ class Client:
 
     def __init__(self, folder: str) -> None:
         """`folder` has its sockets."""
-        self.outbox = Outbox()
+        self.output_queue = OutputQueue()
         self.folder = folder
         self._sockets: Sockets
 
@@ -47,7 +47,7 @@ class Client:
         self._sockets = Sockets(self.folder)
 
     def greet(self) -> Configure:
-        """Say hello, and wait for the answer. From now on what is in the outbox is sent."""
+        """Say hello, and wait for the answer. From now on what is in the queue is sent."""
         try:
             answer = self._sockets.greet()
         except zmq.ContextTerminated:
@@ -57,25 +57,25 @@ class Client:
         threading.Thread(target=self._send, name="send", daemon=True).start()
         return answer
 
-    def listen(self, inbox: "Inbox") -> None:
-        """Put what it says into the inbox, decoded while the device computes; at last what broke the connection."""
+    def listen(self, input_queue: "InputQueue") -> None:
+        """Put what it says into the queue, decoded while the device computes; at last what broke the connection."""
         sockets = self._sockets
         try:
             while True:
-                inbox.put((self, sockets.receive()))
+                input_queue.put((self, sockets.receive()))
                 if sockets.decoder.opened:
-                    self.outbox.put(Release(sockets.decoder.opened))
+                    self.output_queue.put(Release(sockets.decoder.opened))
                     sockets.decoder.opened = []
         except zmq.ContextTerminated:
             pass
         except Exception as error:  # noqa: BLE001  (the loop tells everybody whom it concerns)
-            inbox.put((self, error))
+            input_queue.put((self, error))
         finally:
             sockets.close_input()
 
     def close(self) -> None:
         """Let what waits be sent for a moment, and end both threads."""
-        self.outbox.close()
+        self.output_queue.close()
         timer = threading.Timer(_CLOSING_SECONDS, self._sockets.end)
         timer.daemon = True
         timer.start()
@@ -83,15 +83,15 @@ class Client:
     def _send(self) -> None:
         """Encodes while the device computes."""
         try:
-            while (message := self.outbox.take()) is not None:
-                self._sockets.send(message, self.outbox.taken)
+            while (message := self.output_queue.take()) is not None:
+                self._sockets.send(message, self.output_queue.taken)
         except zmq.ContextTerminated:
             pass
         finally:
             self._sockets.close_output()
 
 
-Inbox = SimpleQueue[tuple[Client, ToEngine | Exception] | None]
+InputQueue = SimpleQueue[tuple[Client, ToEngine | Exception] | None]
 """Messages to the engine, and who sends them, or what broke a connection; None: the first client is gone."""
 
 
@@ -101,9 +101,9 @@ class Clients:
     With one, nobody keeps book. Not thread-safe: for the thread that runs the steps.
     """
 
-    def __init__(self, first: Client, inbox: Inbox, info: EngineInfo) -> None:
+    def __init__(self, first: Client, input_queue: InputQueue, info: EngineInfo) -> None:
         """`first` has started the engine: what nobody else has asked for goes to it."""
-        self._first, self._inbox, self._info = first, inbox, info
+        self._first, self._input_queue, self._info = first, input_queue, info
         self._clients = [first]
         self._owners: dict[str, Client] = {}
 
@@ -112,17 +112,17 @@ class Clients:
 
         Raises `EngineError` when what the first client sends is broken.
         """
-        client.outbox.count_taken()
+        client.output_queue.count_taken()
         match message:
-            case Attach(folder):
+            case AttachClient(folder):
                 self._attach(folder)
-            case Detach(folder):
+            case DetachClient(folder):
                 return [name for gone in list(self._clients) if gone.folder == folder for name in self._detach(gone)]
             case Exception():
                 if client is self._first:
                     raise EngineError(str(message)) from message
                 logger.error("a client cannot be understood, and is left: %s", message)
-                client.outbox.put(Failed("EngineError", str(message)))
+                client.output_queue.put(Failed("EngineError", str(message)))
                 return self._detach(client)
             case _ if client is not self._first:
                 self._keep_book(client, message)
@@ -147,9 +147,9 @@ class Clients:
         return found
 
     def put_outputs(self, outputs: list[EngineOutput], stats: StepStats | None) -> None:
-        """Send the news of a step to whom they belong; without `stats`, news outside of any step."""
+        """Send the outputs of a step to whom they belong; without `stats`, outputs outside of any step."""
         if len(self._clients) == 1:
-            self._first.outbox.put_outputs(outputs, stats)
+            self._first.output_queue.put_outputs(outputs, stats)
             return
         shares: dict[Client, list[EngineOutput]] = {client: [] for client in self._clients}
         for output in outputs:
@@ -159,17 +159,17 @@ class Clients:
                 self._owners.pop(output.request_id, None)
         for client, share in shares.items():
             if share or stats is not None:
-                client.outbox.put_outputs(share, stats)
+                client.output_queue.put_outputs(share, stats)
 
     def include(self, client: Client) -> None:
         """One more, which is told that the engine is ready."""
-        client.outbox.put(Ready(self._info))
+        client.output_queue.put(Ready(self._info))
         self._clients.append(client)
 
     def fail(self, failed: Failed) -> None:
         """Tell all that the engine ends here."""
         for client in self._clients:
-            client.outbox.put(failed)
+            client.output_queue.put(failed)
 
     def _attach(self, folder: str) -> None:
         client = Client(folder)
@@ -181,7 +181,7 @@ class Clients:
         with suppress(zmq.ContextTerminated):
             # What there is to configure the first has said.
             client.greet()
-            client.listen(self._inbox)
+            client.listen(self._input_queue)
 
     def _detach(self, client: Client) -> list[str]:
         """Forget a client; returns its requests."""

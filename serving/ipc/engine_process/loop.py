@@ -11,18 +11,18 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.request import Request
-from jaxllm.serving.ipc.engine_process.clients import Client, Clients, Inbox
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
-    Attach,
+    AttachClient,
     Configure,
-    Detach,
+    DetachClient,
     Finish,
     Pool,
+    PrefixCacheReset,
     Reconcile,
     Reconciled,
-    Reply,
     ResetPrefixCache,
     ToEngine,
 )
@@ -32,14 +32,14 @@ logger = logging.getLogger(__name__)
 AnyEngine = Engine | PoolingEngine
 
 
-def run(engine: AnyEngine, inbox: Inbox, clients: Clients) -> None:
+def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
     """Step while there is work, sleep while there is none, and return when the client is gone.
 
     Messages are taken between steps, so that an abort counts before the step after the running one is scheduled.
     """
     settle()
     while True:
-        for arrived in _arrived(inbox, wait=not engine.has_unfinished_requests()):
+        for arrived in _arrived(input_queue, wait=not engine.has_unfinished_requests()):
             if arrived is None:
                 return
             client, message = arrived
@@ -53,13 +53,13 @@ def run(engine: AnyEngine, inbox: Inbox, clients: Clients) -> None:
             clients.put_outputs(outputs, engine.stats())
 
 
-def _arrived(inbox: Inbox, *, wait: bool) -> Iterator[tuple[Client, ToEngine | Exception] | None]:
+def _arrived(input_queue: InputQueue, *, wait: bool) -> Iterator[tuple[Client, ToEngine | Exception] | None]:
     """The messages that are here; with `wait`, at least one."""
     if wait:
-        yield inbox.get()
+        yield input_queue.get()
     while True:
         try:
-            yield inbox.get_nowait()
+            yield input_queue.get_nowait()
         except Empty:
             return
 
@@ -79,8 +79,8 @@ def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients
         case Reconcile():
             _reconcile(message, engine, client, clients)
         case ResetPrefixCache(number):
-            client.outbox.put(Reply(number, engine.reset_prefix_cache()))
-        case Attach() | Detach():
+            client.output_queue.put(PrefixCacheReset(number, engine.reset_prefix_cache()))
+        case AttachClient() | DetachClient():
             pass  # They are about clients alone.
         case Configure():
             raise AssertionError("the engine is configured once, before the loop")
@@ -107,4 +107,4 @@ def _reconcile(message: Reconcile, engine: AnyEngine, client: Client, clients: C
         logger.error("%d requests of which no client knows are ended: %s", len(strays), ", ".join(strays[:5]))
         engine.abort_request(strays)
     unknown = [name for name in message.request_ids if name not in unfinished and not engine.is_ending(name)]
-    client.outbox.put_behind(Reconciled(message.number, unknown))
+    client.output_queue.put_behind(Reconciled(message.number, unknown))

@@ -6,10 +6,10 @@ from collections import deque
 from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.ipc.messages import Credit, FromEngine, Outputs
-from jaxllm.serving.ipc.numbering import CREDIT
+from jaxllm.serving.ipc.wire import CREDIT
 
 
-class Outbox:
+class OutputQueue:
     """A queue in which the outputs of steps merge while nobody takes them.
 
     However slowly the client reads, it never holds more than one output per request in flight. Thread-safe.
@@ -47,7 +47,7 @@ class Outbox:
             self._changed.notify()
 
     def put_outputs(self, outputs: list[EngineOutput], stats: StepStats | None) -> None:
-        """Queue the news of a step; without `stats`, news outside of any step."""
+        """Queue the outputs of a step; without `stats`, outputs outside of any step."""
         with self._changed:
             for output in outputs:
                 waiting = self._outputs.get(output.request_id)
@@ -77,7 +77,7 @@ class Outbox:
         if self._messages:
             return self._messages.popleft()
         message: FromEngine | None = None
-        if self._has_news():
+        if self._has_outputs():
             message = Outputs(list(self._outputs.values()), self._stats)
             self._outputs, self._stats = {}, None
         # All outputs from before are in this message.
@@ -89,12 +89,12 @@ class Outbox:
             return Credit()
         return message
 
-    def _has_news(self) -> bool:
+    def _has_outputs(self) -> bool:
         return bool(self._outputs) or self._stats is not None
 
 
 def merge(first: EngineOutput, then: EngineOutput) -> None:
-    """Put later news of the same request into `first`."""
+    """Put later outputs of the same request into `first`."""
     first.token_ids = first.token_ids + then.token_ids
     if then.logprobs is not None:
         first.logprobs = [*(first.logprobs or ()), *then.logprobs]

@@ -4,8 +4,7 @@ import zmq
 
 import jaxllm
 from jaxllm.serving.ipc.messages import Configure, FromEngine, Hello, ToEngine
-from jaxllm.serving.ipc.numbering import NumberedDecoder, NumberedEncoder
-from jaxllm.serving.ipc.wire import Decoder, Encoder
+from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, NumberedDecoder, NumberedEncoder
 
 
 class Sockets:
@@ -19,12 +18,12 @@ class Sockets:
         self._input = self._context.socket(zmq.PULL)
         self._input.connect(f"ipc://{folder}/input")
         self._output = self._context.socket(zmq.PUSH)
-        # With few messages under way, outputs wait in the outbox, where they merge.
+        # With few messages under way, outputs wait in the queue, where they merge.
         self._output.set_hwm(4)
         self._output.connect(f"ipc://{folder}/output")
-        self.decoder: Decoder[ToEngine] = Decoder(ToEngine)
+        self.decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
         self._numbered = NumberedDecoder(self.decoder)
-        self._encoder = NumberedEncoder(Encoder())
+        self._encoder = NumberedEncoder(FrameEncoder())
 
     def greet(self) -> Configure:
         """Say hello, and wait for what to do. Before any other thread sends."""

@@ -11,9 +11,8 @@ from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress
 from jaxllm.serving.ipc.client.connection import Launch
-from jaxllm.serving.ipc.client.restarts import RestartBudget
-from jaxllm.serving.ipc.client.supervisor import EngineSupervisor
-from jaxllm.serving.ipc.messages import Attach, Detach, FromEngine, Outputs
+from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
+from jaxllm.serving.ipc.messages import AttachClient, DetachClient, FromEngine, Outputs
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.workers.order import EngineEnded
 from jaxllm.serving.server.workers.worker import Worker
@@ -67,7 +66,7 @@ class SharedEngine:
         folder = self._folders.pop(worker, None)
         if worker in self._attached and folder is not None:
             self._attached.remove(worker)
-            self._supervisor.connection.send(Detach(folder))
+            self._supervisor.connection.send(DetachClient(folder))
 
     def end_hanging(self, worker: Worker, folder: str, reason: str) -> None:
         """A process says that its engine hangs, which may be another one by now."""
@@ -89,7 +88,7 @@ class SharedEngine:
 
     def _attach(self, worker: Worker) -> None:
         self._attached.add(worker)
-        self._supervisor.connection.send(Attach(self._folders[worker]))
+        self._supervisor.connection.send(AttachClient(self._folders[worker]))
 
     def _end(self, error: EngineError, *, kill: bool = False) -> None:
         """The engine is gone: tell those it served, who wait for the next one with other sockets."""

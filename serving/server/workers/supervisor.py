@@ -16,7 +16,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
 from jaxllm.progress import Progress
 from jaxllm.serving.ipc.client.connection import Launch
-from jaxllm.serving.ipc.client.restarts import RestartBudget
+from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel

@@ -5,12 +5,11 @@ import pytest
 
 from jaxllm.owner import NOBODY
 from jaxllm.serving.ipc.messages import Abort, Add, ToEngine
-from jaxllm.serving.ipc.numbering import LostMessageError, NumberedDecoder, NumberedEncoder
-from jaxllm.serving.ipc.wire import Decoder, Encoder
+from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, LostMessageError, NumberedDecoder, NumberedEncoder
 
 
 def test_messages_arrays_and_credit_arrive() -> None:
-    encoder, decoder = NumberedEncoder(Encoder()), NumberedDecoder[ToEngine](Decoder(ToEngine))
+    encoder, decoder = NumberedEncoder(FrameEncoder()), NumberedDecoder[ToEngine](FrameDecoder(ToEngine))
     prompt = np.arange(1000, dtype=np.int32)
     got = decoder.decode(encoder.encode(Add(prompt, [], 0, None, (), NOBODY), taken=5))
     assert isinstance(got, Add)
@@ -21,7 +20,7 @@ def test_messages_arrays_and_credit_arrive() -> None:
 
 
 def test_a_gap_and_a_repetition_are_errors() -> None:
-    encoder, decoder = NumberedEncoder(Encoder()), NumberedDecoder[ToEngine](Decoder(ToEngine))
+    encoder, decoder = NumberedEncoder(FrameEncoder()), NumberedDecoder[ToEngine](FrameDecoder(ToEngine))
     first, _lost, third = (encoder.encode(Abort([name])) for name in "abc")
     decoder.decode(first)
     with pytest.raises(LostMessageError, match="message 1 was lost: message 2 came"):

@@ -17,7 +17,7 @@ from jaxllm.owner import Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.ipc.messages import Abort, Add, Configure, ToEngine
-from jaxllm.serving.ipc.wire import INLINE_BYTES, SHARED_BYTES, Decoder, Encoder
+from jaxllm.serving.ipc.wire import INLINE_BYTES, SHARED_BYTES, FrameDecoder, FrameEncoder
 
 
 class Holder(msgspec.Struct):
@@ -28,7 +28,7 @@ class Holder(msgspec.Struct):
 
 def there_and_back(message: Any, kind: Any, *, share: bool = False) -> tuple[Any, int]:
     """The message as it arrives, and in how many frames."""
-    encoder, decoder = Encoder(share=share), Decoder[Any](kind)
+    encoder, decoder = FrameEncoder(share=share), FrameDecoder[Any](kind)
     frames = [bytes(frame) for frame in encoder.encode(message)]
     arrived = decoder.decode(frames)
     encoder.release(decoder.opened)
@@ -64,7 +64,7 @@ def test_a_very_large_array_is_shared_and_let_go() -> None:
 
 def test_shared_arrays_nobody_opened_are_closed() -> None:
     before = open_files()
-    encoder = Encoder(share=True)
+    encoder = FrameEncoder(share=True)
     encoder.encode(Holder([np.zeros(SHARED_BYTES, np.int8)]))
     encoder.close()
     assert open_files() == before
@@ -104,9 +104,9 @@ def test_options_arrive_and_are_checked() -> None:
 )
 def test_anything_else_is_refused(frame: bytes) -> None:
     with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
-        Decoder[Any](ToEngine).decode([frame])
+        FrameDecoder[Any](ToEngine).decode([frame])
 
 
 def test_what_is_not_data_cannot_be_sent() -> None:
     with pytest.raises(TypeError, match="object cannot be sent"):
-        Encoder().encode(Abort([object()]))  # type: ignore[list-item]
+        FrameEncoder().encode(Abort([object()]))  # type: ignore[list-item]

@@ -1,6 +1,6 @@
 """How often, and how soon, something may be started again."""
 
-from jaxllm.serving.ipc.client.restarts import RestartBudget
+from jaxllm.serving.ipc.client.supervisor import RestartBudget
 
 
 class Clock:

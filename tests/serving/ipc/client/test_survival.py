@@ -13,7 +13,7 @@ import zmq
 
 from jaxllm import EngineConfig, EngineError, SamplingParams
 from jaxllm.serving.ipc.messages import Abort
-from jaxllm.serving.ipc.wire import Encoder
+from jaxllm.serving.ipc.wire import FrameEncoder
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.text.outputs import RequestOutput
 
@@ -59,7 +59,7 @@ class Lossy:
             self._socket.send_multipart(frames, *arguments, **settings)
         elif self._replace:
             header = bytes(frames[0][: struct.calcsize("<QQ")])
-            self._socket.send_multipart([header + Encoder().encode(Abort([]))[0]])
+            self._socket.send_multipart([header + FrameEncoder().encode(Abort([]))[0]])
 
 
 def lose_next(llm: AsyncLLM, *, replace: bool) -> Lossy:
@@ -127,7 +127,7 @@ async def test_a_request_that_only_the_engine_knows_is_ended(llm: AsyncLLM) -> N
 async def test_what_was_not_sent_yet_goes_to_the_next_engine(llm: AsyncLLM) -> None:
     await llm.wait_for_engine()
     os.kill(llm.engine_pid, signal.SIGKILL)
-    await until(lambda: llm._engine._down is not None)
+    await until(lambda: llm._engine.health.down is not None)
     with pytest.raises(EngineError, match="SIGKILL"):
         llm.check_health()
     results = await asyncio.gather(*(collect(llm, SHORT) for _ in range(8)), return_exceptions=True)
@@ -159,7 +159,7 @@ async def test_it_dies_twice_and_while_requests_are_added(llm: AsyncLLM) -> None
             await until(lambda: ends[begun:].count(True) >= 10)  # noqa: B023
             pid = llm.engine_pid
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: llm._engine._down is not None)
+            await until(lambda: llm._engine.health.down is not None)
             await llm.wait_for_engine()
         begun = len(ends)
         await until(lambda: ends[begun:].count(True) >= 10)

@@ -13,8 +13,8 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.owner import NOBODY
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients
-from jaxllm.serving.ipc.messages import Abort, Add, Detach, Failed, Finish, Outputs, Ready
-from jaxllm.serving.ipc.numbering import LostMessageError
+from jaxllm.serving.ipc.messages import Abort, Add, DetachClient, Failed, Finish, Outputs, Ready
+from jaxllm.serving.ipc.wire import LostMessageError
 from tests.serving.conftest import engine_info
 
 COUNT = 3
@@ -27,11 +27,11 @@ def add(*names: str) -> Add:
 
 def news(client: Client) -> tuple[list[str], bool]:
     """Requests of which a client is told, and whether it is told of a step."""
-    client.outbox.put_outputs([], None)
-    client.outbox.close()
+    client.output_queue.put_outputs([], None)
+    client.output_queue.close()
     outputs: list[str] = []
     told = False
-    while (message := client.outbox.take()) is not None:
+    while (message := client.output_queue.take()) is not None:
         if isinstance(message, Outputs):
             outputs += [f"{output.request_id}:{token}" for output in message.outputs for token in output.token_ids]
             told |= message.stats is not None
@@ -39,7 +39,7 @@ def news(client: Client) -> tuple[list[str], bool]:
 
 
 class Unconnected(Client):
-    """A client without sockets: what is put into its outbox stays there."""
+    """A client without sockets: what is put into its output_queue stays there."""
 
     def __init__(self, folder: str = "nowhere") -> None:
         super().__init__(folder)
@@ -104,9 +104,9 @@ def test_a_client_that_is_gone_leaves_its_requests() -> None:
     clients.include(third)
     for name, client in (("a", first), ("b", second), ("c", second), ("d", third)):
         assert clients.take(client, add(name)) == []
-    assert clients.take(first, Detach("unknown")) == []
-    assert sorted(clients.take(first, Detach("second"))) == ["b", "c"]
-    assert clients.take(first, Detach("second")) == []
+    assert clients.take(first, DetachClient("unknown")) == []
+    assert sorted(clients.take(first, DetachClient("second"))) == ["b", "c"]
+    assert clients.take(first, DetachClient("second")) == []
     # What still comes of them is nobody's, and the others notice nothing.
     clients.put_outputs([EngineOutput(name, [1]) for name in "abd"], None)
     assert news(second) == ([], False)
@@ -119,8 +119,8 @@ def test_a_client_that_cannot_be_understood_is_told_and_leaves() -> None:
     clients.include(second)
     clients.take(second, add("a"))
     assert clients.take(second, LostMessageError("message 3 was lost")) == ["a"]
-    assert isinstance(second.outbox.take(), Ready)
-    assert second.outbox.take() == Failed("EngineError", "message 3 was lost")
+    assert isinstance(second.output_queue.take(), Ready)
+    assert second.output_queue.take() == Failed("EngineError", "message 3 was lost")
     with pytest.raises(EngineError, match="message 3"):
         clients.take(first, LostMessageError("message 3 was lost"))
 

@@ -1,6 +1,6 @@
 """Silence counts only while an answer is owed, and only the time in which we could have heard one."""
 
-from jaxllm.serving.ipc.client.heartbeat import Heartbeat
+from jaxllm.serving.ipc.client.health import Heartbeat
 
 
 def test_silence_counts_from_the_first_question() -> None:
