@@ -12,8 +12,8 @@ from jaxllm.models.batch import WholeTexts
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError, nearest
+from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.embedding import Embedding
-from jaxllm.models.layers.gate import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.layers.parameter import parameter

@@ -19,7 +19,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.family import Family, HeadPlan
-from jaxllm.models.layers.gate import ACTIVATIONS
+from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.layers.projection import DenseLayer, Projection, projection_weights

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.pallas_kernels.cpu.targets import ZEROS, attention, begin, matmul_target
+from jaxllm.pallas_kernels.numba.targets import ZEROS, attention, begin, matmul_target
 from jaxllm.runtime.resolved import ResolvedConfig
 
 KERNELS = "kernels"

@@ -17,8 +17,8 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, padded_vocab
-from jaxllm.pallas_kernels.cpu.products import fits
-from jaxllm.pallas_kernels.cpu.targets import ATTENTION_BYTES
+from jaxllm.pallas_kernels.linear.cpu.linear import fits
+from jaxllm.pallas_kernels.numba.targets import ATTENTION_BYTES
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import MULTIPLE
 from jaxllm.runtime.devices import local_devices, split_over, tensor_parallel_size
 from jaxllm.runtime.memory.memory import CacheShape

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxllm.models.layers.parameter import ParameterSpec, Part
-from jaxllm.pallas_kernels.cpu import panels
+from jaxllm.pallas_kernels.linear.cpu import packing as panels
 
 
 def whole_parameter(spec: ParameterSpec, tensor: np.ndarray) -> jax.Array:

@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxllm.models.checkpoint.weights import SCAN, ParameterPath, Slot, Specs
 from jaxllm.models.layers.parameter import Part, Rows
-from jaxllm.pallas_kernels.cpu.panels import PANEL, panels_shape
+from jaxllm.pallas_kernels.linear.cpu.packing import PANEL, panels_shape
 
 
 def random_arrays(

@@ -13,8 +13,8 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig, RopeConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.family import Family, HeadPlan
+from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.embedding import Embedding
-from jaxllm.models.layers.gate import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.layers.rope import Rotation, rotate, rotation

@@ -11,7 +11,7 @@ from jaxllm.models.layers.linear import in_panels
 from jaxllm.models.layers.parameter import Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import MODEL, model_parallel, padded_vocab, partition, sharding
-from jaxllm.pallas_kernels.cpu.panels import PANEL
+from jaxllm.pallas_kernels.linear.cpu.packing import PANEL
 
 
 def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxllm.models.layers.gate import Gate
+from jaxllm.models.layers.activation import Gate
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, LayerOf, Merged, Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, sharding
-from jaxllm.pallas_kernels.cpu import products
+from jaxllm.pallas_kernels.linear.cpu import linear as products
 
 WEIGHT_LEFT_UP_TO = 64
 """Rows of activations up to which XLA's CPU matmul is faster with the weight as its left operand."""

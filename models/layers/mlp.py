@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.gate import Gate
+from jaxllm.models.layers.activation import Gate
 from jaxllm.models.layers.linear import Before, Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged
 from jaxllm.models.options import ForwardOptions

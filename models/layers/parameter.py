@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from jaxllm.pallas_kernels.cpu.panels import panels_shape
+from jaxllm.pallas_kernels.linear.cpu.packing import panels_shape
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def parameter(
 ) -> nnx.Param[jax.Array]:
     """A parameter without memory: models are built from placeholders, and loading gives them arrays.
 
-    `shape` is what checkpoints know. With `in_panels` a matrix lies as `jaxllm.pallas_kernels.cpu.panels` says.
+    `shape` is what checkpoints know. With `in_panels` a matrix lies as `jaxllm.pallas_kernels.linear.cpu.packing` says.
     """
     lying = panels_shape(tuple(shape)) if in_panels else shape
     return nnx.Param(placeholder(lying, dtype, sharding), rows=rows, tensor_shape=tuple(shape), in_panels=in_panels)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding
-from jaxllm.pallas_kernels.cpu.zeros import zeros
+from jaxllm.pallas_kernels.numba.zeros import zeros
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.sampling.constrained import constrained_layout, make_sample_constrained
 from jaxllm.runtime.sampling.listed import listed_layout, make_listed_logprobs

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.cpu.targets import attention, default_folder, provide
+from jaxllm.pallas_kernels.numba.targets import attention, default_folder, provide
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
 
 MULTIPLE = 16

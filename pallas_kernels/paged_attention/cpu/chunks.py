@@ -5,7 +5,7 @@ they share together, and every one through its own after that. Its numbers are t
 tokens, and how many keys are shared, 0 if it is part of a row.
 """
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_int32, word
+from jaxllm.pallas_kernels.numba.memory import compiled, int32, set_int32, word
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,
     CHUNK_INTS,

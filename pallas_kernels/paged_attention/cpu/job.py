@@ -1,8 +1,8 @@
 """What an attention call is told, where threads find it, and where keys and values lie."""
 
-from jaxllm.pallas_kernels.cpu.calls import FIRST, argument, malloc, result, set_scratch, size
-from jaxllm.pallas_kernels.cpu.memory import compiled, int32, set_word, word
-from jaxllm.pallas_kernels.cpu.vectors import HAS_AVX512, LANES
+from jaxllm.pallas_kernels.numba.calls import FIRST, argument, malloc, result, set_scratch, size
+from jaxllm.pallas_kernels.numba.memory import compiled, int32, set_word, word
+from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512, LANES
 
 BLOCK = 64
 """Keys of a block of the softmax, counted from the request's first key."""

@@ -10,9 +10,9 @@ so both products are sums of outer products, which need nothing across lanes.
 
 from typing import Any
 
-from jaxllm.pallas_kernels.cpu.calls import Kernel, free, result, size
-from jaxllm.pallas_kernels.cpu.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
-from jaxllm.pallas_kernels.cpu.vectors import LANES
+from jaxllm.pallas_kernels.numba.calls import Kernel, free, result, size
+from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
+from jaxllm.pallas_kernels.numba.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.chunks import chunk_parts, plan_chunks
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, set_word, word
-from jaxllm.pallas_kernels.cpu.vectors import LANES
+from jaxllm.pallas_kernels.numba.memory import compiled, set_word, word
+from jaxllm.pallas_kernels.numba.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     BLOCK,
     GROUP,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, word
-from jaxllm.pallas_kernels.cpu.vectors import LANES, add, load, multiply, splat, store, subtract
+from jaxllm.pallas_kernels.numba.memory import compiled, word
+from jaxllm.pallas_kernels.numba.vectors import LANES, add, load, multiply, splat, store, subtract
 from jaxllm.pallas_kernels.paged_attention.cpu.job import J_COS, J_H, J_SIN
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, real, set_real, word
-from jaxllm.pallas_kernels.cpu.vectors import (
+from jaxllm.pallas_kernels.numba.memory import compiled, real, set_real, word
+from jaxllm.pallas_kernels.numba.vectors import (
     LANES,
     add,
     divide,

@@ -6,8 +6,8 @@ there are lanes, queries [TILE, H], and weighted sums of values [TILE, H], all f
 
 import numpy as np
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, real, set_real, word, zero_bytes
-from jaxllm.pallas_kernels.cpu.vectors import LANES, load, multiply, splat, store, sum_lanes
+from jaxllm.pallas_kernels.numba.memory import compiled, real, set_real, word, zero_bytes
+from jaxllm.pallas_kernels.numba.vectors import LANES, load, multiply, splat, store, sum_lanes
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     EACH_HEAD,
     J_FLOATS,

@@ -5,8 +5,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from jaxllm.pallas_kernels.cpu.memory import compiled, int32, word
-from jaxllm.pallas_kernels.cpu.vectors import FLOAT, INTS, LANES, WORD, operation, pointer
+from jaxllm.pallas_kernels.numba.memory import compiled, int32, word
+from jaxllm.pallas_kernels.numba.vectors import FLOAT, INTS, LANES, WORD, operation, pointer
 from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     J_BYTES,
     J_C,

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.cpu.panels import PANEL
-from jaxllm.pallas_kernels.cpu.targets import MATMUL_BYTES, default_folder, matmul_target, provide
+from jaxllm.pallas_kernels.linear.cpu.packing import PANEL
+from jaxllm.pallas_kernels.numba.targets import MATMUL_BYTES, default_folder, matmul_target, provide
 
 
 class Norm(NamedTuple):

@@ -8,8 +8,8 @@ USE = """
 import sys
 import numpy as np
 from pathlib import Path
-from jaxllm.pallas_kernels.cpu import products
-from jaxllm.pallas_kernels.cpu.targets import matmul_target, provide
+from jaxllm.pallas_kernels.linear.cpu import linear as products
+from jaxllm.pallas_kernels.numba.targets import matmul_target, provide
 provide([matmul_target('float32')], Path(sys.argv[1]))
 x = np.ones((3, 32), np.float32)
 assert (np.asarray(products.matmul(x, np.ones((1, 32, 16), np.float32))) == 32).all()

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.pallas_kernels.cpu.build import build
-from jaxllm.pallas_kernels.cpu.gateway import Gateway
-from jaxllm.pallas_kernels.cpu.matmul import make_kernel
+from jaxllm.pallas_kernels.linear.cpu.matmul import make_kernel
+from jaxllm.pallas_kernels.numba.build import build
+from jaxllm.pallas_kernels.numba.trampoline import Gateway
 
 
 def product(x: jax.Array, panels: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.cpu.targets import ZEROS, default_folder, provide
+from jaxllm.pallas_kernels.numba.targets import ZEROS, default_folder, provide
 
 # Of madvise(2).
 _DONTNEED, _HUGEPAGE = 4, 14
@@ -91,7 +91,7 @@ def build_zeros() -> bytes:
     """The object file, for `Gateway.open`."""
     import llvmlite.binding as llvm
 
-    from jaxllm.pallas_kernels.cpu.gateway import target_machine
+    from jaxllm.pallas_kernels.numba.trampoline import target_machine
 
     machine = target_machine()
     code: bytes = machine.emit_object(llvm.parse_assembly(_CODE))

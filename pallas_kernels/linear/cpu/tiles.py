@@ -5,8 +5,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.cpu.panels import PANEL
-from jaxllm.pallas_kernels.cpu.vectors import (
+from jaxllm.pallas_kernels.linear.cpu.packing import PANEL
+from jaxllm.pallas_kernels.numba.vectors import (
     BYTE,
     FLOAT,
     LANES,

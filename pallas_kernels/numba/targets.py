@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxllm.pallas_kernels.cpu.calls import Kernel
-    from jaxllm.pallas_kernels.cpu.gateway import Gateway
+    from jaxllm.pallas_kernels.numba.calls import Kernel
+    from jaxllm.pallas_kernels.numba.trampoline import Gateway
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def begin(names: Iterable[str], folder: Path | None) -> Callable[[], None]:
     What is not in `folder` is compiled, seconds each, and kept there unless it is None. Whoever can write to `folder`
     decides what this process runs.
     """
-    from jaxllm.pallas_kernels.cpu.gateway import Gateway
+    from jaxllm.pallas_kernels.numba.trampoline import Gateway
 
     names = list(names)
     with _lock:
@@ -94,10 +94,10 @@ def _open(gateway: "Gateway", name: str, folder: Path | None) -> "Gateway":
 
 def _build(name: str) -> bytes:
     if name == ZEROS:
-        from jaxllm.pallas_kernels.cpu.zeros import build_zeros
+        from jaxllm.pallas_kernels.numba.zeros import build_zeros
 
         return build_zeros()
-    from jaxllm.pallas_kernels.cpu.build import build
+    from jaxllm.pallas_kernels.numba.build import build
 
     logger.info("compiling the kernel %s for this processor", name)
     return build(_kernel(name))
@@ -105,7 +105,7 @@ def _build(name: str) -> bytes:
 
 def _kernel(name: str) -> "Kernel":
     if name.startswith(_MATMUL):
-        from jaxllm.pallas_kernels.cpu.matmul import make_kernel as make_matmul
+        from jaxllm.pallas_kernels.linear.cpu.matmul import make_kernel as make_matmul
 
         dtype = name.removeprefix(_MATMUL)
         return make_matmul(dtype, MATMUL_BYTES[dtype])

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.pallas_kernels.cpu import panels, products
-from jaxllm.pallas_kernels.cpu.matmul import CHUNK, DEPTH, PANELS
+from jaxllm.pallas_kernels.linear.cpu import linear as products
+from jaxllm.pallas_kernels.linear.cpu import packing as panels
+from jaxllm.pallas_kernels.linear.cpu.matmul import CHUNK, DEPTH, PANELS
 
 product = jax.jit(products.matmul, static_argnames="is_gated")
 PANEL = panels.PANEL

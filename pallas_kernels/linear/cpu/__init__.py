@@ -1,0 +1,1 @@
+"""Products on CPUs: a kernel compiled by Numba, called by XLA."""
