@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.pallas_kernels.numba.targets import ZEROS, attention, begin, matmul_target
+from jaxllm.pallas_kernels.linear.cpu.linear import matmul_target
+from jaxllm.pallas_kernels.numba.targets import begin
+from jaxllm.pallas_kernels.numba.zeros import ZEROS
+from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
 from jaxllm.runtime.resolved import ResolvedConfig
 
 KERNELS = "kernels"
@@ -15,6 +18,6 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
 
     They are compiled at the same time as what calls them; calling the result waits for them.
     """
-    names = [attention(resolved.cache.dtype)] if resolved.forward.attention == "cpu" else []
-    names += [ZEROS, matmul_target(resolved.dtype)] if resolved.forward.native_matmul else []
-    return begin(names, None if cache is None else cache.parent / KERNELS)
+    targets = [attention_target(resolved.cache.dtype)] if resolved.forward.attention == "cpu" else []
+    targets += [ZEROS, matmul_target(resolved.dtype)] if resolved.forward.native_matmul else []
+    return begin(targets, None if cache is None else cache.parent / KERNELS)

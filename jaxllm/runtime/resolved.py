@@ -18,8 +18,7 @@ from jaxllm.models.families.registry import lookup
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, padded_vocab
 from jaxllm.pallas_kernels.linear.cpu.linear import fits
-from jaxllm.pallas_kernels.numba.targets import ATTENTION_BYTES
-from jaxllm.pallas_kernels.paged_attention.cpu.attention import MULTIPLE
+from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
 from jaxllm.runtime.devices import local_devices, split_over, tensor_parallel_size
 from jaxllm.runtime.memory.memory import CacheShape
 from jaxllm.runtime.programs.buckets import GROWTH, GROWTH_WITHOUT_PADDING
@@ -164,11 +163,11 @@ def _choose_attention(asked: str, platform: str, shape: tuple[int, int, str]) ->
     if asked in ("tpu", "gpu", "cpu") and asked != platform:
         raise ConfigError(f"attention_backend={asked!r} needs a {asked.upper()}; this is a {platform.upper()}")
     head_size, page_size, dtype = shape
-    fits = head_size % MULTIPLE == 0 and page_size % MULTIPLE == 0 and dtype in ATTENTION_BYTES
+    fits = head_size % MULTIPLE == 0 and page_size % MULTIPLE == 0 and dtype in CACHE_BYTES
     if asked == "cpu" and not fits:
         raise ConfigError(
             f"attention_backend='cpu' needs heads and pages that are multiples of {MULTIPLE} and a cache in "
-            f"{', '.join(ATTENTION_BYTES)}; these are {head_size} and {page_size}, and {dtype}"
+            f"{', '.join(CACHE_BYTES)}; these are {head_size} and {page_size}, and {dtype}"
         )
     if asked != "auto":
         return asked

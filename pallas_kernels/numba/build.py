@@ -31,7 +31,7 @@ define i64 @"{name}"(i64 %argument) {{
 
 
 def build(kernel: Kernel) -> bytes:
-    """The object file of a kernel, for `Gateway.open`."""
+    """The object file of a kernel, for `Trampoline.open`."""
     points = entry_points(kernel, _TASK)
     machine = target_machine()
     with _plainly():

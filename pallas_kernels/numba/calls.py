@@ -38,7 +38,7 @@ malloc = types.ExternalFunction("malloc", types.intp(types.intp))
 free = types.ExternalFunction("free", types.void(types.intp))
 
 
-def _chase(*places: int | None) -> Any:
+def _pointer_chase(*places: int | None) -> Any:
     """A function for kernels that follows words of words, at these places; its parameters take those of None.
 
     An intrinsic, since Numba would compile a function once more for each number that it is called with.
@@ -54,11 +54,11 @@ def _chase(*places: int | None) -> Any:
     return operation(types.intp, (types.intp,) * (1 + places.count(None)), emit)
 
 
-argument = _chase(_ARGUMENTS, None, _DATA)
+argument = _pointer_chase(_ARGUMENTS, None, _DATA)
 """`argument(frame, index)`: address of an argument's data."""
-result = _chase(_RESULTS, None, _DATA)
+result = _pointer_chase(_RESULTS, None, _DATA)
 """`result(frame, index)`: address of a result's data."""
-size = _chase(_ARGUMENTS, None, _DIMS, None)
+size = _pointer_chase(_ARGUMENTS, None, _DIMS, None)
 """`size(frame, index, axis)`: length of an axis of an argument."""
 
 
@@ -119,7 +119,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class EntryPoints:
-    """What `gateway` and XLA's threads call, as Numba functions of one address."""
+    """What `trampoline` and XLA's threads call, as Numba functions of one address."""
 
     handler: Callable[[int], int]
     """Takes the call frame of an execution, returns 0, no error."""

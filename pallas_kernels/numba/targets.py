@@ -1,4 +1,4 @@
-"""The kernels by the names under which XLA calls them."""
+"""Kernels by the names under which XLA calls them."""
 
 import hashlib
 import importlib.metadata
@@ -8,42 +8,33 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxllm.pallas_kernels.numba.calls import Kernel
-    from jaxllm.pallas_kernels.numba.trampoline import Gateway
+    from jaxllm.pallas_kernels.numba.trampoline import Trampoline
 
 logger = logging.getLogger(__name__)
-
-_MATMUL = "jaxllm_matmul_"
-MATMUL_BYTES = {"float32": 4, "bfloat16": 2}
-"""Types of weights that the kernel for products reads, and their bytes."""
-_ATTENTION = "jaxllm_paged_attention_"
-ATTENTION_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
-"""Types of KV cache that the attention kernel reads, and their bytes."""
-
-ZEROS = "jaxllm_zeros"
-"""What makes arrays of zeros, see `zeros`."""
 
 CHECKSUM_BYTES = 32
 """Of the SHA-256 before the code in a file."""
 
 _lock = threading.Lock()
-_begun: "dict[str, Future[Gateway]]" = {}
+_begun: "dict[str, Future[Trampoline]]" = {}
 """What XLA knows, and for good: its table of call targets belongs to the process, and so does this one."""
 
 
-def matmul_target(dtype: str) -> str:
-    """Name of the kernel for products with weights of a type (NumPy's name)."""
-    return _MATMUL + dtype
+@dataclass(frozen=True)
+class Target:
+    """A kernel as XLA calls it."""
 
-
-def attention(dtype: str) -> str:
-    """Name of the attention kernel for a cache of a type (NumPy's name)."""
-    return _ATTENTION + dtype
+    name: str
+    build: Callable[[], bytes]
+    """Makes the object file, for `Trampoline.open`. May import Numba."""
+    sources: Path
+    """Folder of what it is made from, beside this one."""
 
 
 def default_folder() -> Path:
@@ -51,81 +42,59 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxllm" / "xla" / "kernels"
 
 
-def begin(names: Iterable[str], folder: Path | None) -> Callable[[], None]:
+def begin(targets: Iterable[Target], folder: Path | None) -> Callable[[], None]:
     """Have XLA know these kernels, so that it can compile what calls them; calling the result waits until they can run.
 
-    What is not in `folder` is compiled, seconds each, and kept there unless it is None. Whoever can write to `folder`
+    What is not in `folder` is compiled, seconds each, and cached there unless it is None. Whoever can write to `folder`
     decides what this process runs.
     """
-    from jaxllm.pallas_kernels.numba.trampoline import Gateway
+    from jaxllm.pallas_kernels.numba.trampoline import Trampoline
 
-    names = list(names)
+    targets = list(targets)
     with _lock:
-        new = {name: Gateway(name) for name in names if name not in _begun}
+        new = [(target, Trampoline(target.name)) for target in targets if target.name not in _begun]
         pool = ThreadPoolExecutor(1, thread_name_prefix="kernels")
-        for name, gateway in new.items():
-            _begun[name] = pool.submit(_open, gateway, name, folder)
+        for target, trampoline in new:
+            _begun[target.name] = pool.submit(_open, trampoline, target, folder)
         pool.shutdown(wait=False)
 
     def wait() -> None:
-        for name in names:
-            _begun[name].result()
+        for target in targets:
+            _begun[target.name].result()
 
     return wait
 
 
-def provide(names: Iterable[str], folder: Path | None) -> None:
-    """Have these kernels ready, unless somebody has already begun with them, who waits before anything calls them."""
-    new = [name for name in names if name not in _begun]
-    begin(new, folder)()
+def provide(target: Target) -> None:
+    """Have a kernel ready, unless somebody has already begun with it, who waits before anything calls it."""
+    if target.name not in _begun:
+        begin([target], default_folder())()
 
 
-def _open(gateway: "Gateway", name: str, folder: Path | None) -> "Gateway":
-    """Open the gateway of a kernel."""
-    path = None if folder is None else folder / f"{name}-{_digest()}.o"
-    code = None if path is None else _kept(path)
+def _open(trampoline: "Trampoline", target: Target, folder: Path | None) -> "Trampoline":
+    """Have calls passed on to the kernel."""
+    path = None if folder is None else folder / f"{target.name}-{_digest(target.sources)}.o"
+    code = None if path is None else _read(path)
     if code is None:
-        code = _build(name)
+        logger.info("compiling the kernel %s for this processor", target.name)
+        code = target.build()
         if path is not None:
-            _keep(path, code)
-    gateway.open(code)
-    return gateway
+            _write(path, code)
+    trampoline.open(code)
+    return trampoline
 
 
-def _build(name: str) -> bytes:
-    if name == ZEROS:
-        from jaxllm.pallas_kernels.numba.zeros import build_zeros
-
-        return build_zeros()
-    from jaxllm.pallas_kernels.numba.build import build
-
-    logger.info("compiling the kernel %s for this processor", name)
-    return build(_kernel(name))
-
-
-def _kernel(name: str) -> "Kernel":
-    if name.startswith(_MATMUL):
-        from jaxllm.pallas_kernels.linear.cpu.matmul import make_kernel as make_matmul
-
-        dtype = name.removeprefix(_MATMUL)
-        return make_matmul(dtype, MATMUL_BYTES[dtype])
-    from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel as make_attention
-
-    dtype = name.removeprefix(_ATTENTION)
-    return make_attention(dtype, ATTENTION_BYTES[dtype])
-
-
-def _kept(path: Path) -> bytes | None:
-    """The object file that was kept, if there is one and it is whole: a damaged one would end the process."""
+def _read(path: Path) -> bytes | None:
+    """The object file that was cached, if there is one and it is whole: a damaged one would end the process."""
     try:
-        kept = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
-    checksum, code = kept[:CHECKSUM_BYTES], kept[CHECKSUM_BYTES:]
+    checksum, code = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
     return code if hashlib.sha256(code).digest() == checksum else None
 
 
-def _keep(path: Path, code: bytes) -> None:
+def _write(path: Path, code: bytes) -> None:
     """Write the file whole or not at all, whoever else writes it at the same time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -137,13 +106,12 @@ def _keep(path: Path, code: bytes) -> None:
 
 
 @cache
-def _digest() -> str:
+def _digest(sources: Path) -> str:
     """What an object file depends on: the sources, what compiles them, and the processor."""
     import llvmlite.binding as llvm
 
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for source in sorted((*here.glob("*.py"), *(here.parent / "paged_attention" / "cpu").glob("*.py"))):
+    for source in sorted(path for folder in {Path(__file__).parent, sources} for path in folder.glob("*.py")):
         digest.update(source.read_bytes())
     for package in ("numba", "llvmlite"):
         digest.update(importlib.metadata.version(package).encode())

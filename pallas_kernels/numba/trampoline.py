@@ -1,6 +1,6 @@
 """What XLA calls by a kernel's name, known to it before the kernel is compiled.
 
-XLA wants to know its call targets before it compiles what calls them. A gateway is a function of a few instructions
+XLA wants to know its call targets before it compiles what calls them. A trampoline is a function of a few instructions
 that answers XLA's questions itself and passes calls on to the kernel, whose address it is told when there is one. So a
 kernel and what calls it can be compiled at the same time.
 
@@ -14,16 +14,16 @@ import jax
 import llvmlite.binding as llvm
 
 HANDLER = "jaxllm_handler"
-"""The function in an object file that a gateway passes calls on to. It takes a call frame, and returns 0."""
+"""The function in an object file that a trampoline passes calls on to. It takes a call frame, and returns 0."""
 
-_TARGET, _GATEWAY = "jaxllm_target", "jaxllm_gateway"
+_TARGET, _TRAMPOLINE = "jaxllm_target", "jaxllm_trampoline"
 _MESSAGE = "the kernel is still being compiled"
 
 _CODE = f"""
 @{_TARGET} = global i64 0, align 8
 @message = private constant [{len(_MESSAGE) + 1} x i8] c"{_MESSAGE}\\00"
 
-define ptr @{_GATEWAY}(ptr %frame) {{
+define ptr @{_TRAMPOLINE}(ptr %frame) {{
   %extension.at = getelementptr i64, ptr %frame, i64 1
   %extension = load ptr, ptr %extension.at
   %api.at = getelementptr i64, ptr %frame, i64 2
@@ -87,14 +87,14 @@ refuse:
 """
 
 
-class Gateway:
+class Trampoline:
     """A call target of XLA's. It must live as long as XLA may call it."""
 
     def __init__(self, name: str) -> None:
         """Make it known to XLA as `name`, once in a process."""
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(_CODE), target_machine())
         self._engine.finalize_object()
-        address = self._engine.get_function_address(_GATEWAY)
+        address = self._engine.get_function_address(_TRAMPOLINE)
         handler = jax.ffi.pycapsule(CFUNCTYPE(c_void_p, c_void_p)(address))
         jax.ffi.register_ffi_target(name, handler, platform="cpu")
         self._kernel: Any = None

@@ -6,17 +6,18 @@ pages that a process gives back, Linux promises that they read as zeros: `MADV_D
 
 import mmap
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.numba.targets import ZEROS, default_folder, provide
+from jaxllm.pallas_kernels.numba.targets import Target, provide
 
 # Of madvise(2).
 _DONTNEED, _HUGEPAGE = 4, 14
 
-# A handler as `gateway` calls it. Its argument says how many bytes an element has; places of fields are those of
+# A handler as `trampoline` calls it. Its argument says how many bytes an element has; places of fields are those of
 # `calls`. Pages that lie within the result are given back, what is left at its ends is cleared; if the system would not
 # have them (they may be locked), all of it is.
 _CODE = f"""
@@ -87,8 +88,7 @@ clear:
 """
 
 
-def build_zeros() -> bytes:
-    """The object file, for `Gateway.open`."""
+def _build() -> bytes:
     import llvmlite.binding as llvm
 
     from jaxllm.pallas_kernels.numba.trampoline import target_machine
@@ -98,11 +98,14 @@ def build_zeros() -> bytes:
     return code
 
 
+ZEROS = Target("jaxllm_zeros", _build, Path(__file__).parent)
+
+
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     """`jnp.zeros` on the one CPU device, within a traced function."""
     if sys.platform != "linux":
         return jnp.zeros(shape, dtype)
-    provide([ZEROS], default_folder())
+    provide(ZEROS)
     result = jax.ShapeDtypeStruct(shape, dtype)
-    array: jax.Array = jax.ffi.ffi_call(ZEROS, result)(jnp.full(1, dtype.itemsize, jnp.int32))
+    array: jax.Array = jax.ffi.ffi_call(ZEROS.name, result)(jnp.full(1, dtype.itemsize, jnp.int32))
     return array

@@ -1,12 +1,29 @@
 """`x @ weight.T` by the kernel in `matmul`, for weights in panels."""
 
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.linear.cpu.packing import PANEL
-from jaxllm.pallas_kernels.numba.targets import MATMUL_BYTES, default_folder, matmul_target, provide
+from jaxllm.pallas_kernels.numba.targets import Target, provide
+
+WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
+"""Types of weights that the kernel reads, and their bytes."""
+
+
+def matmul_target(dtype: str) -> Target:
+    """The kernel for weights of a type (NumPy's name)."""
+    return Target(f"jaxllm_matmul_{dtype}", partial(_build, dtype), Path(__file__).parent)
+
+
+def _build(dtype: str) -> bytes:
+    from jaxllm.pallas_kernels.linear.cpu.matmul import make_kernel
+    from jaxllm.pallas_kernels.numba.build import build
+
+    return build(make_kernel(dtype, WEIGHT_BYTES[dtype]))
 
 
 class Norm(NamedTuple):
@@ -18,7 +35,7 @@ class Norm(NamedTuple):
 
 def fits(in_size: int, dtype: str) -> bool:
     """Whether the kernel can: rows of whole vectors, and weights of a type (NumPy's name) that it reads."""
-    return in_size % PANEL == 0 and dtype in MATMUL_BYTES
+    return in_size % PANEL == 0 and dtype in WEIGHT_BYTES
 
 
 def matmul(
@@ -45,7 +62,7 @@ def matmul(
     A row's result depends on nothing but the row and the weights.
     """
     target = matmul_target(panels.dtype.name)
-    provide([target], default_folder())
+    provide(target)
     several = panels if panels.ndim == 4 else panels[None]
     _, count, depth, _ = several.shape
     tokens, out = x.shape[0], count * PANEL
@@ -53,7 +70,7 @@ def matmul(
     none = jnp.zeros(0, jnp.float32)
     prepared = (tokens, depth) if norm is not None or is_gated else (0, 0)
     y, _ = jax.ffi.ffi_call(
-        target, (jax.ShapeDtypeStruct((tokens, out), jnp.float32), jax.ShapeDtypeStruct(prepared, jnp.float32))
+        target.name, (jax.ShapeDtypeStruct((tokens, out), jnp.float32), jax.ShapeDtypeStruct(prepared, jnp.float32))
     )(
         x,
         several,

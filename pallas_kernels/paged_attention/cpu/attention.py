@@ -1,13 +1,30 @@
 """Paged attention on CPUs: the arguments of the kernel's call."""
 
+from functools import partial
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.numba.targets import attention, default_folder, provide
+from jaxllm.pallas_kernels.numba.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
 
 MULTIPLE = 16
 """What heads and pages must be multiples of: whole vectors, on processors with the longest."""
+CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
+"""Types of KV cache that the kernel reads, and their bytes."""
+
+
+def attention_target(dtype: str) -> Target:
+    """The kernel for a cache of a type (NumPy's name)."""
+    return Target(f"jaxllm_paged_attention_{dtype}", partial(_build, dtype), Path(__file__).parent)
+
+
+def _build(dtype: str) -> bytes:
+    from jaxllm.pallas_kernels.numba.build import build
+    from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
+
+    return build(make_kernel(dtype, CACHE_BYTES[dtype]))
 
 
 def cpu_paged_attention(
@@ -101,13 +118,13 @@ def _call(
     page_size = kv_cache.shape[4] // head_size
     if head_size % MULTIPLE or page_size % MULTIPLE:
         raise ValueError(f"heads of {head_size} and pages of {page_size} for {MULTIPLE} at a time")
-    target = attention(kv_cache.dtype.name)
-    provide([target], default_folder())
+    target = attention_target(kv_cache.dtype.name)
+    provide(target)
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
     ints = [layer, 0 if window is None else window, batch.num_requests, batch.num_tokens]
     ints += [int(sinks is not None), int(alibi_slopes is not None), num_heads]
     out, kv_cache = jax.ffi.ffi_call(
-        target,
+        target.name,
         (
             jax.ShapeDtypeStruct((tokens, num_heads, head_size), jnp.float32),
             jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),

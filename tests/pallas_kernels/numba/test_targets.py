@@ -8,11 +8,11 @@ USE = """
 import sys
 import numpy as np
 from pathlib import Path
-from jaxllm.pallas_kernels.linear.cpu import linear as products
-from jaxllm.pallas_kernels.numba.targets import matmul_target, provide
-provide([matmul_target('float32')], Path(sys.argv[1]))
+from jaxllm.pallas_kernels.linear.cpu.linear import matmul, matmul_target
+from jaxllm.pallas_kernels.numba.targets import begin
+begin([matmul_target('float32')], Path(sys.argv[1]))()
 x = np.ones((3, 32), np.float32)
-assert (np.asarray(products.matmul(x, np.ones((1, 32, 16), np.float32))) == 32).all()
+assert (np.asarray(matmul(x, np.ones((1, 32, 16), np.float32))) == 32).all()
 print("numba" in sys.modules)
 """
 
