@@ -17,7 +17,7 @@ from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.telemetry.metrics import Metrics
-from jaxllm.serving.telemetry.shared import Board
+from jaxllm.serving.telemetry.shared_metrics import Board
 from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.token_bytes import TokenBytes

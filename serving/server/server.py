@@ -31,7 +31,7 @@ from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner, configure_logging
 from jaxllm.serving.telemetry.metrics import Metrics
-from jaxllm.serving.telemetry.shared import Board, Posted
+from jaxllm.serving.telemetry.shared_metrics import Board, Posted
 from jaxllm.serving.tenancy.access import Access
 
 _log = logging.getLogger(__name__)

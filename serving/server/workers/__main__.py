@@ -25,7 +25,7 @@ from jaxllm.serving.server.workers.order import (
     receive,
     send,
 )
-from jaxllm.serving.telemetry.shared import Board
+from jaxllm.serving.telemetry.shared_metrics import Board
 
 
 class Supervisor:

@@ -24,7 +24,7 @@ from jaxllm.serving.server.workers.order import Attach, GaveUp, Hangs, Line, Lis
 from jaxllm.serving.server.workers.shared_engine import SharedEngine
 from jaxllm.serving.server.workers.worker import Worker
 from jaxllm.serving.telemetry.logs import banner
-from jaxllm.serving.telemetry.shared import Board, make_file
+from jaxllm.serving.telemetry.shared_metrics import Board, make_file
 from jaxllm.serving.text.measurements import Measurements
 
 _log = logging.getLogger(__name__)

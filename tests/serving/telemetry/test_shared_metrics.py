@@ -7,7 +7,7 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.telemetry.metrics import EngineState, Measured, Metrics
-from jaxllm.serving.telemetry.shared import Board, Posted, make_file
+from jaxllm.serving.telemetry.shared_metrics import Board, Posted, make_file
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
 from tests.serving.conftest import engine_info
