@@ -17,7 +17,7 @@ from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.telemetry.metrics import Metrics
-from jaxllm.serving.telemetry.shared_metrics import Board
+from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
 from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.token_bytes import TokenBytes
@@ -38,7 +38,7 @@ class ServerState:
     model_names: tuple[str, ...]
     accepting: bool
     created: int
-    board: Board | None = None
+    shared_metrics: SharedMetrics | None = None
     """What other API server processes have measured, if there are others."""
     fields: FieldPolicy = field(init=False)
     token_bytes: TokenBytes = field(init=False)

@@ -40,7 +40,7 @@ async def version(_: Request) -> Response:
 async def load(request: Request) -> Response:
     """Tell how many requests are in flight."""
     server = server_of(request)
-    others = [] if server.board is None else server.board.others()
+    others = [] if server.shared_metrics is None else server.shared_metrics.others()
     return json_response(Load(server_load=server.llm.num_unfinished + sum(each.load for each in others)))
 
 
@@ -53,11 +53,11 @@ async def metrics(request: Request) -> Response:
 
 
 def _exposition(server: ServerState, accept: str) -> tuple[bytes, str]:
-    if server.board is None:
+    if server.shared_metrics is None:
         return server.metrics.exposition(accept)
     # Whichever process is asked answers for all; which one it was would make no sense in a series.
-    others = [each.measured for each in server.board.others()]
-    joined = server.metrics.with_others(others, server.board.engine())
+    others = [each.measured for each in server.shared_metrics.others()]
+    joined = server.metrics.with_others(others, server.shared_metrics.engine())
     return joined.exposition(accept, process=False)
 
 

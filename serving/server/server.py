@@ -31,7 +31,7 @@ from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner, configure_logging
 from jaxllm.serving.telemetry.metrics import Metrics
-from jaxllm.serving.telemetry.shared_metrics import Board, Posted
+from jaxllm.serving.telemetry.shared_metrics import Published, SharedMetrics
 from jaxllm.serving.tenancy.access import Access
 
 _log = logging.getLogger(__name__)
@@ -49,11 +49,12 @@ _POST_INTERVAL = 0.2
 class Place:
     """Of a server among others before one engine, for which somebody else speaks and loads.
 
-    `launch` finds the engine, `board` has what the others have measured, `on_listening` is called when it answers.
+    `launch` finds the engine, `shared_metrics` has what the others have measured, `on_listening` is called when it
+    answers.
     """
 
     launch: Launch
-    board: Board
+    shared_metrics: SharedMetrics
     on_listening: Callable[[], None]
 
 
@@ -180,12 +181,12 @@ async def _answer(
             llm.observers.append(throughput)
             background.append(asyncio.create_task(throughput.run()))
     else:
-        state.board = place.board
-        before = place.board.own()
+        state.shared_metrics = place.shared_metrics
+        before = place.shared_metrics.own()
         if before is not None:
             # Of the process whose place this one takes: counters do not go back.
             metrics.add(before.measured)
-        background.append(asyncio.create_task(_post(state, place.board)))
+        background.append(asyncio.create_task(_publish(state, place.shared_metrics)))
     serving = asyncio.create_task(http.serve(sockets=[listener.socket]))
     settle()
     try:
@@ -230,10 +231,10 @@ async def _until_told_or_over(signals: Signals, serving: "asyncio.Task[None]", l
         raise EngineError("the HTTP server ended by itself")
 
 
-async def _post(state: ServerState, board: Board) -> None:
+async def _publish(state: ServerState, shared_metrics: SharedMetrics) -> None:
     """Tell the other processes again and again what this one has measured."""
     while True:
-        board.post(Posted(state.llm.num_unfinished, state.metrics.measured()))
+        shared_metrics.publish(Published(state.llm.num_unfinished, state.metrics.measured()))
         await asyncio.sleep(_POST_INTERVAL)
 
 

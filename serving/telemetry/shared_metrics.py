@@ -15,14 +15,14 @@ _SLOT_BYTES = 2 * _HALF_BYTES
 _ATTEMPTS = 20
 
 
-class Posted(msgspec.Struct):
+class Published(msgspec.Struct):
     """What one process has to say: its requests in flight, and all that was measured in its place."""
 
     load: int
     measured: Measured
 
 
-class Board:
+class SharedMetrics:
     """A file without a name, mapped by all processes, with a slot for each, and one for the state of the engine.
 
     A slot has two halves, written one after the other: while one is written, or whoever wrote it died, the other is
@@ -35,23 +35,23 @@ class Board:
         self._index, self._count = index, count
         self._last = b""
 
-    def post(self, posted: Posted) -> None:
+    def publish(self, published: Published) -> None:
         """Write what this process has to say."""
-        data = msgspec.msgpack.encode(posted)
+        data = msgspec.msgpack.encode(published)
         if data != self._last:
             self._write(self._index, data)
             self._last = data
 
-    def own(self) -> Posted | None:
+    def own(self) -> Published | None:
         """What was said last in this place, perhaps by a process that is gone."""
-        return self._decode(self._index, Posted)
+        return self._decode(self._index, Published)
 
-    def others(self) -> list[Posted]:
+    def others(self) -> list[Published]:
         """What the other processes have said last; those that have said nothing are left out."""
-        found = (self._decode(index, Posted) for index in range(self._count) if index != self._index)
-        return [posted for posted in found if posted is not None]
+        found = (self._decode(index, Published) for index in range(self._count) if index != self._index)
+        return [published for published in found if published is not None]
 
-    def post_engine(self, state: EngineState) -> None:
+    def publish_engine(self, state: EngineState) -> None:
         """Write what is known of the engine: for the supervisor."""
         data = msgspec.msgpack.encode(state)
         if data != self._last:
@@ -64,10 +64,10 @@ class Board:
 
     def clear_load(self, index: int) -> None:
         """The process of this place is gone, and its requests with it; what it has measured stays."""
-        posted = self._decode(index, Posted)
-        if posted is not None:
-            posted.load = 0
-            self._write(index, msgspec.msgpack.encode(posted))
+        published = self._decode(index, Published)
+        if published is not None:
+            published.load = 0
+            self._write(index, msgspec.msgpack.encode(published))
 
     def _write(self, index: int, data: bytes) -> None:
         assert len(data) <= _HALF_BYTES - _HEAD.size

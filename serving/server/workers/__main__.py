@@ -25,7 +25,7 @@ from jaxllm.serving.server.workers.order import (
     receive,
     send,
 )
-from jaxllm.serving.telemetry.shared_metrics import Board
+from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
 
 
 class Supervisor:
@@ -93,7 +93,7 @@ def main() -> int:
     options = order.options
     place = Place(
         launch=supervisor.launch,
-        board=Board(order.board, order.index, order.count),
+        shared_metrics=SharedMetrics(order.shared_metrics, order.index, order.count),
         on_listening=partial(supervisor.say, Listening()),
     )
     try:

@@ -20,12 +20,12 @@ _ERRORS = {"ConfigError": ConfigError, "CapacityError": CapacityError}
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """What a worker is to do. `listener` and `board` are file descriptors that it inherits."""
+    """What a worker is to do. `listener` and `shared_metrics` are file descriptors that it inherits."""
 
     index: int
     count: int
     listener: int
-    board: int
+    shared_metrics: int
     config: EngineConfig
     options: ServerOptions
 

@@ -24,7 +24,7 @@ from jaxllm.serving.server.workers.order import Attach, GaveUp, Hangs, Line, Lis
 from jaxllm.serving.server.workers.shared_engine import SharedEngine
 from jaxllm.serving.server.workers.worker import Worker
 from jaxllm.serving.telemetry.logs import banner
-from jaxllm.serving.telemetry.shared_metrics import Board, make_file
+from jaxllm.serving.telemetry.shared_metrics import SharedMetrics, make_file
 from jaxllm.serving.text.measurements import Measurements
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ _GRACE_SECONDS = 15.0
 # What processes get to write their last events when something failed.
 _FAILED_SECONDS = 5.0
 _COUNT_SECONDS = 1.0
-_POST_SECONDS = 0.2
-# Of the board, for whom every process is another one.
+_PUBLISH_SECONDS = 0.2
+# The supervisor has no slot: every process is another one.
 _NO_SLOT = -1
 
 
@@ -50,8 +50,8 @@ async def supervise(
 ) -> int:
     """Serve with several processes until a signal comes; the exit code. Raises errors as `serve` does."""
     with tempfile.TemporaryFile() as file:
-        board = make_file(file, options.api_server_count)
-        servers = ApiServers(config, options, launch, listener, board)
+        shared_metrics = make_file(file, options.api_server_count)
+        servers = ApiServers(config, options, launch, listener, shared_metrics)
         try:
             return await servers.run(signals, progress)
         finally:
@@ -62,12 +62,12 @@ class ApiServers:
     """The engine and the processes."""
 
     def __init__(
-        self, config: EngineConfig, options: ServerOptions, launch: Launch, listener: Listener, board: int
+        self, config: EngineConfig, options: ServerOptions, launch: Launch, listener: Listener, shared_metrics: int
     ) -> None:
-        """`board` is the file on which processes write what they have measured."""
+        """`shared_metrics` is the file to which processes write what they have measured."""
         self._config, self._options, self._listener = config, options, listener
-        self._board_file = board
-        self._board = Board(board, _NO_SLOT, options.api_server_count)
+        self._shared_file = shared_metrics
+        self._shared_metrics = SharedMetrics(shared_metrics, _NO_SLOT, options.api_server_count)
         self._loop = asyncio.get_running_loop()
         self._engine = SharedEngine(options, launch, self._fail)
         self._budget = RestartBudget(options.max_restarts, options.restart_window)
@@ -91,7 +91,7 @@ class ApiServers:
         starting.result()
         urls = self._listener.urls(self._options.root_path)
         _log.info("%s", banner(self._engine.info, urls, time.monotonic() - started))
-        reporting = [asyncio.create_task(self._post())]
+        reporting = [asyncio.create_task(self._publish())]
         if not self._options.disable_log_stats:
             reporting += [asyncio.create_task(self._engine.throughput.run()), asyncio.create_task(self._count())]
         await before(signals.first, self._failed)
@@ -110,7 +110,7 @@ class ApiServers:
             index=index,
             count=self._options.api_server_count,
             listener=self._listener.socket.fileno(),
-            board=self._board_file,
+            shared_metrics=self._shared_file,
             config=self._config,
             options=self._options,
         )
@@ -132,11 +132,11 @@ class ApiServers:
             return
         self._failed.result()
 
-    async def _post(self) -> None:
+    async def _publish(self) -> None:
         """Tell the processes again and again what is known of the engine."""
         while True:
-            self._board.post_engine(self._engine.metrics.engine_state())
-            await asyncio.sleep(_POST_SECONDS)
+            self._shared_metrics.publish_engine(self._engine.metrics.engine_state())
+            await asyncio.sleep(_PUBLISH_SECONDS)
 
     async def _count(self) -> None:
         """Let the log know of the tokens that the processes have counted."""
@@ -145,8 +145,8 @@ class ApiServers:
         known = [0, 0]
         while True:
             await asyncio.sleep(_COUNT_SECONDS)
-            posted = self._board.others()
-            counts = [sum(each.measured.counters[name] for each in posted) for name in names]
+            published = self._shared_metrics.others()
+            counts = [sum(each.measured.counters[name] for each in published) for name in names]
             if counts != known:
                 prompt, generated = (count - before for count, before in zip(counts, known, strict=True))
                 new = Measurements(prompt_tokens=prompt, generation_tokens=generated)
@@ -154,7 +154,7 @@ class ApiServers:
                 known = counts
 
     def _num_rejected(self) -> int:
-        return sum(sum(each.measured.http.rejections.values()) for each in self._board.others())
+        return sum(sum(each.measured.http.rejections.values()) for each in self._shared_metrics.others())
 
     async def _end_workers(self, signals: Signals) -> None:
         """Let all processes finish what runs; a second signal has them killed."""
@@ -174,7 +174,7 @@ class ApiServers:
         self._ending = True
         self._signal(signal.SIGKILL)
         await self._engine.close()
-        self._board.close()
+        self._shared_metrics.close()
         if not self._failed.cancel():
             # Whatever failed meanwhile is not why it ends.
             self._failed.exception()
@@ -221,7 +221,7 @@ class ApiServers:
             self._fail(EngineError(f"{error}{self._budget if self._all_listen.is_set() else ''}"))
             return
         _log.error("%s; it is started again%s", error, f" in {delay:g} s" if delay else "")
-        self._board.clear_load(worker.index)
+        self._shared_metrics.clear_load(worker.index)
         self._loop.call_later(delay, self._start_worker, worker.index)
 
     def _fail(self, error: Exception) -> None:

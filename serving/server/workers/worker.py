@@ -30,7 +30,7 @@ class Worker:
                 [sys.executable, "-P", "-m", MODULE],
                 stdin=theirs.fileno(),
                 env=_environment(),
-                pass_fds=(given.listener, given.board),
+                pass_fds=(given.listener, given.shared_metrics),
                 # Ctrl-C in a terminal goes to a whole group of processes; who drains is the supervisor's to decide.
                 start_new_session=True,
             )

@@ -1,4 +1,4 @@
-"""The board on which processes show each other what they have measured."""
+"""The metrics that processes share: each shows the others what it has measured."""
 
 import tempfile
 import threading
@@ -7,55 +7,59 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.telemetry.metrics import EngineState, Measured, Metrics
-from jaxllm.serving.telemetry.shared_metrics import Board, Posted, make_file
+from jaxllm.serving.telemetry.shared_metrics import Published, SharedMetrics, make_file
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
 from tests.serving.conftest import engine_info
 
 
-def posted(number: int) -> Posted:
-    return Posted(number, Measured({"prompt_tokens": number}, {"stop": number}, {"a": ([number] * 500, 0.5)}))
+def published(number: int) -> Published:
+    return Published(number, Measured({"prompt_tokens": number}, {"stop": number}, {"a": ([number] * 500, 0.5)}))
 
 
 def test_each_sees_what_the_others_have_said_last() -> None:
     with tempfile.TemporaryFile() as file:
-        boards = [Board(make_file(file, 3), index, 3) for index in range(3)]
-        assert boards[0].others() == []
+        shared = [SharedMetrics(make_file(file, 3), index, 3) for index in range(3)]
+        assert shared[0].others() == []
         for number in (1, 2):
-            boards[1].post(posted(number))
-        assert boards[1].others() == []
-        boards[2].post(posted(7))
-        assert boards[0].others() == [posted(2), posted(7)]
-        assert boards[2].others() == [posted(2)]
-        for board in boards:
-            board.close()
+            shared[1].publish(published(number))
+        assert shared[1].others() == []
+        shared[2].publish(published(7))
+        assert shared[0].others() == [published(2), published(7)]
+        assert shared[2].others() == [published(2)]
+        for shared_metrics in shared:
+            shared_metrics.close()
 
 
 def test_what_a_process_has_measured_outlives_it() -> None:
     with tempfile.TemporaryFile() as file:
         handle = make_file(file, 2)
-        first, other, supervisor = Board(handle, 0, 2), Board(handle, 1, 2), Board(handle, -1, 2)
+        first, other, supervisor = (
+            SharedMetrics(handle, 0, 2),
+            SharedMetrics(handle, 1, 2),
+            SharedMetrics(handle, -1, 2),
+        )
         assert first.own() is None
         for number in (3, 4):
-            first.post(posted(number))
+            first.publish(published(number))
         first.close()
         supervisor.clear_load(0)
         (left,) = other.others()
-        assert (left.load, left.measured) == (0, posted(4).measured)
-        second = Board(handle, 0, 2)
+        assert (left.load, left.measured) == (0, published(4).measured)
+        second = SharedMetrics(handle, 0, 2)
         assert second.own() == left
-        second.post(posted(5))
-        assert other.others() == [posted(5)]
+        second.publish(published(5))
+        assert other.others() == [published(5)]
 
 
 def test_who_dies_while_writing_leaves_what_was_there() -> None:
     with tempfile.TemporaryFile() as file:
         handle = make_file(file, 2)
-        writer, reader = Board(handle, 0, 2), Board(handle, 1, 2)
+        writer, reader = SharedMetrics(handle, 0, 2), SharedMetrics(handle, 1, 2)
         for number in range(10, 50, 10):
-            writer.post(posted(number))
+            writer.publish(published(number))
             whole = bytes(writer._map)
-            writer.post(posted(number + 1))
+            writer.publish(published(number + 1))
             torn = bytes(writer._map)
             # Of what has changed, only the first part got there.
             changed = [place for place, (old, new) in enumerate(zip(whole, torn, strict=True)) if old != new]
@@ -64,39 +68,39 @@ def test_who_dies_while_writing_leaves_what_was_there() -> None:
                 for place in changed[:count]:
                     state[place] = torn[place]
                 writer._map[:] = bytes(state)
-                assert reader.others() == [posted(number)]
+                assert reader.others() == [published(number)]
             writer._map[:] = whole
 
 
 def test_the_engine_has_a_place_of_its_own() -> None:
     with tempfile.TemporaryFile() as file:
         handle = make_file(file, 2)
-        worker, supervisor = Board(handle, 1, 2), Board(handle, -1, 2)
+        worker, supervisor = SharedMetrics(handle, 1, 2), SharedMetrics(handle, -1, 2)
         assert worker.engine() is None
         state = EngineState(StepStats(num_running=3), Measured({"num_preemptions": 2}, {}, {}))
-        supervisor.post_engine(state)
+        supervisor.publish_engine(state)
         assert worker.engine() == state
         assert worker.others() == []
 
 
 def test_what_is_read_while_it_is_written_is_whole() -> None:
     with tempfile.TemporaryFile() as file:
-        writer, reader = (Board(make_file(file, 2), index, 2) for index in range(2))
-        writer.post(posted(0))
+        writer, reader = (SharedMetrics(make_file(file, 2), index, 2) for index in range(2))
+        writer.publish(published(0))
         over = threading.Event()
 
         def write() -> None:
             number = 0
             while not over.is_set():
                 number += 1
-                writer.post(posted(number))
+                writer.publish(published(number))
 
         thread = threading.Thread(target=write)
         thread.start()
         try:
             for _ in range(300):
                 for found in reader.others():
-                    assert found == posted(found.load)
+                    assert found == published(found.load)
         finally:
             over.set()
             thread.join()
