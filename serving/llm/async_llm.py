@@ -17,7 +17,7 @@ from jaxllm.owner import NOBODY, Owner
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.ipc.client.asynchronous import AsyncEngine, Observer
+from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.supervisor import RestartBudget
@@ -31,6 +31,7 @@ from jaxllm.serving.pooling.processor import PoolingProcessor
 from jaxllm.serving.pooling.result import PooledResult
 from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
+from jaxllm.serving.text.measurements import Observer
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt

@@ -1,7 +1,9 @@
 """What is measured of requests on their way: lists per message of the engine, so that metrics cost little per token."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
 
@@ -174,3 +176,10 @@ class SequenceTimes:
         if self.first is not None:
             seconds = self.first - self.request.arrival
             progress.first_token_seconds = min(seconds, progress.first_token_seconds or seconds)
+
+
+class Observer(Protocol):
+    """Sees every message of the engine, on the event loop."""
+
+    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
+        """Take the state after a step, and what was measured of the requests in it."""

@@ -3,9 +3,8 @@
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
@@ -14,7 +13,7 @@ from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress
 from jaxllm.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
-from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, TICK_SECONDS, EngineHealth, Heartbeat
+from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch
 from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation
 from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
 from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
@@ -30,20 +29,10 @@ from jaxllm.serving.ipc.messages import (
     ToEngine,
 )
 from jaxllm.serving.text.engine import Follower
-from jaxllm.serving.text.measurements import Measurements
+from jaxllm.serving.text.measurements import Measurements, Observer
 from jaxllm.serving.text.output_processor import Processed
 
 logger = logging.getLogger(__name__)
-
-RECONCILE_SECONDS = 5.0
-"""How often both sides compare which requests there are, and an idle engine is asked whether it lives."""
-
-
-class Observer(Protocol):
-    """Sees every message of the engine, on the event loop."""
-
-    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
-        """Take the state after a step, and what was measured of the requests in it."""
 
 
 class AsyncEngine:
@@ -83,7 +72,7 @@ class AsyncEngine:
     def serve(self, outputs: Follower[Any]) -> None:
         """From now on requests are taken: `outputs` makes results of what the engine says of them."""
         self._followed = outputs
-        self._watch = asyncio.create_task(self._watch_engine())
+        self._watch = asyncio.create_task(watch(self.health, self._heartbeat, self._reconcile, self._give_up))
 
     @property
     def pid(self) -> int:
@@ -190,25 +179,12 @@ class AsyncEngine:
         self._events.close()
         await self._supervisor.close()
 
-    async def _watch_engine(self) -> None:
-        """Count for how long answers are owed, and ask for some, so that an idle engine would be missed too."""
-        now = asked = time.monotonic()
-        while self.health.error is None:
-            await asyncio.sleep(TICK_SECONDS)
-            before, now = now, time.monotonic()
-            self._heartbeat.tick(now - before)
-            if self.health.down is not None:
-                continue
-            if self._heartbeat.hangs:
-                silence = self._heartbeat.silence
-                self._suspend(EngineError(f"the engine hangs: it has not answered for {silence:.0f} s"), kill=True)
-            elif now - asked >= min(RECONCILE_SECONDS, self._heartbeat.limit / 2):
-                asked = now
-                self._reconcile()
-
     def _owes(self) -> bool:
         """Whether the engine is to say something."""
         return bool(self._in_flight) or bool(self._replies) or self._reconciliation.is_open
+
+    def _give_up(self, error: EngineError) -> None:
+        self._suspend(error, kill=True)
 
     def _suspend(self, error: EngineError, *, kill: bool = False) -> None:
         """There is no engine any more: tell everybody whose request it had, and have another one started."""

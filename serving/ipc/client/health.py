@@ -2,9 +2,13 @@
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 
 from jaxllm.errors import EngineError
 
+RECONCILE_SECONDS = 5.0
+"""How often both sides compare which requests there are, and an idle engine is asked whether it lives."""
 RESTART_WAIT_SECONDS = 10.0
 """How long requests wait for an engine that is started again; then they are told to come back later."""
 RETRY_AFTER = 1.0
@@ -112,3 +116,24 @@ class EngineHealth:
         self._changed.set()
         if not self.loss.done():
             self.loss.set_result(error)
+
+
+async def watch(
+    health: EngineHealth, heartbeat: Heartbeat, ask: Callable[[], None], give_up: Callable[[EngineError], None]
+) -> None:
+    """Count for how long answers are owed, and `ask` for some, so that an idle engine would be missed too.
+
+    `give_up` is called when an answer is owed for too long. Ends when there will be no engine any more.
+    """
+    now = asked = time.monotonic()
+    while health.error is None:
+        await asyncio.sleep(TICK_SECONDS)
+        before, now = now, time.monotonic()
+        heartbeat.tick(now - before)
+        if health.down is not None:
+            continue
+        if heartbeat.hangs:
+            give_up(EngineError(f"the engine hangs: it has not answered for {heartbeat.silence:.0f} s"))
+        elif now - asked >= min(RECONCILE_SECONDS, heartbeat.limit / 2):
+            asked = now
+            ask()

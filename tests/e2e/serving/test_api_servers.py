@@ -45,8 +45,8 @@ def connections(process: psutil.Process) -> int:
 
 def test_together_they_are_one_server(tmp_path: Path, scratch: Path) -> None:
     with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
-        workers = children(server, "api_servers")
-        (engine,) = children(server, "engine_process")
+        workers = children(server, "server.workers")
+        (engine,) = children(server, "ipc.engine_process")
         assert len(workers) == 2
         clients = list[httpx.Client]()
         texts = list[str]()
@@ -90,14 +90,14 @@ def metrics_of_all(server: ServerProcess) -> list[Metrics]:
 def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> None:
     """The others and the engine go on, its requests end, and no counter goes back."""
     with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
-        (engine,) = children(server, "engine_process")
+        (engine,) = children(server, "ipc.engine_process")
         for times in (1, 2):
-            workers = children(server, "api_servers")
+            workers = children(server, "server.workers")
             assert len(workers) == 2
             clients = [httpx.Client(base_url=server.url, timeout=SECONDS) for _ in range(6)]
             long = [Stream(client, {**LONG, "n": 12}, wait=False) for client in clients]
             until(lambda: clients[0].get("/load").json() == {"server_load": len(long)})  # noqa: B023
-            # What is on the board is at most some tenths of a second old.
+            # What is published is at most some tenths of a second old.
             time.sleep(0.5)
             before = metrics_of_all(server)
             victim = max(workers, key=connections)
@@ -108,7 +108,7 @@ def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> 
             assert any(stream.cut_off for stream in long)
             until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0})
             Metrics.wait_until_idle(server.url)
-            until(lambda: len(children(server, "api_servers")) == 2)
+            until(lambda: len(children(server, "server.workers")) == 2)
             until(lambda: all(each["api_server_restarts_total"] == times for each in metrics_of_all(server)))  # noqa: B023
             for name in before[0].values:
                 if name.endswith(("_total", "_count", "_sum")):
@@ -118,7 +118,7 @@ def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> 
                 client.close()
         for _ in range(8):
             assert httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS).status_code == 200
-        assert children(server, "engine_process") == [engine]
+        assert children(server, "ipc.engine_process") == [engine]
         server.signal(signal.SIGTERM)
         assert server.end() == 0, server.log
         assert "Traceback" not in server.log
@@ -127,8 +127,8 @@ def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> 
 def test_too_many_that_die_end_all(tmp_path: Path, scratch: Path) -> None:
     flags = (*FLAGS, "--max-restarts", "1")
     with running(tmp_path / "log", *flags, environment={"TMPDIR": str(scratch)}) as server:
-        (engine,) = children(server, "engine_process")
-        workers = children(server, "api_servers")
+        (engine,) = children(server, "ipc.engine_process")
+        workers = children(server, "server.workers")
         for worker in workers:
             worker.kill()
         assert server.end() == 1
@@ -144,14 +144,14 @@ def test_too_many_that_die_end_all(tmp_path: Path, scratch: Path) -> None:
 def test_the_engine_is_restarted_for_all(tmp_path: Path, end: str) -> None:
     flags = (*FLAGS, "--step-timeout", "4")
     with running(tmp_path / "log", *flags) as server:
-        workers = children(server, "api_servers")
+        workers = children(server, "server.workers")
         clients = list[httpx.Client]()
         while not all(connections(worker) for worker in workers):
             clients.append(httpx.Client(base_url=server.url, timeout=SECONDS))
             assert clients[-1].get("/health").status_code == 200
         before = Metrics.read(server.url)
         long = streams(*clients)
-        (engine,) = children(server, "engine_process")
+        (engine,) = children(server, "ipc.engine_process")
         if end == "killed":
             engine.kill()
         else:
@@ -164,7 +164,7 @@ def test_the_engine_is_restarted_for_all(tmp_path: Path, end: str) -> None:
             client.close()
         until(lambda: Metrics.read(server.url)["engine_restarts_total"] == 1)
         until(lambda: Metrics.read(server.url)["generation_tokens_total"] > before["generation_tokens_total"])
-        assert children(server, "api_servers") == workers
+        assert children(server, "server.workers") == workers
         server.signal(signal.SIGINT)
         assert server.end() == 0, server.log
         psutil.wait_procs(workers, timeout=20)
@@ -174,10 +174,10 @@ def test_the_engine_is_restarted_for_all(tmp_path: Path, end: str) -> None:
 
 def test_the_engine_dies_for_good(tmp_path: Path) -> None:
     with running(tmp_path / "log", *FLAGS, "--max-restarts", "0") as server:
-        workers = children(server, "api_servers")
+        workers = children(server, "server.workers")
         with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
             stream = Stream(client, LONG)
-            (engine,) = children(server, "engine_process")
+            (engine,) = children(server, "ipc.engine_process")
             engine.kill()
             assert b"killed by SIGKILL" in stream.rest()[-1]
         assert server.end() == 1, server.log
@@ -190,7 +190,7 @@ def test_the_engine_dies_for_good(tmp_path: Path) -> None:
 def test_the_supervisor_is_killed(tmp_path: Path, scratch: Path) -> None:
     """Nothing of it is left."""
     with running(tmp_path / "log", *FLAGS, environment={"TMPDIR": str(scratch)}) as server:
-        everybody = [*children(server, "api_servers"), *children(server, "engine_process")]
+        everybody = [*children(server, "server.workers"), *children(server, "ipc.engine_process")]
         assert len(everybody) == 3
         server.process.kill()
         assert server.end() == -signal.SIGKILL

@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from jaxllm.engine.stats import StepStats
 from jaxllm.info import EngineInfo
+from jaxllm.serving.telemetry.catalogue import METRICS
 from jaxllm.serving.telemetry.http import HTTP_METRICS
-from jaxllm.serving.telemetry.metrics import METRICS, Metrics
+from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.measurements import FinishedRequest, Measurements
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"

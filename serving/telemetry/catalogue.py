@@ -1,0 +1,139 @@
+"""All metrics of the engine and of its requests: names, meanings and bounds, under vLLM's names.
+
+Dashboards and autoscalers made for vLLM so go on working. To add one, describe it in `METRICS` and count it in
+`jaxllm.serving.telemetry.metrics`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxllm.serving.telemetry.histogram import Histogram
+
+
+@dataclass(frozen=True)
+class Described:
+    """A metric as it is exposed, but for the prefix of its name; counters get `_total` appended."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    meaning: str
+    key: str = ""
+    """Under which its value is counted, when that is not its name: old names share the value of the new one."""
+
+    @property
+    def source(self) -> str:
+        """Name of the value it shows."""
+        return self.key or self.name
+
+
+METRICS = (
+    Described("num_requests_running", "gauge", "Requests that hold a place in the batch."),
+    Described("num_requests_waiting", "gauge", "Requests that wait for one."),
+    Described(
+        "num_requests_waiting_by_reason",
+        "gauge",
+        "Those that wait, by reason: capacity, or deferred, until their grammar is compiled.",
+    ),
+    Described("kv_cache_usage_perc", "gauge", "Share of the KV cache that running requests hold, 0 to 1."),
+    Described("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", "kv_cache_usage_perc"),
+    Described("cache_config_info", "gauge", "Always 1; its labels tell size and type of the KV cache."),
+    Described("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
+    Described("prefix_cache_hits", "counter", "Prompt tokens found in the prefix cache."),
+    Described("gpu_prefix_cache_queries", "counter", "Old name of prefix_cache_queries.", "prefix_cache_queries"),
+    Described("gpu_prefix_cache_hits", "counter", "Old name of prefix_cache_hits.", "prefix_cache_hits"),
+    Described("num_preemptions", "counter", "Times a request lost its pages to others and had to be computed again."),
+    Described("prompt_tokens", "counter", "Prompt tokens, counted with the first token that follows them."),
+    Described("generation_tokens", "counter", "Tokens generated."),
+    Described("request_success", "counter", "Sequences that ended, by reason."),
+    Described("admission_rejections", "counter", "Requests that were told to come back later, by the error's code."),
+    Described("iteration_tokens_total", "histogram", "Tokens computed in a step, and last tokens, which need no more."),
+    Described("time_to_first_token_seconds", "histogram", "From arrival to the first token."),
+    Described("inter_token_latency_seconds", "histogram", "Between two tokens of a sequence."),
+    Described(
+        "time_per_output_token_seconds",
+        "histogram",
+        "Old name of inter_token_latency_seconds.",
+        "inter_token_latency_seconds",
+    ),
+    Described(
+        "request_time_per_output_token_seconds",
+        "histogram",
+        "Mean time between the tokens of a sequence; none for a single token.",
+    ),
+    Described("e2e_request_latency_seconds", "histogram", "From arrival to the end."),
+    Described("request_queue_time_seconds", "histogram", "From arrival until first scheduled."),
+    Described("request_inference_time_seconds", "histogram", "From first scheduled to the last token."),
+    Described("request_prefill_time_seconds", "histogram", "From first scheduled to the first token."),
+    Described("request_decode_time_seconds", "histogram", "From the first token to the last."),
+    Described("request_prompt_tokens", "histogram", "Prompt tokens of a sequence."),
+    Described("request_generation_tokens", "histogram", "Generated tokens of a sequence."),
+    Described("request_max_num_generation_tokens", "histogram", "Tokens of a request's longest sequence."),
+    Described("request_num_preemptions", "histogram", "Preemptions of a sequence that ended."),
+    Described("request_params_n", "histogram", "The parameter n of a request."),
+    Described("request_params_max_tokens", "histogram", "The parameter max_tokens, or the room there was without it."),
+    Described("compilations_after_warmup", "counter", "Compilations during steps, of which there should be none."),
+    Described("engine_restarts", "counter", "Times the engine ended or hung, and another one took its place."),
+    Described("api_server_restarts", "counter", "Times one of several API server processes ended and was restarted."),
+    Described("step_seconds", "histogram", "One step of the engine, from scheduling to outputs."),
+    Described("batch_fill", "histogram", "Share of a compiled shape that held tokens, 0 to 1; the rest is padding."),
+)
+"""All of them, in the order in which they are exposed. Times are in seconds."""
+
+_LATENCY = (
+    0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_PER_TOKEN = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+_STEP = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_FILL = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_BATCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_N = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+
+OF_ENGINE = frozenset(
+    (
+        *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "compilations_after_warmup"),
+        *("engine_restarts", "api_server_restarts"),
+        *("iteration_tokens_total", "step_seconds", "batch_fill", "request_num_preemptions"),
+    )
+)
+"""Values that the engine or its supervisor tells; all others are measured of requests."""
+
+
+BY_REASON = ("request_success", "admission_rejections")
+"""Counters of which there is one for each reason."""
+
+
+def new_histograms(max_model_len: int) -> dict[str, Histogram]:
+    """Empty histograms by name. Bounds are vLLM's, with some smaller ones in front for fast models."""
+    lengths = _one_two_five(max_model_len)
+    bounds: dict[str, Sequence[float]] = {
+        "iteration_tokens_total": _BATCH,
+        "time_to_first_token_seconds": _FIRST_TOKEN,
+        "inter_token_latency_seconds": _PER_TOKEN,
+        "request_time_per_output_token_seconds": _PER_TOKEN,
+        "request_prompt_tokens": lengths,
+        "request_generation_tokens": lengths,
+        "request_max_num_generation_tokens": lengths,
+        "request_params_max_tokens": lengths,
+        "request_params_n": _N,
+        "request_num_preemptions": _PREEMPTIONS,
+        "step_seconds": _STEP,
+        "batch_fill": _FILL,
+    }
+    names = {metric.source for metric in METRICS if metric.kind == "histogram"}
+    return {name: Histogram(bounds.get(name, _LATENCY)) for name in names}
+
+
+def _one_two_five(largest: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, ... up to `largest`."""
+    bounds = (factor * 10**power for power in range(len(str(largest))) for factor in (1, 2, 5))
+    return [float(bound) for bound in bounds if bound <= largest]
