@@ -10,6 +10,7 @@ from jaxllm.beam.limits import check_beams
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.request import Request
+from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.backend import DEFAULT_BACKEND
 
 
@@ -35,17 +36,32 @@ class RequestLimits:
 
     def check(self, request: Request) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
-        self._check_prompt(request)
-        self._check_logprobs("logprobs", request.params.logprobs)
-        self._check_logprobs("prompt_logprobs", request.params.prompt_logprobs)
+        self.check_prompt(request.prompt_token_ids)
+        self.check_logprobs(request.params)
+        self.check_sampling(request)
+
+    def check_prompt(self, token_ids: np.ndarray) -> None:
+        """Raise `RequestError` for a prompt that is empty, too long, or not of this vocabulary."""
+        if len(token_ids) == 0:
+            raise RequestError("the prompt is empty: it must hold at least one token", "prompt")
+        if len(token_ids) >= self.max_model_len:
+            raise self.too_long(f"{len(token_ids)} tokens")
+        if ((token_ids < 0) | (token_ids >= self.vocab_size)).any():
+            raise unknown_token(token_ids, self.vocab_size)
+
+    def check_logprobs(self, params: SamplingParams) -> None:
+        """Raise `RequestError` for more alternatives per token than the engine returns."""
+        self._check_logprobs("logprobs", params.logprobs)
+        self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
+
+    def check_sampling(self, request: Request) -> None:
+        """Raise `RequestError` for tokens that are not of this vocabulary, and beams that do not fit."""
         params = request.params
         self._check_tokens("stop_token_ids", params.stop_token_ids or ())
         self._check_tokens("allowed_token_ids", params.allowed_token_ids or ())
         self._check_tokens("logit_bias", params.logit_bias or ())
-        if params.logprob_token_ids is not None:
-            self._check_tokens("logprob_token_ids", params.logprob_token_ids)
-        if params.reasoning_end_token_ids is not None:
-            self._check_tokens("reasoning_end_token_ids", params.reasoning_end_token_ids)
+        self._check_tokens("logprob_token_ids", params.logprob_token_ids or ())
+        self._check_tokens("reasoning_end_token_ids", params.reasoning_end_token_ids or ())
         for word in params.bad_words_token_ids or ():
             self._check_tokens("bad_words", word)
         if params.beam_search is not None:
@@ -59,15 +75,6 @@ class RequestLimits:
             "tokens leave room for an answer; shorten it or set truncate_prompt_tokens",
             "prompt",
         )
-
-    def _check_prompt(self, request: Request) -> None:
-        length = len(request.prompt_token_ids)
-        if length == 0:
-            raise RequestError("the prompt is empty: it must hold at least one token", "prompt")
-        if length >= self.max_model_len:
-            raise self.too_long(f"{length} tokens")
-        if ((request.prompt_token_ids < 0) | (request.prompt_token_ids >= self.vocab_size)).any():
-            raise unknown_token(request.prompt_token_ids, self.vocab_size)
 
     def _check_logprobs(self, name: str, value: int | None) -> None:
         if value is not None and (self.vocab_size if value == -1 else value) > self.max_logprobs:

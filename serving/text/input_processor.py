@@ -97,28 +97,61 @@ class InputProcessor:
         Texts are encoded in one call. Raises `RequestError` for the first thing that is wrong; when there are several
         prompts its message begins with "prompt INDEX:".
         """
-        arrival = time.monotonic()  # encoding is part of the time to the first token
-        each_params = one_per_prompt("sampling_params", params, SamplingParams, len(prompts))
-        each_priority = one_per_prompt("priority", priority, int, len(prompts))
-        parsed = []
+        total = len(prompts)
+        each_params = one_per_prompt("sampling_params", params, SamplingParams, total)
+        each_priority = one_per_prompt("priority", priority, int, total)
+        parsed, checked = [], set[int]()
         for index, prompt in enumerate(prompts):
-            with naming_prompt(index, len(prompts)):
+            with naming_prompt(index, total):
                 parsed.append(parse_prompt(prompt))
-        finished = self._finish_params(each_params)
-        for index, each in enumerate(parsed):
-            with naming_prompt(index, len(prompts)):
-                self._bound(each, finished[index][0])
-        self._encode(parsed, add_special_tokens)
+        for index, own in enumerate(each_params):
+            if id(own) not in checked:
+                checked.add(id(own))
+                with naming_prompt(index, total):
+                    own.validate()  # fields may have been set since
+                    self._limits.check_logprobs(own)
+        return self.build(
+            parsed, each_params, request_ids, each_priority, stream=stream, add_special_tokens=add_special_tokens
+        )
+
+    def build(
+        self,
+        prompts: Sequence[ParsedPrompt],
+        params: Sequence[SamplingParams],
+        request_ids: Sequence[str],
+        priorities: Sequence[int],
+        *,
+        stream: bool,
+        add_special_tokens: bool,
+    ) -> list[TextRequest]:
+        """`prepare`, of prompts and parameters that are what they should be: only the rest is checked.
+
+        The rest is what the model's length and vocabulary and the grammars say of them.
+        """
+        arrival = time.monotonic()  # encoding is part of the time to the first token
+        if self._tokenizer is None and any(prompt.token_ids is None for prompt in prompts):
+            raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
         requests = []
-        for index, request_id in enumerate(request_ids):
-            with naming_prompt(index, len(prompts)):
-                own_params, grammar_bytes = finished[index]
-                made = self._make(request_id, parsed[index], own_params, each_priority[index])
+        index = 0
+        try:
+            finished = dict[int, tuple[SamplingParams, int]]()
+            for index, own in enumerate(params):  # noqa: B007  (errors name it)
+                if id(own) not in finished:
+                    finished[id(own)] = self._finished(own)
+            for index, prompt in enumerate(prompts):
+                self._bound(prompt, params[index])
+            self._encode(prompts, add_special_tokens)
+            for index, name in enumerate(request_ids):
+                own, grammar_bytes = finished[id(params[index])]
+                made = self._make(name, prompts[index], own, priorities[index])
                 for child in made.children:
                     child.grammar_bytes = grammar_bytes
                 made.stream, made.arrival_time = stream, arrival
                 _check_stream(made)
                 requests.append(made)
+        except RequestError as error:
+            with naming_prompt(index, len(prompts)):
+                raise error from None
         return requests
 
     def close(self) -> None:
@@ -132,7 +165,8 @@ class InputProcessor:
         if params.truncate_prompt_tokens is not None:
             token_ids = token_ids[-self._kept(params) :]
         children = self._children(request_id, token_ids, params, priority, prompt.cache_salt)
-        self._limits.check(children[0])
+        self._limits.check_prompt(token_ids)
+        self._limits.check_sampling(children[0])
         # Only now: ids that are too large must not wrap around before they are looked at.
         token_ids = token_ids.astype(np.int32)
         for child in children:
@@ -153,6 +187,8 @@ class InputProcessor:
 
     def _bound(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
         """Refuse a prompt that is surely too long, or cut off what is surely not needed, before work is done on it."""
+        if prompt.token_ids is None:
+            check_text(prompt.text)
         cut = params.truncate_prompt_tokens is not None
         most = self._kept(params)
         if isinstance(prompt.token_ids, (list, tuple)) and len(prompt.token_ids) > most:
@@ -169,41 +205,21 @@ class InputProcessor:
             if cut and plain and length.longest is not None and len(prompt.text) > 4 * most * length.longest:
                 prompt.end = length.end(prompt.text, most)
 
-    def _encode(self, prompts: list[ParsedPrompt], add_special_tokens: bool) -> None:
+    def _encode(self, prompts: Sequence[ParsedPrompt], add_special_tokens: bool) -> None:
         """Fill in the token ids of prompts given as text."""
-        waiting = [index for index, prompt in enumerate(prompts) if prompt.token_ids is None]
+        waiting = [prompt for prompt in prompts if prompt.token_ids is None]
         if not waiting:
             return
-        if self._tokenizer is None:
-            raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
-        texts = []
-        for index in waiting:
-            text = prompts[index].text
-            with naming_prompt(index, len(prompts)):
-                check_text(text)
-            assert text is not None
-            end = prompts[index].end
-            texts.append(text if end is None else end)
-        for index, token_ids in zip(
-            waiting, self._tokenizer.encode(texts, add_special_tokens=add_special_tokens), strict=True
-        ):
-            prompts[index].token_ids = token_ids
+        assert self._tokenizer is not None
+        texts = [prompt.text or "" if prompt.end is None else prompt.end for prompt in waiting]
+        encoded = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens)
+        for prompt, token_ids in zip(waiting, encoded, strict=True):
+            prompt.token_ids = token_ids
 
-    def _finish_params(self, each: Sequence[SamplingParams]) -> list[tuple[SamplingParams, int]]:
-        """Check parameters again (fields may have been set since) and turn their bad words into token ids.
-
-        With each come the bytes that its grammar takes, if known. Parameters given once for many prompts are looked at
-        once.
-        """
-        finished: dict[int, tuple[SamplingParams, int]] = {}
-        for index, params in enumerate(each):
-            if id(params) not in finished:
-                with naming_prompt(index, len(each)):
-                    params.validate()
-                    form = params.structured_outputs
-                    size = 0 if form is None else self._forms.check(form)
-                    finished[id(params)] = self._with_bad_words(params), size
-        return [finished[id(params)] for params in each]
+    def _finished(self, params: SamplingParams) -> tuple[SamplingParams, int]:
+        """Parameters with their bad words as token ids, and the bytes that their grammar takes, if known."""
+        form = params.structured_outputs
+        return self._with_bad_words(params), 0 if form is None else self._forms.check(form)
 
     def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
         if not params.bad_words:
