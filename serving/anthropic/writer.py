@@ -28,7 +28,7 @@ from jaxllm.serving.anthropic.answers import (
     ThinkingCount,
     ToolUseBlock,
 )
-from jaxllm.serving.anthropic.errors import error_event
+from jaxllm.serving.anthropic.errors import MESSAGES_ERRORS
 from jaxllm.serving.http.errors import describe
 from jaxllm.serving.openai.chat.call import ChatCall
 from jaxllm.serving.openai.generation.usage import UsageCounter
@@ -84,8 +84,7 @@ class MessageWriter:
 
     def fail(self, error: Exception, request_id: str) -> bytes:
         """The event of an error."""
-        known = describe(error, request_id)
-        return error_event(known.status, known.details, request_id)
+        return MESSAGES_ERRORS.event(describe(error, request_id), request_id)
 
     # A whole message
 

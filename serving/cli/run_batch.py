@@ -123,11 +123,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--concurrency {args.concurrency}: must be at least 1")
     config, options = configuration(args)
     # From here on things take their time: a wrong flag should not have to wait for these.
+    from jaxllm.serving.http.operation import batch_urls
     from jaxllm.serving.openai.batches.input import BatchInput
     from jaxllm.serving.openai.batches.record import BatchRecord
-    from jaxllm.serving.openai.batches.urls import batch_urls
+    from jaxllm.serving.server.interfaces import OPERATIONS
 
-    with BatchInput(args.input_file, batch_urls()) as batch:
+    with BatchInput(args.input_file, batch_urls(OPERATIONS)) as batch:
         batch.check()
         if args.validate:
             sys.stdout.write(f"{args.input_file}: {len(batch.ids)} requests\n")

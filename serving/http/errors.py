@@ -2,15 +2,10 @@
 
 import logging
 import math
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 
-import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from jaxllm.errors import (
     CapacityError,
@@ -22,27 +17,15 @@ from jaxllm.errors import (
     StorageError,
     nearest,
 )
-from jaxllm.serving.anthropic import errors as anthropic
 from jaxllm.serving.http.body.base import UnsupportedError
-from jaxllm.serving.http.error_response import ErrorDetails, ErrorResponse
+from jaxllm.serving.http.error_response import ErrorDetails
 from jaxllm.serving.tenancy.quotas import retry_after
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-_LONGEST_PATH = 256
-"""Of an unknown path, to be compared with the known ones."""
-IGNORED = "jaxllm.ignored_fields"
-"""Name in the scope of a request: its `IgnoredFields`."""
-IGNORED_HEADER = "X-Ignored-Fields"
-
-REJECTED = "jaxllm.rejected"
-"""In the scope of a request that was not taken for now: why."""
-_LATER = (429, 503)
-
-_CLIENT_GONE = 499
+CLIENT_GONE = 499
 """What nginx logs for a client that left before the answer; nobody receives it."""
+_LATER = (429, 503)
 
 DOCUMENTED = {
     400: "The request is wrong; param names the field.",
@@ -53,7 +36,6 @@ DOCUMENTED = {
     429: "The key has used what it may in this minute; Retry-After says when to try again.",
     500: "The server made a mistake; its log has the details.",
     503: "The server cannot answer now; Retry-After says when to try again.",
-    anthropic.OVERLOADED: "Too many requests wait; Retry-After says when to try again.",
 }
 """The errors that every request with a body may get, for the OpenAPI document."""
 
@@ -80,6 +62,11 @@ class HttpError(Exception):
         self.status = status
         self.details = ErrorDetails(message=message, type=_type_of(status), param=param, code=code)
         self.headers = dict(headers or {})
+
+    @property
+    def rejected(self) -> str | None:
+        """Why the request is not taken for now; None where another try would end the same."""
+        return self.details.code or "unavailable" if self.status in _LATER else None
 
 
 class BodyError(RequestError):
@@ -162,61 +149,6 @@ def requests_running() -> HttpError:
     )
 
 
-def guarded(handler: Handler) -> Handler:
-    """A handler whose every exception becomes a response, and whose responses name the fields that were ignored."""
-
-    async def guard(request: Request) -> Response:
-        try:
-            response = await handler(request)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer and the log the rest)
-            response = response_to(error, request)
-        ignored = request.scope.get(IGNORED)
-        names = ignored.header() if ignored is not None else None
-        if names:
-            response.headers[IGNORED_HEADER] = names
-        return response
-
-    return guard
-
-
-async def handle(request: Request, error: Exception) -> Response:
-    """The response to an exception, in the shape that Starlette asks for."""
-    return response_to(error, request)
-
-
-def response_to(error: Exception, request: Request) -> Response:
-    """The response to an exception; what nobody expected is logged."""
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=_CLIENT_GONE)
-    if isinstance(error, HTTPException):
-        known = _routing_error(error, request)
-    else:
-        known = describe(error, _request_id(request))
-    if known.status in _LATER:
-        request.scope[REJECTED] = known.details.code or "unavailable"
-    if _speaks_anthropic(request):
-        return _anthropic_response(known, _request_id(request))
-    body = msgspec.json.encode(ErrorResponse(error=known.details))
-    return Response(body, known.status, known.headers, "application/json")
-
-
-def _speaks_anthropic(request: Request) -> bool:
-    path: str = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    return path == anthropic.PATHS or path.startswith(f"{anthropic.PATHS}/")
-
-
-def _anthropic_response(known: HttpError, request_id: str) -> Response:
-    body = msgspec.json.encode(anthropic.error_answer(known.status, known.details, request_id))
-    status = anthropic.status_of(known.status, known.details)
-    return Response(body, status, {**known.headers, anthropic.REQUEST_ID: request_id}, "application/json")
-
-
-def event_of(error: Exception, request_id: str) -> bytes:
-    """The error as an event of a stream that has begun."""
-    body = msgspec.json.encode(ErrorResponse(error=describe(error, request_id).details))
-    return b"data: " + body + b"\n\n"
-
-
 def describe(error: Exception, request_id: str) -> HttpError:
     """Status, body and headers for an exception; what nobody expected is logged under the request's id."""
     match error:
@@ -251,35 +183,23 @@ def describe(error: Exception, request_id: str) -> HttpError:
     )
 
 
-def _routing_error(error: HTTPException, request: Request) -> HttpError:
-    """What Starlette's router raises: unknown paths and methods."""
-    what = f"{request.method} {request.url.path}"
-    hint = _right_path(request) if error.status_code == 404 else ""
-    messages = {404: f"unknown URL: {what}{hint}", 405: f"{what}: this URL does not know the method {request.method}"}
+def routing_error(error: HTTPException, method: str, path: str, *, hint: str, allowed: Iterable[str]) -> HttpError:
+    """What the router raises: unknown paths, which get a `hint`, and methods, where others are `allowed`."""
+    messages = {
+        404: f"unknown URL: {method} {path}{hint}",
+        405: f"{method} {path}: this URL does not know the method {method}",
+    }
     codes = {404: "unknown_url", 405: "method_not_supported"}
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and allowed:
+        headers["Allow"] = ", ".join(allowed)
     message = messages.get(error.status_code, error.detail or HTTPStatus(error.status_code).phrase)
-    return HttpError(error.status_code, message, code=codes.get(error.status_code), headers=error.headers)
+    return HttpError(error.status_code, message, code=codes.get(error.status_code), headers=headers)
 
 
 def _clipped(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _right_path(request: Request) -> str:
-    """A hint for a path that is nearly a known one: `"; did you mean '/v1/models'?"`."""
-    path = request.url.path.removeprefix(request.scope.get("root_path", ""))[:_LONGEST_PATH]
-    plain = re.sub(r"^(/v1)+(?=/)", "/v1", re.sub("//+", "/", path)).rstrip("/")
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    for each in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removeprefix("/api")):
-        # A path with a part of any kind is no hint: too much is like it.
-        if each != path and any(route.path == each for route in routes):
-            return f"; did you mean {each!r}? A client's base URL ends with /v1"
-    return nearest(plain, [route.path for route in routes if len(route.path) > 1], alike=0.8)
-
-
 def _type_of(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
-
-
-def _request_id(request: Request) -> str:
-    return str(request.scope.get("request_id", "unknown"))

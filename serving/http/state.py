@@ -2,10 +2,8 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from jaxllm import __version__
 from jaxllm.errors import RequestError
@@ -107,15 +105,3 @@ def server_of(request: Request) -> ServerState:
     """The state of the server that got this request."""
     server: ServerState = request.app.state.server
     return server
-
-
-def for_runner(handler: errors.Handler, runner: Literal["generate", "pooling"]) -> errors.Handler:
-    """A handler that answers with an error, saying what to do, where the model is of the other kind."""
-
-    async def check(request: Request) -> Response:
-        pools = server_of(request).llm.info.pooling is not None
-        if pools != (runner == "pooling"):
-            raise errors.wrong_runner(request.url.path, server_of(request).llm.info.model, pools=pools)
-        return await handler(request)
-
-    return check

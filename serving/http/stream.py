@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxllm.serving.http.connection.direct_body import DirectBody, direct_body
 from jaxllm.serving.http.disconnect import unless_gone
-from jaxllm.serving.http.errors import event_of
+from jaxllm.serving.http.error_form import event_of
 from jaxllm.serving.llm.output_stream import OutputStream, TextSink
 from jaxllm.serving.text.outputs import RequestOutput
 

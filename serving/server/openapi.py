@@ -13,13 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm import __version__
-from jaxllm.serving.anthropic.answers import MessagesError
-from jaxllm.serving.anthropic.errors import OVERLOADED
 from jaxllm.serving.http.body.base import Body, Ignored, refused_fields
-from jaxllm.serving.http.errors import DOCUMENTED
 from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.http.state import server_of
-from jaxllm.serving.server.routes import OPERATIONS
+from jaxllm.serving.server.interfaces import OPERATIONS
 
 _UPLOAD = {
     "type": "object",
@@ -112,13 +109,14 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 def _errors(operation: Operation) -> dict[str, Any]:
     """The errors that may come: all of them for requests with a body."""
     if operation.request is not None or operation.upload:
-        statuses = [status for status in DOCUMENTED if status != OVERLOADED or operation.errors is MessagesError]
+        statuses = list(operation.errors.documented)
     elif operation.public:
         statuses = [500, 503]
     else:
         statuses = [400] * ("{response_id" in operation.path or operation.tag == "Files") + [401, 404, 500, 503]
-    content = {"application/json": {"schema": _reference(operation.errors)}}
-    return {str(status): {"description": DOCUMENTED[status], "content": content} for status in statuses}
+    content = {"application/json": {"schema": _reference(operation.errors.body)}}
+    documented = operation.errors.documented
+    return {str(status): {"description": documented[status], "content": content} for status in statuses}
 
 
 def _reference(kind: type) -> dict[str, str]:

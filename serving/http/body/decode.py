@@ -12,9 +12,9 @@ from starlette.requests import Request
 
 from jaxllm.errors import nearest
 from jaxllm.serving.http.body.base import Body
-from jaxllm.serving.http.body.ignored_fields import IgnoredFields
+from jaxllm.serving.http.body.ignored_fields import IGNORED, IgnoredFields
 from jaxllm.serving.http.body.unserved import prune, settle
-from jaxllm.serving.http.errors import IGNORED, BodyError, not_json
+from jaxllm.serving.http.errors import BodyError, not_json
 from jaxllm.serving.http.state import server_of
 
 Kind = TypeVar("Kind", bound=Body)

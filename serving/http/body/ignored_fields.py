@@ -11,6 +11,10 @@ from jaxllm.serving.http.errors import BodyError
 
 logger = logging.getLogger(__name__)
 
+IGNORED = "jaxllm.ignored_fields"
+"""Name in the scope of a request: its `IgnoredFields`."""
+IGNORED_HEADER = "X-Ignored-Fields"
+
 _MOST_NAMES = 64
 """Most different unknown fields of one request: each is compared with all known ones."""
 _MOST_LOGGED = 256

@@ -6,7 +6,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxllm.serving.http.errors import body_too_large, response_to
+from jaxllm.serving.http.errors import body_too_large
+from jaxllm.serving.http.guard import response_to
 
 
 class BodyLimit:

@@ -5,7 +5,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.errors import QuotaError
-from jaxllm.serving.http.errors import response_to, wrong_key
+from jaxllm.serving.http.errors import wrong_key
+from jaxllm.serving.http.guard import response_to
 from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.tenancy.keys import Key
 from jaxllm.serving.tenancy.owners import owner_by_address

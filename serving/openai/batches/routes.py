@@ -9,6 +9,7 @@ from jaxllm.errors import RequestError, nearest
 from jaxllm.serving.http.body.decode import read_body, read_query
 from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.operation import batch_urls, operations_of
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.batches.store import BatchStore
 from jaxllm.serving.openai.files.paging import page
@@ -34,9 +35,7 @@ async def create_batch(request: Request) -> Response:
         raise RequestError(
             f"input_file_id={body.input_file_id!r}: it has the purpose {source.purpose!r}", "input_file_id"
         )
-    from jaxllm.serving.openai.batches.urls import batch_urls
-
-    urls = batch_urls()
+    urls = batch_urls(operations_of(request.app))
     if body.endpoint not in urls:
         raise RequestError(
             f"endpoint={body.endpoint[:100]!r}: must be one of {', '.join(urls)}{nearest(body.endpoint[:100], urls)}",

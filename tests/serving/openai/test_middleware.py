@@ -14,7 +14,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.http.errors import HttpError, guarded, handle
+from jaxllm.serving.http.errors import HttpError
+from jaxllm.serving.http.guard import guarded, handle
 from jaxllm.serving.http.middleware.body_size import BodyLimit
 from jaxllm.serving.http.middleware.custom import load_middleware
 from jaxllm.serving.http.middleware.keys import ApiKeys

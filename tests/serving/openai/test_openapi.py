@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from jaxllm.serving.openai.protocol.responses import LOGPROBS
+from jaxllm.serving.server.interfaces import OPERATIONS
 from jaxllm.serving.server.openapi import openapi
-from jaxllm.serving.server.routes import OPERATIONS
 from tests.serving.openai.conftest import FLAGS, KEY
 from tests.serving.server_process import ServerProcess, running
 

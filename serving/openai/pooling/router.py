@@ -1,9 +1,8 @@
-"""The routes of models that pool."""
+"""The operations of models that pool."""
 
 from typing import Any
 
-from jaxllm.serving.http.errors import Handler
-from jaxllm.serving.http.operation import Operation
+from jaxllm.serving.http.operation import Handler, Operation
 from jaxllm.serving.openai.pooling.cohere import create_cohere_embedding
 from jaxllm.serving.openai.pooling.embeddings import create_classification, create_embedding, create_pooling
 from jaxllm.serving.openai.pooling.scores import create_rerank, create_score
@@ -21,11 +20,12 @@ def _operation(
         request=request,
         response=response,
         runner="pooling",
+        batch=True,
         name=name,
     )
 
 
-POOLING_OPERATIONS = (
+OPERATIONS = (
     _operation("/v1/embeddings", create_embedding, pooling.EmbeddingRequest, pooling.EmbeddingResponse, tag="OpenAI"),
     _operation(
         "/v2/embed", create_cohere_embedding, cohere.CohereEmbedRequest, cohere.CohereEmbedResponse, tag="Cohere"
