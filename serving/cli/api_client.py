@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import httpx
 import msgspec
+from httpx_sse import EventSource, SSEError
 
 from jaxllm.errors import ConfigError, EngineError, JaxLLMError, RequestError, nearest
-from jaxllm.serving.cli.event_stream import EventReader
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
 from jaxllm.serving.cli.tls import add_tls_flags, tls_context, tls_error
 
@@ -86,15 +86,13 @@ class ApiClient:
         whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with _errors(self.url), self._client.stream("POST", path, json=whole) as response:
             self._check(response)
-            reader = EventReader()
-            for data in response.iter_bytes():
-                for event in reader.feed(data):
-                    if event == b"[DONE]":
-                        return
-                    chunk = msgspec.json.decode(event)
-                    if "error" in chunk:
-                        raise EngineError(_message(chunk, "the server failed"))
-                    yield chunk
+            for event in EventSource(response).iter_sse():
+                if event.data == "[DONE]":
+                    return
+                chunk = msgspec.json.decode(event.data)
+                if "error" in chunk:
+                    raise EngineError(_message(chunk, "the server failed"))
+                yield chunk
 
     def _check(self, response: httpx.Response) -> None:
         if response.is_success:
@@ -133,11 +131,11 @@ def _errors(url: str) -> Iterator[None]:
         if about_tls is not None:
             raise about_tls from None
         raise EngineError(f"no server answers at {url}: start one with `jaxllm serve`, or give its --url") from None
+    except (SSEError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"what answers at {url} is no server of OpenAI's API") from error
     except httpx.HTTPError as error:
         hint = "; does it speak TLS (https://)?" if url.startswith("http:") else ""
         raise EngineError(f"the connection to {url} broke: {error or type(error).__name__}{hint}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"what answers at {url} is no server of OpenAI's API") from error
 
 
 def _address(url: str) -> tuple[str, httpx.BaseTransport | None]:

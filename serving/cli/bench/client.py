@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,6 @@ import aiohttp
 import msgspec
 
 from jaxllm.serving.cli.bench.workload import LoadRequest
-from jaxllm.serving.cli.event_stream import EventReader
 
 _MAX_ERROR = 300
 
@@ -64,6 +63,24 @@ class Target:
             body["prompt"] = request.prompt
             body["max_tokens"] = request.output_tokens
         return {**body, **self.extra}
+
+
+class EventReader:
+    """Splits a stream of bytes into the data of its events; OpenAI's carry one line of data each.
+
+    The specification: https://html.spec.whatwg.org/multipage/server-sent-events.html. Bytes and not text lines: what
+    Unicode calls a line separator may stand inside the JSON.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take bytes as they arrive; yields the data of every event line that they complete."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
 
 
 async def run_load(
