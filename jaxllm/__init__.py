@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     )
     from jaxllm.serving.text.outputs import BeamSearchOutput, CompletionOutput, Delta, RequestOutput
     from jaxllm.structured.params import StructuredOutputsParams
-
-__version__ = "0.1.0"
+    from jaxllm.version import __version__
 
 _EXPORTS = {
     "AsyncLLM": "jaxllm.serving.llm.async_llm",
@@ -51,6 +50,7 @@ _EXPORTS = {
     "SamplingParams": "jaxllm.sampling_params",
     "ScoringRequestOutput": "jaxllm.serving.pooling.outputs",
     "StructuredOutputsParams": "jaxllm.structured.params",
+    "__version__": "jaxllm.version",
 }
 
 __all__ = [

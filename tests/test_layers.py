@@ -18,13 +18,16 @@ WRONG = [
     ("models/planted_3.py", "from jaxllm import ConfigError", "jaxllm.models.planted_3"),
     ("jaxllm/planted.py", "from jaxllm.serving.cli import main", "jaxllm.planted"),
     ("jaxllm/scheduler/planted.py", "import jax.numpy", "jaxllm.scheduler.planted"),
-    ("serving/planted.py", "import torch", "jaxllm.serving.planted"),
+    ("serving/cli/planted.py", "import torch", "jaxllm.serving.cli.planted"),
+    ("serving/options/planted.py", "import jaxllm.serving.http.planted_target", "jaxllm.serving.options.planted"),
+    ("serving/http/planted.py", "from jaxllm.serving.openai import stores", "jaxllm.serving.http.planted"),
+    ("serving/http/planted_target.py", "from jaxllm import LLM", "jaxllm.serving.http.planted_target"),
 ]
 RIGHT = [
     ("models/planted_target.py", "from jaxllm.pallas_kernels import planted_target"),
     ("pallas_kernels/planted_target.py", "import jax"),
     ("jaxllm/planted_good.py", "import jaxllm.models.planted_target, jaxllm.errors, jax"),
-    ("serving/planted_good.py", "import jaxllm.planted_good, jaxllm.models.planted_target\nfrom jaxllm import LLM"),
+    ("serving/http/planted_good.py", "import jaxllm.planted_good, jaxllm.models.planted_target, jaxllm.serving.text"),
 ]
 
 
@@ -59,3 +62,13 @@ def test_every_wrong_import_is_caught(tree: Path) -> None:
     assert result.returncode == 1
     for _, line, module in WRONG:
         assert f"{module} -> " in result.stdout, f"{line} in {module} went unnoticed\n{result.stdout}"
+
+
+def test_a_new_folder_of_serving_needs_a_place_in_the_chain(tree: Path) -> None:
+    folder = tree / "serving" / "planted_folder"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    result = lint(tree)
+    shutil.rmtree(folder)
+    assert result.returncode == 1
+    assert "planted_folder" in result.stdout

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-import jaxllm
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, nearest
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli.entry import Entry
+from jaxllm.version import __version__
 
 
 class SubCommand(Protocol):
@@ -84,7 +84,7 @@ def _fail(error: Exception, code: int) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("-V", "--version"):
-        sys.stdout.write(f"jaxllm {jaxllm.__version__}\n")
+        sys.stdout.write(f"jaxllm {__version__}\n")
         return 0
     return _choose("jaxllm", "LLM inference and serving in JAX, for TPUs, GPUs and CPUs.", COMMANDS, arguments)
 

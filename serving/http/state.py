@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from jaxllm import __version__
 from jaxllm.errors import RequestError
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
@@ -20,6 +19,7 @@ from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.version import __version__
 
 
 @dataclass(kw_only=True)

@@ -12,11 +12,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm import __version__
 from jaxllm.serving.http.body.base import Body, Ignored, refused_fields
 from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.server.interfaces import OPERATIONS
+from jaxllm.version import __version__
 
 _UPLOAD = {
     "type": "object",

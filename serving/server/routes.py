@@ -6,11 +6,11 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm import __version__
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.server.answers import CacheReset, Load, Version
+from jaxllm.version import __version__
 
 
 async def health(request: Request) -> Response:

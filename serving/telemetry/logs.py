@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from jaxllm import __version__
 from jaxllm.engine.stats import StepStats
 from jaxllm.info import EngineInfo
 from jaxllm.serving.text.measurements import Measurements
+from jaxllm.version import __version__
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import zmq
 
-import jaxllm
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.info import EngineInfo
@@ -29,6 +28,7 @@ from jaxllm.serving.ipc.messages import (
     ToEngine,
 )
 from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, LostMessageError, NumberedDecoder, NumberedEncoder
+from jaxllm.version import __version__
 
 Listener = Callable[[FromEngine], None]
 
@@ -175,8 +175,8 @@ class EngineConnection:
         if hello is None:
             raise EngineError(f"the engine process ended while it started ({self._exit})")
         assert isinstance(hello, Hello)
-        if hello.version != jaxllm.__version__:
-            raise EngineError(f"the engine process is version {hello.version}, and this is {jaxllm.__version__}")
+        if hello.version != __version__:
+            raise EngineError(f"the engine process is version {hello.version}, and this is {__version__}")
         poller = zmq.Poller()
         poller.register(self._input, zmq.POLLOUT)
         poller.register(self._woken, zmq.POLLIN)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import jaxllm
+from jaxllm import version
 
 END_SECONDS = 10.0
 """How long a process may take to end before it is killed."""
@@ -85,7 +85,7 @@ def _stderr() -> int:
 def environment() -> dict[str, str]:
     """The environment of the child, which must find the same jaxllm, installed or not."""
     variables = dict(os.environ)
-    root = Path(jaxllm.__file__).resolve().parent.parent
+    root = Path(version.__file__).resolve().parent.parent
     if root.name not in ("site-packages", "dist-packages"):
         paths = [str(root), *filter(None, [variables.get("PYTHONPATH")])]
         variables["PYTHONPATH"] = os.pathsep.join(paths)

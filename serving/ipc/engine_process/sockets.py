@@ -2,9 +2,9 @@
 
 import zmq
 
-import jaxllm
 from jaxllm.serving.ipc.messages import Configure, FromEngine, Hello, ToEngine
 from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, NumberedDecoder, NumberedEncoder
+from jaxllm.version import __version__
 
 
 class Sockets:
@@ -27,7 +27,7 @@ class Sockets:
 
     def greet(self) -> Configure:
         """Say hello, and wait for what to do. Before any other thread sends."""
-        self.send(Hello(jaxllm.__version__), 0)
+        self.send(Hello(__version__), 0)
         answer = self.receive()
         assert isinstance(answer, Configure)
         return answer

@@ -9,8 +9,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from jaxllm import __version__
 from jaxllm.serving.http.state import server_of
+from jaxllm.version import __version__
 
 PUBLIC_PAGES = frozenset({"/", "/docs"})
 """Pages that need no key: what they show of the server, they ask for with the key that the reader types."""
