@@ -261,7 +261,9 @@ def test_the_process_is_described_too(metrics: Metrics) -> None:
 
 
 def test_the_page_says_what_the_code_does(metrics: Metrics) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    items = re.findall(r"^- .*(?:\n  .*)*", PAGE.read_text(), re.MULTILINE)
+    parts = [re.fullmatch(r"- `(\w+)` (\w+)(?: \((.*)\))?: (.*)", " ".join(item.split())) for item in items]
+    rows = [part.groups(default="") for part in parts if part]
     in_code = []
     for family in families(metrics).values():
         labels = {label: None for sample in family.samples for label in sample.labels if label != "le"}
