@@ -4,60 +4,91 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import TextWrapper
+from typing import Final
 
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
 from jaxllm.foreign import MEANINGLESS, Meaningless
-from jaxllm.serving.options.server import ServerOptions, meaningless_flags, server_flags
+from jaxllm.serving.options.server import meaningless_flags, server_flags
+
+_PAGE: Final = """\
+# Flags
+
+Generated from `jaxllm/config.py` and `serving/options/server.py` by
+`python -m jaxllm.serving.cli.flag_page docs/flags.md`; do not edit.
+
+Write flags with hyphens or underscores, and whole numbers as `8k` (8000) or `8K` (8192).
+
+## Engine
+
+For every sub-command that runs a model. Each is also a keyword of `LLM`: `--max-model-len 4096` is
+`LLM(max_model_len=4096)`.
+
+{engine}
+
+## Server
+
+For `jaxllm serve`, which takes the flags of the engine too, and both from a file with
+`--config FILE.yaml`. There a flag is a key (`max-model-len: 4096`). The command line wins over the
+file.
+
+{server}
+
+## Accepted without effect
+
+These flags of vLLM's are accepted, with a line in the log that says why they change nothing. Those
+of the engine are accepted as keywords of `LLM` too.
+
+{meaningless}
+
+## Accepted where they ask for nothing
+
+These flags of vLLM's are accepted with a value that changes nothing; any other is an error.
+
+{neutral}
+"""
 
 
 def page() -> str:
-    """`docs/flags.md`: every flag with its values, default and meaning, as Markdown."""
-    lines = [
-        "# Flags",
-        "",
-        "Generated from `jaxllm/config.py` and `serving/options/server.py` by `python -m jaxllm.serving.cli.flag_page",
-        "docs/flags.md`; do not edit.",
-        "",
-        "Flags may be written with underscores, and whole numbers as `8k` (8000) or `8K` (8192).",
-        "",
-        "## Engine",
-        "",
-        "For every sub-command that runs a model. Each is also a keyword of `LLM`: `--max-model-len 4096` is",
-        "`LLM(max_model_len=4096)`.",
-    ]
-    for name, options in engine_sections().items():
-        lines += ["", f"### {name.capitalize()}", "", summary(options), "", *_table(section_flags(name, options))]
-    lines += [
-        "",
-        "## Server",
-        "",
-        "For `jaxllm serve`, which takes the flags of the engine too, and both from a file with",
-    ]
-    lines += ["`--config FILE.yaml`: there, a flag is a key (`max-model-len: 4096`), and one on the command line wins."]
-    lines += ["", summary(ServerOptions), "", *_table(server_flags())]
+    """`docs/flags.md`: every flag with its values, default and meaning, as Markdown in lines of 100 columns."""
+    sections = engine_sections().items()
     every = {**meaningless_flags(), **MEANINGLESS}
-    lines += ["", "## Accepted without effect", ""]
-    lines += [
-        "These flags of vLLM's are accepted, with a line that says why they change nothing. Those of the engine are"
-    ]
-    lines += ["accepted as keywords of `LLM` too.", ""]
-    lines += ["| flags | why |", "|---|---|"]
-    lines += _rows({name: known for name, known in every.items() if known.neutral is None})
-    lines += ["", "## Accepted where they ask for nothing", ""]
-    lines += ["These flags of vLLM's are accepted with a value that changes nothing; any other is an error.", ""]
-    lines += ["| flags | accepted | what to do for others |", "|---|---|---|"]
-    lines += _rows({name: known for name, known in every.items() if known.neutral is not None})
-    return "\n".join(lines) + "\n"
+    return _PAGE.format(
+        engine="\n\n".join(
+            f"### {name.capitalize()}\n\n{summary(options)}\n\n{_list(map(_flag, section_flags(name, options)))}"
+            for name, options in sections
+        ),
+        server=_list(map(_flag, server_flags())),
+        meaningless=_list(_grouped({name: known for name, known in every.items() if known.neutral is None})),
+        neutral=_list(_grouped({name: known for name, known in every.items() if known.neutral is not None})),
+    )
 
 
-def _rows(every: Mapping[str, Meaningless]) -> Iterator[str]:
-    """A row for all flags with the same reason and the same values."""
-    rows: dict[str, list[str]] = {}
+def _list(items: Iterable[str]) -> str:
+    wrap = TextWrapper(100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(map(wrap.fill, items))
+
+
+def _flag(flag: Flag) -> str:
+    """A flag's names, values, default and meaning."""
+    names = list(flag.names)
+    if flag.kind is bool:
+        names.insert(1, f"--no-{flag.flag.removeprefix('--')}")
+    shown = ", ".join(f"`{name}`" for name in names)
+    default = f"; default `{flag.shown_default}`" if flag.shown_default else ""
+    synonyms = "".join(f" `{ours}` may be written `{theirs}`." for theirs, ours in flag.info.synonyms.items())
+    environment = f" Or `{flag.info.environment}` in the environment." if flag.info.environment else ""
+    return f"{shown} ({flag.values}{default}): {flag.info.help}{synonyms}{environment}"
+
+
+def _grouped(every: Mapping[str, Meaningless]) -> Iterator[str]:
+    """One item for all flags with the same reason and the same values."""
+    items: dict[str, list[str]] = {}
     for name, known in sorted(every.items()):
-        values = "" if known.neutral is None else f"{_shown(known)} | "
+        values = "" if known.neutral is None else f" (accepted: {_shown(known)})"
         flags = [f"--{name}"] + [f"-{known.short}"] * bool(known.short)
-        rows.setdefault(f"{values}{known.reason}", []).append(", ".join(f"`{flag}`" for flag in flags))
-    return (f"| {', '.join(names)} | {rest} |" for rest, names in sorted(rows.items(), key=lambda row: row[1]))
+        items.setdefault(f"{values}: {known.reason}", []).append(", ".join(f"`{flag}`" for flag in flags))
+    return (f"{', '.join(names)}{rest}" for rest, names in sorted(items.items(), key=lambda item: item[1]))
 
 
 def _shown(known: Meaningless) -> str:
@@ -66,20 +97,6 @@ def _shown(known: Meaningless) -> str:
         return "off"
     shown = [json.dumps(list(value) if isinstance(value, tuple) else value) for value in known.neutral or ()]
     return ", ".join(f"`{text.strip(chr(34))}`" for text in dict.fromkeys(shown)) or "none"
-
-
-def _table(flags: Iterable[Flag]) -> Iterator[str]:
-    yield "| flag | values | default | meaning |"
-    yield "|---|---|---|---|"
-    for flag in flags:
-        names = list(flag.names)
-        if flag.kind is bool:
-            names.insert(1, f"--no-{flag.flag.removeprefix('--')}")
-        shown = ", ".join(f"`{name}`" for name in names)
-        default = f"`{flag.shown_default}`" if flag.shown_default else ""
-        synonyms = "".join(f" `{ours}` may be written `{theirs}`." for theirs, ours in flag.info.synonyms.items())
-        environment = f" Or `{flag.info.environment}` in the environment." if flag.info.environment else ""
-        yield f"| {shown} | {flag.values} | {default} | {flag.info.help}{synonyms}{environment} |"
 
 
 def main(arguments: Sequence[str]) -> int:
