@@ -31,7 +31,7 @@ class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's contents.
 
-    `engine` says what it was made for, see `jaxllm.bundle.identity`; `num_pages` is the number of KV pages, the null
+    `engine` says what it was made for, see `jaxllm.runtime.programs.identity`; `num_pages` is the number of KV pages, the null
     page included; `temporary_bytes` the most that an executable needs on a device beside its arguments, code included.
     """
 

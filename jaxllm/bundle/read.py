@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from jaxllm.bundle.identity import differences, engine_identity
 from jaxllm.bundle.manifest import Manifest, read_file, read_manifest
 from jaxllm.bundle.portable import DeviceAssignment, load
 from jaxllm.errors import CapacityError, ConfigError
@@ -11,6 +10,7 @@ from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes
 from jaxllm.runtime.programs.buckets import Buckets
 from jaxllm.runtime.programs.executables import Executable, Executables
 from jaxllm.runtime.programs.generation import Recipe, StepSpec, all_keys, name_of
+from jaxllm.runtime.programs.identity import differences, engine_identity
 from jaxllm.runtime.resolved import ResolvedConfig
 
 

@@ -11,7 +11,6 @@ import jax
 import msgspec
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxllm.bundle.identity import engine_identity
 from jaxllm.bundle.manifest import FILE as MANIFEST_FILE
 from jaxllm.bundle.manifest import FORMAT, VERSION, Manifest, SavedFile, read_format
 from jaxllm.bundle.portable import save
@@ -19,6 +18,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.programs.executables import Executable, Executables
 from jaxllm.runtime.programs.generation import all_keys, name_of
+from jaxllm.runtime.programs.identity import engine_identity
 from jaxllm.runtime.programs.spec import make_spec
 from jaxllm.runtime.resolved import ResolvedConfig
 

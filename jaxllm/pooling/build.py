@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.bundle.cached import KeptExecutables, prune
 from jaxllm.errors import ConfigError
 from jaxllm.models.errors import ModelError
 from jaxllm.models.pooling_model import load_pooling_model
@@ -15,6 +14,7 @@ from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.native import begin_kernels
+from jaxllm.runtime.programs.cached import KeptExecutables, prune
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.bundle.cached import KeptExecutables, prune
 from jaxllm.bundle.read import Bundle
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.causal_lm import load_model
@@ -19,6 +18,7 @@ from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices
 from jaxllm.runtime.memory.memory import cpu_free_bytes, device_free_bytes, steady
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.background import BackgroundCompilation, needed_first
+from jaxllm.runtime.programs.cached import KeptExecutables, prune
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
 from jaxllm.runtime.programs.generation import StepSpec

@@ -31,7 +31,7 @@ nearly all of the work a step takes no longer but for sampling, which with top-k
 32 rows of a vocabulary of 32,000; where XLA does it, a prompt takes half as long again. JAX 0.11.2 has it no more."""
 
 KEPT = "engines"
-"""Folder beneath JAX's cache, see `jaxllm.bundle.cached`."""
+"""Folder beneath JAX's cache, see `jaxllm.runtime.programs.cached`."""
 
 
 def use_compilation_cache(folder: str | None) -> Path | None:

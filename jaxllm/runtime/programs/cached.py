@@ -26,12 +26,12 @@ import jax
 import msgspec
 from jax.errors import JaxRuntimeError
 
-from jaxllm.bundle.identity import engine_identity
 from jaxllm.bundle.portable import DeviceAssignment, SavedCall, load, save
 from jaxllm.errors import ConfigError
 from jaxllm.runtime.memory.capacity import devices_of
 from jaxllm.runtime.programs.executables import Executable
 from jaxllm.runtime.programs.generation import Recipe, Spec
+from jaxllm.runtime.programs.identity import engine_identity
 from jaxllm.runtime.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)

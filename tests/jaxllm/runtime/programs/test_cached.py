@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxllm.bundle.cached import KeptExecutables, prune
 from jaxllm.config import EngineConfig
 from jaxllm.runtime.build import pages_on_cpu
+from jaxllm.runtime.programs.cached import KeptExecutables, prune
 from jaxllm.runtime.programs.executables import Executable, Executables
 from jaxllm.runtime.programs.generation import Recipe, recipe
 from jaxllm.runtime.programs.spec import make_spec

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 import jaxllm
-from jaxllm.bundle.identity import SOURCES, _version, cpu_features, differences, engine_identity
 from jaxllm.config import EngineConfig
+from jaxllm.runtime.programs.identity import SOURCES, _version, cpu_features, differences, engine_identity
 from jaxllm.runtime.programs.spec import make_spec
 from jaxllm.runtime.resolved import resolve_config
 
