@@ -15,8 +15,8 @@ from benchmarks.shared.counting import counting_calls, counting_transfers
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
-from jaxllm.runtime.programs.buckets import GROWTH_WITHOUT_PADDING, Buckets
-from jaxllm.runtime.programs.generation import all_keys
+from jaxllm.runtime.programs.generation import generation_programs
+from jaxllm.runtime.resolved import resolve_config
 from jaxllm.sampling_params import SamplingParams
 
 ACCEPTED = Path(__file__).parent / "accepted.json"
@@ -68,8 +68,8 @@ def count(engine: Engine) -> Figures:
 
 def _count(engine: Engine) -> Figures:
     engine.reset_prefix_cache()
-    buckets = Buckets(512, 64, GROWTH_WITHOUT_PADDING)
-    figures: Figures = {"executables of the default engine": len(all_keys(buckets.all))}
+    programs = generation_programs(resolve_config(EngineConfig()), num_pages=64).programs
+    figures: Figures = {"executables of the default engine": len(programs)}
     # Never the same prompt again: whether its pages are then found shared would depend on every last bit.
     for first, running in ((0, FEW), (100, MANY)):
         add(engine, running, first=first)

@@ -14,7 +14,6 @@ import numpy as np
 
 import jaxllm
 from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.programs.generation import Key
 
 PACKAGE = Path(jaxllm.__file__).resolve().parent
 FOLDERS = tuple(str(folder.resolve()) for folder in (PACKAGE, *(path for path in PACKAGE.iterdir() if path.is_dir())))
@@ -31,8 +30,8 @@ def counting_transfers() -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
     get, device_get = Executables.get, jax.device_get
 
-    def counted(executables: Executables, key: Key) -> Callable[..., Any]:
-        executable = get(executables, key)
+    def counted(executables: Executables, name: str) -> Callable[..., Any]:
+        executable = get(executables, name)
 
         def call(*arguments: Any) -> Any:
             sent = [leaf for leaf in jax.tree.leaves(arguments) if isinstance(leaf, (np.ndarray, np.generic))]

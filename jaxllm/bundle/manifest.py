@@ -31,8 +31,8 @@ class SavedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's contents.
 
-    `engine` says what it was made for, see `jaxllm.runtime.programs.identity`; `num_pages` is the number of KV pages, the null
-    page included; `temporary_bytes` the most that an executable needs on a device beside its arguments, code included.
+    `engine` is the identity of the engines that it is for; `num_pages` is the number of KV pages, the null page
+    included; `temporary_bytes` the most that an executable needs on a device beside its arguments, code included.
     """
 
     format: str

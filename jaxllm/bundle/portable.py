@@ -19,10 +19,13 @@ from jax.experimental.layout import Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxllm.errors import ConfigError
-from jaxllm.runtime.programs.generation import Recipe
 
 Axes = str | list[str] | None
 """Mesh axes that one axis of an array is split over."""
+
+
+_LENGTH = 8
+"""Bytes that say how long a description is."""
 
 
 class SavedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,15 +82,20 @@ def save(compiled: jax.stages.Compiled) -> tuple[bytes, SavedCall]:
     return data, call
 
 
-def load(data: bytes, call: SavedCall, recipe: Recipe, assignment: DeviceAssignment) -> jax.stages.Compiled:
-    """The executable, ready to be called like the one that `recipe` makes. Runs no compiler and traces nothing.
+def load(
+    data: bytes, call: SavedCall, arguments: tuple[Any, ...], result: Any, assignment: DeviceAssignment
+) -> jax.stages.Compiled:
+    """The executable, ready to be called. Runs no compiler and traces nothing.
+
+    `arguments` are the shapes that it takes, and `result` has the structure of what it returns: neither is taken from
+    what was saved.
 
     Raises:
-        ConfigError: the description does not suit the recipe, or the runtime refuses the bytes.
+        ConfigError: the description does not suit them, or the runtime refuses the bytes.
     """
-    arguments, in_tree = jax.tree.flatten((recipe.arguments, {}))
-    results, out_tree = jax.tree.flatten(recipe.result)
-    _check(call, arguments, len(results))
+    leaves, in_tree = jax.tree.flatten((arguments, {}))
+    results, out_tree = jax.tree.flatten(result)
+    _check(call, leaves, len(results))
     devices = xla_client.DeviceList(assignment.devices)
     client = assignment.devices[0].client
     try:
@@ -122,12 +130,28 @@ def load(data: bytes, call: SavedCall, recipe: Recipe, assignment: DeviceAssignm
         all_args_info=None,
         pgle_profiler=None,
     ).load()
-    info = [jax.stages.ArgInfo(_aval(leaf.shape, leaf.dtype), donated=False) for leaf in arguments]
+    info = [jax.stages.ArgInfo(_aval(leaf.shape, leaf.dtype), donated=False) for leaf in leaves]
     return jax.stages.Compiled(executable, [], jax.tree.unflatten(in_tree, info), out_tree)
 
 
+def to_bytes(compiled: jax.stages.Compiled) -> bytes:
+    """An executable with the description of its call. Raises like `save`."""
+    data, call = save(compiled)
+    header = msgspec.json.encode(call)
+    return len(header).to_bytes(_LENGTH, "little") + header + data
+
+
+def from_bytes(
+    content: memoryview, arguments: tuple[Any, ...], result: Any, assignment: DeviceAssignment
+) -> jax.stages.Compiled:
+    """What `to_bytes` was given. Raises like `load`, and `ValueError` for anything but its results."""
+    end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+    call = msgspec.json.decode(content[_LENGTH:end], type=SavedCall)
+    return load(bytes(content[end:]), call, arguments, result, assignment)
+
+
 def _check(call: SavedCall, arguments: Sequence[jax.ShapeDtypeStruct], num_results: int) -> None:
-    """Raise `ConfigError` unless the description fits the arguments and results of the recipe."""
+    """Raise `ConfigError` unless the description fits the arguments and results of the program."""
     known = call.kept == sorted(set(call.kept)) and all(0 <= index < len(arguments) for index in call.kept)
     taken = [(str(arguments[index].dtype), list(arguments[index].shape)) for index in call.kept] if known else None
     if taken != [(array.dtype, array.shape) for array in call.inputs] or len(call.outputs) != num_results:

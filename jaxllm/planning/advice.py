@@ -10,7 +10,7 @@ from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit
 from jaxllm.planning.target import TargetDevices, find_target
 from jaxllm.runtime.build import PROVISIONAL_PAGES
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
-from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 USUAL_TEMPORARIES = 0.02
@@ -82,9 +82,9 @@ def _changed(config: EngineConfig, **options: Any) -> EngineConfig:
 
 def _fits(config: EngineConfig, target: TargetDevices, beside: int) -> bool:
     resolved = resolve_config(config, target.devices if target.absent else None)
-    spec, _ = make_spec(resolved, PROVISIONAL_PAGES)
+    programs = generation_programs(resolved, PROVISIONAL_PAGES)
     # Without the padding of layouts, which is little, and which only the compiler knows.
-    needed = bytes_on_device((spec.parameters, spec.state)) - bytes_on_device(spec.state.kv_cache)
+    needed = bytes_on_device((programs.parameters, programs.state)) - bytes_on_device(programs.state.kv_cache)
     limit = memory_limit(resolved, target)
     return _holds(resolved, int(limit * config.cache.gpu_memory_utilization) - needed - beside)
 

@@ -14,10 +14,11 @@ from jaxllm.runtime.build import PROVISIONAL_PAGES
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, steady
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.programs.generation import StepSpec
-from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.programs.executables import compiler_options
+from jaxllm.runtime.programs.generation import generation_programs
+from jaxllm.runtime.programs.program import ProgramSet
 from jaxllm.runtime.resolved import ResolvedConfig
+from jaxllm.runtime.step import DeviceState
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ class MemoryUse:
 
 def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     """Everything but what a step needs for itself."""
-    spec, _ = make_spec(resolved, PROVISIONAL_PAGES)
-    cache = spec.state.kv_cache
-    others = [leaf for leaf in jax.tree.leaves(spec.state) if leaf is not cache]
-    weights, state = laid_out(spec, spec.parameters), laid_out(spec, others)
-    page = laid_out(spec, cache) // PROVISIONAL_PAGES
+    programs = generation_programs(resolved, PROVISIONAL_PAGES)
+    cache = programs.state.kv_cache
+    others = [leaf for leaf in jax.tree.leaves(programs.state) if leaf is not cache]
+    weights, state = laid_out(programs, programs.parameters), laid_out(programs, others)
+    page = laid_out(programs, cache) // PROVISIONAL_PAGES
     utilization = resolved.config.cache.gpu_memory_utilization
     if resolved.platform == "cpu":
         # Here the KV cache has a share of its own, from which nothing else is taken.
@@ -63,9 +64,9 @@ def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     return MemoryUse(limit, int(limit * utilization), weights, state, page)
 
 
-def laid_out(spec: StepSpec, arrays: Any) -> int:
+def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:
     """Bytes that a device holds of arrays, with the padding of its layouts."""
-    if spec.mesh is None:
+    if programs.mesh is None:
         return bytes_on_device(arrays)
     # The compiler knows: these are the arguments of a program that does nothing.
     nothing = jax.jit(lambda *_: jnp.int32(0), keep_unused=True)
@@ -85,11 +86,11 @@ def compile_step(resolved: ResolvedConfig, bucket: Bucket) -> CompiledStep:
     Raises:
         CapacityError: the compiler says that the step does not fit the device.
     """
-    spec, _ = make_spec(resolved, PROVISIONAL_PAGES)
-    executables = Executables(spec, resolved.config.compile)
+    programs = generation_programs(resolved, PROVISIONAL_PAGES)
+    options = compiler_options(programs, resolved.config.compile)
     start = time.perf_counter()
     try:
-        compiled = executables.lower(bucket).compile(compiler_options=executables.compiler_options)
+        compiled = programs.step(bucket).compile(options)
     except JaxRuntimeError as error:
         if not _is_too_large(error):
             raise
@@ -113,7 +114,7 @@ def pages_for(resolved: ResolvedConfig, target: TargetDevices) -> int:
         return count_pages(resolved, 0)
     if resolved.platform == "cpu":
         return count_pages(resolved, steady(cpu_free_bytes(cache.gpu_memory_utilization)))
-    _, buckets = make_spec(resolved, PROVISIONAL_PAGES)
+    buckets = generation_programs(resolved, PROVISIONAL_PAGES).buckets
     return count_pages(resolved, max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0))
 
 

@@ -1,7 +1,5 @@
 """From a configuration to a runner that is ready: weights and executables."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,14 +7,14 @@ from flax import nnx
 from jaxllm.errors import ConfigError
 from jaxllm.models.errors import ModelError
 from jaxllm.models.pooling_model import load_pooling_model
-from jaxllm.pooling.programs import PoolingSpec, make_spec
+from jaxllm.pooling.programs import pooling_programs
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.native import begin_kernels
-from jaxllm.runtime.programs.cached import KeptExecutables, prune
+from jaxllm.runtime.programs.cached import cached_executables
 from jaxllm.runtime.programs.compilations import CompilationWatch
-from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
+from jaxllm.runtime.programs.executables import use_compilation_cache
 
 
 def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = silent) -> PoolingRunner:
@@ -26,11 +24,11 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
     """
     compile_options = resolved.common.config.compile
     try:
-        spec, buckets = make_spec(resolved)
+        programs = pooling_programs(resolved)
         cache = use_compilation_cache(compile_options.compilation_cache_dir)
         wait_for_kernels = begin_kernels(resolved.common, cache)
-        executables = _executables(resolved, spec, cache)
-        at_start = () if compile_options.enforce_eager else buckets.all
+        executables = cached_executables(resolved.common, programs, 0, cache)
+        at_start = () if compile_options.enforce_eager else programs.buckets.all
         with executables.compiling(at_start, progress):
             parameters = _load(resolved, progress)
         wait_for_kernels()
@@ -39,26 +37,14 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
     runner = PoolingRunner(
         parameters=parameters,
         executables=executables,
-        buckets=buckets,
-        shape=spec.shape,
-        hidden_size=spec.hidden_size,
+        buckets=programs.buckets,
+        shape=programs.shape,
+        hidden_size=resolved.common.model.hidden_size,
         size=resolved.size,
         watch=CompilationWatch(strict=compile_options.strict_compilation),
     )
     runner.warm_up()
     return runner
-
-
-def _executables(resolved: ResolvedPoolingConfig, spec: PoolingSpec, cache: Path | None) -> Executables:
-    """Those that earlier starts kept; the others are compiled."""
-    options = resolved.common.config.compile
-    executables = Executables(spec, options)
-    if cache is None:
-        return executables
-    prune(cache)
-    return Executables(
-        spec, options, kept=KeptExecutables.of(cache, resolved.common, spec, 0, executables.compiler_options)
-    )
 
 
 def _load(resolved: ResolvedPoolingConfig, progress: Progress) -> tuple[jax.Array, ...]:

@@ -14,15 +14,15 @@ from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
+from jaxllm.runtime.bundles import bundled_executables
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of
 from jaxllm.runtime.memory.memory import cpu_free_bytes, device_free_bytes, steady
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.background import BackgroundCompilation, needed_first
-from jaxllm.runtime.programs.cached import KeptExecutables, prune
+from jaxllm.runtime.programs.cached import CachedExecutables, cached_executables
 from jaxllm.runtime.programs.compilations import CompilationWatch
-from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
-from jaxllm.runtime.programs.generation import StepSpec
-from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.programs.executables import use_compilation_cache
+from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Runner
 from jaxllm.runtime.sampling.table import SamplingTable
@@ -75,12 +75,11 @@ def pages_on_cpu(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) 
     if cache is None or fewer == pages:
         return pages
 
-    def is_kept(number: int) -> bool:
-        spec, _ = make_spec(resolved, number)
-        options = Executables(spec, resolved.config.compile).compiler_options
-        return KeptExecutables.of(cache, resolved, spec, number, options).folder.is_dir()
+    def is_cached(number: int) -> bool:
+        programs = generation_programs(resolved, number)
+        return CachedExecutables.of(cache, resolved, programs, number).folder.is_dir()
 
-    return fewer if not is_kept(pages) and is_kept(fewer) else pages
+    return fewer if not is_cached(pages) and is_cached(fewer) else pages
 
 
 def _load(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
@@ -113,10 +112,12 @@ def _build(
     cache: Path | None = None,
 ) -> Runner:
     """Load what is not loaded yet, and make the executables, or take them from `bundle` or `cache`."""
-    spec, buckets = make_spec(resolved, pages)
-    executables = (
-        _executables(resolved, spec, pages, cache) if bundle is None else bundle.executables(resolved, spec, buckets)
-    )
+    programs = generation_programs(resolved, pages)
+    buckets = programs.buckets
+    if bundle is None:
+        executables = cached_executables(resolved, programs, pages, cache)
+    else:
+        executables = bundled_executables(resolved, programs, bundle)
     options = resolved.config.compile
     wanted = () if options.enforce_eager else buckets.all
     at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
@@ -126,10 +127,10 @@ def _build(
     later = [bucket for bucket in wanted if bucket not in at_start]
     runner = Runner(
         parameters=loaded,
-        state=executables.empty_state(),
+        state=executables.get("empty_state")(),
         executables=executables,
         buckets=buckets,
-        shape=spec.shape,
+        shape=programs.shape,
         sampling=SamplingTable(resolved.config.scheduler.max_num_seqs, resolved.vocab_size, resolved.config.model.seed),
         watch=CompilationWatch(strict=options.strict_compilation),
         background=BackgroundCompilation(executables, later) if later else None,
@@ -138,22 +139,12 @@ def _build(
     return runner
 
 
-def _executables(resolved: ResolvedConfig, spec: StepSpec, pages: int, cache: Path | None) -> Executables:
-    """Those that earlier starts kept in `cache`; the others are compiled."""
-    executables = Executables(spec, resolved.config.compile)
-    if cache is None:
-        return executables
-    prune(cache)
-    kept = KeptExecutables.of(cache, resolved, spec, pages, executables.compiler_options)
-    return Executables(spec, resolved.config.compile, kept=kept)
-
-
 def _left_on_device(resolved: ResolvedConfig) -> int:
     """Bytes for the KV cache once the weights are on the device: the compiler says what a step needs beside them."""
-    spec, buckets = make_spec(resolved, PROVISIONAL_PAGES)
-    memory = Executables(spec, resolved.config.compile).lower(buckets.largest).compile().memory_analysis()
+    programs = generation_programs(resolved, PROVISIONAL_PAGES)
+    memory = programs.step(programs.buckets.largest).lower().compile().memory_analysis()
     if memory is None:
         raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
-    state = bytes_on_device(spec.state) - bytes_on_device(spec.state.kv_cache)
+    state = bytes_on_device(programs.state) - bytes_on_device(programs.state.kv_cache)
     beside: Any = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + state
     return device_free_bytes(devices_of(resolved), resolved.config.cache.gpu_memory_utilization, int(beside))

@@ -155,7 +155,7 @@ class Runner:
         """The shape of the next step: the smallest that fits, as far as it is compiled."""
         if self._background is not None:
             if not self._background.complete:
-                return self._buckets.fit_among(num_tokens, self._executables.is_made)
+                return self._buckets.fit_among(num_tokens, self._executables.has_step)
             self._background = None
         return self._buckets.fit(num_tokens)
 
@@ -173,7 +173,7 @@ class Runner:
         self._has_chosen = True
         _, views = self._constrained_layout.host_buffer()
         at_once = len(views["hidden_rows"])
-        executable = self._executables.sample_constrained
+        executable = self._executables.get("sample_constrained")
         with self.watch.watching("constrained rows"):
             for first in range(0, len(which), at_once):
                 part = which[first : first + at_once]
@@ -251,9 +251,9 @@ class Runner:
         for request in plan.admitted:
             dense = self._sampling.set(request)
             if dense is not None:
-                sampling = self._executables.set_row(sampling, np.int32(request.slot), *dense)
+                sampling = self._executables.get("set_row")(sampling, np.int32(request.slot), *dense)
         for update in self._sampling.updates(table, plan.slots[plan.samples], _steps(plan, table)[plan.samples]):
-            sampling = self._executables.set_bias(sampling, *update)
+            sampling = self._executables.get("set_bias")(sampling, *update)
         self._state = replace(self._state, sampling=sampling)
 
     def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
@@ -307,13 +307,14 @@ class Runner:
         tokens = self._sampling.listed_tokens[plan.slots[rows]]
         with self.watch.watching("listed tokens"):
             inputs = packed_rows(self._listed_layout, hidden, tokens)
-            blocks = [self._executables.listed_logprobs(self._parameters, self._state.hidden, each) for each in inputs]
+            executable = self._executables.get("listed_logprobs")
+            blocks = [executable(self._parameters, self._state.hidden, each) for each in inputs]
         for block in blocks:
             block.copy_to_host_async()
         return ListedRows(rows, blocks)
 
     def _prompt_blocks(self, first: int, targets: Int32Array) -> Iterator[Any]:
-        executable = self._executables.prompt_logprobs
+        executable = self._executables.get("prompt_logprobs")
         for begin in range(0, len(targets), PROMPT_LOGPROB_ROWS):
             block = np.zeros(PROMPT_LOGPROB_ROWS, np.int32)
             part = targets[begin : begin + PROMPT_LOGPROB_ROWS]

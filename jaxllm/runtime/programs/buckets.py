@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, order=True)
@@ -15,6 +16,11 @@ class Bucket:
 
     tokens: int
     rows: int
+
+    @cached_property
+    def name(self) -> str:
+        """Of its step among an engine's programs."""
+        return f"step_{self.tokens}"
 
     def __str__(self) -> str:
         return f"{self.tokens} tokens x {self.rows} requests"

@@ -1,10 +1,10 @@
-"""Executables that engines keep for their next start, which then neither traces nor compiles.
+"""Executables that engines cache for their next start, which then neither traces nor compiles.
 
 JAX's persistent cache spares the compiler but not what comes before it: to find an entry, a step must be traced and
 lowered. Here an engine's executables lie in a folder named by a digest of what they depend on, known before tracing.
 
 They are as much to be trusted as JAX's cache, beneath which they lie: machine code that whoever can write the folder
-can change. Nothing is unpickled, and what is broken is compiled anew.
+can change. Nothing is unpickled, and what is broken is compiled again.
 """
 
 import hashlib
@@ -12,36 +12,33 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
-import msgspec
 from jax.errors import JaxRuntimeError
 
-from jaxllm.bundle.portable import DeviceAssignment, SavedCall, load, save
+from jaxllm.bundle.portable import DeviceAssignment, from_bytes, to_bytes
 from jaxllm.errors import ConfigError
+from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 from jaxllm.runtime.memory.capacity import devices_of
-from jaxllm.runtime.programs.executables import Executable
-from jaxllm.runtime.programs.generation import Recipe, Spec
+from jaxllm.runtime.programs.executables import Executables
 from jaxllm.runtime.programs.identity import engine_identity
+from jaxllm.runtime.programs.program import Executable, Program, ProgramSet
 from jaxllm.runtime.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)
 
 LARGEST_CACHE = 4 * 2**30
-"""Bytes that all engines' executables may take together; those used longest ago go first."""
+"""Bytes that all engines' executables may take together."""
 
-_MAGIC = b"jaxllm executable 2\n"
-_CHECKSUM = hashlib.sha256().digest_size
-_LENGTH = 8
+_FORMAT = 3
+"""Of the files; with another number, executables have other folders."""
 _HIT = "/jax/compilation_cache/cache_hits"
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _NOT_IN_CODE = ("cache", "log", "dump", "traceback", "profiler", "coordination", "debug", "platform")
@@ -49,84 +46,82 @@ _NOT_IN_CODE = ("cache", "log", "dump", "traceback", "profiler", "coordination",
 which one it is is part of `engine_identity`."""
 
 
-class KeptExecutables:
-    """The executables of one engine in one folder. Threads may make several at a time."""
+class CachedExecutables:
+    """The cached executables of one engine. Threads may make several at a time."""
 
-    def __init__(self, folder: Path, assignment: DeviceAssignment, *, rename: bool) -> None:
-        """`rename`: functions are compiled under a name that JAX's own cache has never seen, see `of`."""
-        self.folder = folder
+    def __init__(self, cache: Path, engine: str, assignment: DeviceAssignment, *, rename: bool) -> None:
+        """`engine` names the folder in `cache`.
+
+        `rename`: programs are compiled under a name that JAX's own cache has never seen, see `of`.
+        """
+        self.folder = cache / engine
+        self._artifacts = ArtifactCache(cache, LARGEST_CACHE)
         self._assignment = assignment
         self._rename = rename
 
     @classmethod
     def of(
-        cls, cache: Path, resolved: ResolvedConfig, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]
-    ) -> "KeptExecutables":
-        """The folder in `cache` for an engine of this configuration."""
-        known = {
-            **engine_identity(resolved, spec, num_pages, compiler_options),
-            **_surroundings(),
-            "format": str(_MAGIC),
-        }
+        cls, cache: Path, resolved: ResolvedConfig, programs: ProgramSet[Any], num_pages: int
+    ) -> "CachedExecutables":
+        """Those in `cache` of an engine of this configuration."""
+        known = {**engine_identity(resolved, programs, num_pages), **_surroundings(), "format": _FORMAT}
         digest = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
         # What JAX found in its own cache must not be serialised again: on CPU the result may lack functions, which only
         # shows when it runs. There it is always compiled, the cheaper way; elsewhere JAX's cache remains of use when
         # code changes that the compiler does not see.
-        return cls(
-            cache / digest, DeviceAssignment(devices_of(resolved), resolved.mesh), rename=resolved.platform == "cpu"
-        )
+        assignment = DeviceAssignment(devices_of(resolved), resolved.mesh)
+        return cls(cache, digest, assignment, rename=resolved.platform == "cpu")
 
-    def __call__(self, name: str, recipe: Recipe, compile_it: Callable[[Recipe], Executable]) -> Executable:
-        """The executable `name`: as kept, or compiled from `recipe` and kept from now on."""
-        found = self._read(name, recipe)
+    def __call__(self, name: str, program: Program, compile_it: Callable[[Program], Executable]) -> Executable:
+        """The executable of a program: from the cache, or compiled and cached from now on."""
+        found = self._read(name, program)
         if found is None:
             with _noticing_hits() as hits:
-                found = compile_it(self._named(name, recipe))
+                found = compile_it(self._renamed(name, program))
             if not hits:
                 self._write(name, found)
         return found
 
-    def _named(self, name: str, recipe: Recipe) -> Recipe:
+    def _renamed(self, name: str, program: Program) -> Program:
         if not self._rename:
-            return recipe
-        function = recipe.function
+            return program
+        function = program.function
 
         def renamed(*arguments: Any) -> Any:
             return function(*arguments)
 
         renamed.__name__ = f"{name}_{secrets.token_hex(4)}"
-        return replace(recipe, function=renamed)
+        return replace(program, function=renamed)
 
-    def _read(self, name: str, recipe: Recipe) -> Executable | None:
-        path = self._path(name)
+    def _read(self, name: str, program: Program) -> Executable | None:
+        artifact = self._artifact(name)
+        content = self._artifacts.get(artifact)
+        if content is None:
+            return None
         try:
-            call, data = _unpack(path.read_bytes())
-            made = load(data, call, recipe, self._assignment)
-            # When it was used last.
-            os.utime(self.folder)
-        except FileNotFoundError:
+            return from_bytes(content, program.arguments, program.result, self._assignment)
+        except (ValueError, ConfigError) as error:
+            self._artifacts.discard(artifact, error)
             return None
-        except (OSError, ValueError, ConfigError) as error:
-            logger.warning("%s cannot be used and is compiled anew: %s", path, error)
-            return None
-        return made
 
     def _write(self, name: str, executable: Executable) -> None:
-        """Keep an executable if possible: an engine that cannot is only slower to start."""
-        path = self._path(name)
-        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
         try:
-            data, call = save(executable)
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_bytes(_pack(call, data))
-            temporary.replace(path)
-        except (OSError, ConfigError, JaxRuntimeError) as error:
-            with suppress(OSError):
-                temporary.unlink()
+            content = to_bytes(executable)
+        except (ConfigError, JaxRuntimeError) as error:
             logger.warning("executable %s is not kept for the next start: %s", name, error)
+        else:
+            self._artifacts.put(self._artifact(name), content)
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.bin"
+    def _artifact(self, name: str) -> str:
+        return f"{self.folder.name}/{name}.bin"
+
+
+def cached_executables(
+    resolved: ResolvedConfig, programs: ProgramSet[Any], num_pages: int, cache: Path | None
+) -> Executables:
+    """The executables of an engine, from `cache` if it has them; without one, all are compiled."""
+    provider = None if cache is None else CachedExecutables.of(cache, resolved, programs, num_pages)
+    return Executables(programs, resolved.config.compile, provider)
 
 
 @contextmanager
@@ -146,25 +141,6 @@ def _noticing_hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(listen)
 
 
-def prune(cache: Path, largest: int = LARGEST_CACHE) -> None:
-    """Remove the executables of engines that were started longest ago until all take at most `largest` bytes."""
-    folders = []
-    for folder in cache.glob("*/"):
-        try:
-            size = sum(file.stat().st_size for file in folder.iterdir())
-            folders.append((folder.stat().st_mtime, size, folder))
-        except OSError:
-            # Another process is removing it, or writing to it.
-            logger.debug("skipped %s", folder)
-    total = sum(size for _, size, _ in folders)
-    for used, size, folder in sorted(folders):
-        # A start that is under way keeps its folder.
-        if total <= largest or time.time() - used < 3600:
-            break
-        shutil.rmtree(folder, ignore_errors=True)
-        total -= size
-
-
 def _surroundings() -> dict[str, Any]:
     """What an engine's identity leaves to the operator of a bundle: settings of JAX and of compilers."""
     settings = {
@@ -172,19 +148,3 @@ def _surroundings() -> dict[str, Any]:
     }
     environment = {name: os.environ.get(name, "") for name in _ENVIRONMENT}
     return {"settings": settings, **environment, "flax": metadata.version("flax"), "cores": os.cpu_count()}
-
-
-def _pack(call: SavedCall, data: bytes) -> bytes:
-    header = msgspec.json.encode(call)
-    body = len(header).to_bytes(_LENGTH, "little") + header + data
-    return _MAGIC + hashlib.sha256(body).digest() + body
-
-
-def _unpack(content: bytes) -> tuple[SavedCall, bytes]:
-    """Raises `ValueError` for anything but what `_pack` made."""
-    start = len(_MAGIC) + _CHECKSUM
-    body = memoryview(content)[start:]
-    if not content.startswith(_MAGIC) or hashlib.sha256(body).digest() != content[len(_MAGIC) : start]:
-        raise ValueError("broken, or of another version")
-    end = _LENGTH + int.from_bytes(body[:_LENGTH], "little")
-    return msgspec.json.decode(body[_LENGTH:end], type=SavedCall), bytes(body[end:])

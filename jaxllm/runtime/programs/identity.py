@@ -5,7 +5,6 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -15,25 +14,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from jaxllm.bundle.differences import CPU_FEATURES
 from jaxllm.runtime.memory.capacity import devices_of
-from jaxllm.runtime.programs.generation import Spec
+from jaxllm.runtime.programs.executables import compiler_options
+from jaxllm.runtime.programs.program import ProgramSet
 from jaxllm.runtime.resolved import ResolvedConfig
 
 SOURCES = ("models", "pallas_kernels", "pooling", "runtime")
 """Packages whose code ends up in executables."""
-
-CPU_FEATURES = "cpu_features"
-
-_DIGESTS = {
-    "code": "made by other sources of jaxllm",
-    "model_config": "for another configuration of the model",
-    "arrays": "for arrays of other shapes, types or places",
-    "shapes": "for steps of another shape",
-}
-"""What it means when a digest differs."""
-
-_CONSEQUENCES = ("devices", "arrays", "shapes")
-"""Differ whenever certain others do."""
 
 _INSTRUCTIONS = re.compile(
     r"(adx|aes|amx|avx|bmi|cldemote|clflushopt|clwb|clzero|cx16|f16c|fma|fsgsbase|gfni|lzcnt|abm|mmx|movbe|movdir|pclmul"
@@ -42,9 +30,7 @@ _INSTRUCTIONS = re.compile(
 """How the names of x86 instruction sets begin in /proc/cpuinfo, as far as compilers use them."""
 
 
-def engine_identity(
-    resolved: ResolvedConfig, spec: Spec, num_pages: int, compiler_options: Mapping[str, Any]
-) -> dict[str, Any]:
+def engine_identity(resolved: ResolvedConfig, programs: ProgramSet[Any], num_pages: int) -> dict[str, Any]:
     """Everything the executables of an engine depend on, but for what an operator may change freely.
 
     Values are what JSON has. The keys are names of options where there is one.
@@ -61,46 +47,14 @@ def engine_identity(
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "block_size": resolved.page_size,
         "num_gpu_blocks": num_pages,
-        **spec.named,
+        **programs.options,
         "attention_backend": resolved.forward.attention,
         "layer_stack": resolved.forward.stack,
-        "compiler_options": dict(compiler_options),
+        "compiler_options": compiler_options(programs, config.compile),
         # Last: for what has no name above.
-        "arrays": _digest([_array(*item) for item in jax.tree.leaves_with_path(spec.arrays)]),
-        "shapes": _digest(dataclasses.asdict(spec.shape)),
+        "arrays": _digest([_array(*item) for item in jax.tree.leaves_with_path((programs.parameters, programs.state))]),
+        "shapes": _digest(dataclasses.asdict(programs.shape)),
     }
-
-
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Why executables made for `theirs` are not for `ours`: one text per difference, none if they are.
-
-    What only follows from others is left out: nearly everything differs between two platforms.
-    """
-    names = [name for name in (*ours, *(set(theirs) - set(ours))) if not _suits(name, theirs, ours)]
-    if "platform" in names:
-        names = ["platform", "device_kind"]
-    elif set(names) - set(_CONSEQUENCES):
-        names = [name for name in names if name not in _CONSEQUENCES]
-    return [_difference(name, theirs, ours) for name in names]
-
-
-def _suits(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    if name not in theirs or name not in ours:
-        return False
-    if name == CPU_FEATURES:
-        return _texts(theirs[name]) <= _texts(ours[name])
-    return bool(theirs[name] == ours[name])
-
-
-def _difference(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    if name not in theirs or name not in ours:
-        return f"{name}: {'the bundle does not say' if name in ours else 'unknown here'}"
-    if name == CPU_FEATURES:
-        lacking = " ".join(sorted(_texts(theirs[name]) - _texts(ours[name])))
-        return f"{name}: the bundle uses instructions that this CPU lacks ({lacking})"
-    if name in _DIGESTS:
-        return f"{name}: {_DIGESTS[name]}"
-    return f"{name}: {_shown(theirs[name])} in the bundle, {_shown(ours[name])} here"
 
 
 def _software(backend: str) -> dict[str, Any]:
@@ -137,7 +91,7 @@ def _version(package: str) -> str:
 @cache
 def _code() -> str:
     """A digest of the sources that executables are made from: other code under the same version is another engine."""
-    folder = Path(__file__).parent.parent
+    folder = Path(__file__).parents[2]
     files = sorted(path for name in SOURCES for path in (folder / name).rglob("*.py"))
     # Block sizes that were tuned.
     files += sorted((folder / "pallas_kernels").rglob("*.json"))
@@ -169,12 +123,3 @@ def _array(path: Any, leaf: jax.ShapeDtypeStruct) -> list[str]:
 def _digest(value: Any) -> str:
     """A short digest of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _texts(value: Any) -> set[str]:
-    return set(map(str, value)) if isinstance(value, list) else {str(value)}
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."

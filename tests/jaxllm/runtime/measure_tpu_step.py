@@ -14,8 +14,7 @@ from jax.experimental import topologies
 
 from jaxllm.config import EngineConfig
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.generation import recipe
-from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import resolve_config
 
 LLAMA_3_8B = {
@@ -116,15 +115,15 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
         "tensor_parallel_size": count,
     }
     resolved = resolve_config(EngineConfig.from_options(options), devices)
-    spec, _ = make_spec(resolved, PAGES)
-    lowered = recipe(spec, bucket).lower()
+    programs = generation_programs(resolved, PAGES)
+    lowered = programs.step(bucket).lower()
     # Processor time of all threads: the machine may have other work.
     start = time.process_time()
     compiled = lowered.compile()
     seconds = time.process_time() - start
     memory = cast(Any, compiled.memory_analysis())
     text = compiled.as_text() or ""
-    cache = spec.state.kv_cache
+    cache = programs.state.kv_cache
     assert cache.sharding is not None
     return {
         "devices": count,

@@ -194,7 +194,7 @@ def test_every_difference_is_named_with_the_remedy(bundle: Path) -> None:
 
 
 def test_a_kv_cache_that_does_not_fit_here(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.bundle.read.cpu_free_bytes", lambda _: 2**20)
+    monkeypatch.setattr("jaxllm.runtime.bundles.cpu_free_bytes", lambda _: 2**20)
     with pytest.raises(CapacityError, match=r"they need 0\.\d+ GiB of memory, .* and 0\.00 GiB are free"):
         LLM("demo", **OPTIONS, executables=str(bundle))
 

@@ -1,7 +1,6 @@
-"""Executables that engines keep for their next start."""
+"""Executables that engines cache for their next start."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.runtime.build import pages_on_cpu
-from jaxllm.runtime.programs.cached import KeptExecutables, prune
-from jaxllm.runtime.programs.executables import Executable, Executables
-from jaxllm.runtime.programs.generation import Recipe, recipe
-from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.programs.cached import CachedExecutables
+from jaxllm.runtime.programs.generation import generation_programs
+from jaxllm.runtime.programs.program import Executable, Program
 from jaxllm.runtime.resolved import resolve_config
 from tests.conftest import RunPython
 
@@ -47,17 +45,17 @@ print(json.dumps([cold, warm, broken, mended]))
 """
 
 
-def keeper(folder: Path, **options: Any) -> tuple[KeptExecutables, Recipe]:
+def keeper(folder: Path, **options: Any) -> tuple[CachedExecutables, Program]:
     resolved = resolve_config(EngineConfig.from_options(options))
-    spec, _ = make_spec(resolved, 64)
-    return KeptExecutables.of(folder, resolved, spec, 64, {}), recipe(spec, "empty_state")
+    programs = generation_programs(resolved, 64)
+    return CachedExecutables.of(folder, resolved, programs, 64), programs.programs["empty_state"]
 
 
-def compile_it(how: Recipe) -> Executable:
+def compile_it(how: Program) -> Executable:
     return how.lower().compile()
 
 
-def never(how: Recipe) -> Executable:
+def never(how: Program) -> Executable:
     raise AssertionError("compiled although it was kept")
 
 
@@ -70,7 +68,7 @@ def test_a_second_start_neither_traces_nor_compiles_and_what_is_broken_is_made_a
     assert {name.rsplit("_", 1)[0] for _, name in cold["work"]} == {"step_1", "step_8"}
     assert warm["work"] == mended["work"] == []
     assert {name.rsplit("_", 1)[0] for _, name in broken["work"]} == {"step_8"}
-    assert "step_8.bin cannot be used and is compiled anew" in done.stderr
+    assert "step_8.bin cannot be used and is made again" in done.stderr
     assert cold["tokens"] == warm["tokens"] == broken["tokens"] == mended["tokens"]
 
 
@@ -78,7 +76,7 @@ def test_what_jax_found_in_its_own_cache_is_not_kept(tmp_path: Path, caplog: pyt
     """On CPU such an executable serialises without an error, but may lack functions when it is loaded again."""
     kept, how = keeper(tmp_path)
 
-    def found_by_jax(how: Recipe) -> Executable:
+    def found_by_jax(how: Program) -> Executable:
         jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
         return compile_it(how)
 
@@ -86,7 +84,7 @@ def test_what_jax_found_in_its_own_cache_is_not_kept(tmp_path: Path, caplog: pyt
     assert not kept.folder.exists()
     names = []
 
-    def noting(how: Recipe) -> Executable:
+    def noting(how: Program) -> Executable:
         names.append(how.function.__name__)
         return compile_it(how)
 
@@ -132,7 +130,7 @@ def test_what_is_no_executable_is_replaced(tmp_path: Path, content: bytes, caplo
     kept.folder.mkdir()
     (kept.folder / "empty_state.bin").write_bytes(content)
     kept("empty_state", how, compile_it)
-    assert "compiled anew" in caplog.text
+    assert "made again" in caplog.text
     kept("empty_state", how, never)
 
 
@@ -143,9 +141,9 @@ def test_an_executable_of_other_arrays_is_replaced(tmp_path: Path) -> None:
     (small.folder / "empty_state.bin").rename(kept.folder.parent / "moved.bin")
     kept.folder.mkdir()
     (kept.folder.parent / "moved.bin").rename(kept.folder / "set_row.bin")
-    spec, _ = make_spec(resolve_config(EngineConfig.from_options({})), 64)
-    kept("set_row", recipe(spec, "set_row"), compile_it)
-    kept("set_row", recipe(spec, "set_row"), never)
+    set_row = generation_programs(resolve_config(EngineConfig.from_options({})), 64).programs["set_row"]
+    kept("set_row", set_row, compile_it)
+    kept("set_row", set_row, never)
 
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -155,29 +153,12 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, caplog:
     assert "not kept for the next start" in caplog.text
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    for index, hours in enumerate((5, 3, 4, 0)):
-        folder = tmp_path / str(index)
-        folder.mkdir()
-        (folder / "step_1.bin").write_bytes(bytes(100))
-        when = folder.stat().st_mtime - 3600 * hours
-        os.utime(folder, (when, when))
-    prune(tmp_path, largest=400)
-    assert len(list(tmp_path.iterdir())) == 4
-    prune(tmp_path, largest=250)
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["1", "3"]
-    prune(tmp_path, largest=0)
-    assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
-
-
 def test_an_earlier_start_with_a_little_less_memory_is_taken_up(tmp_path: Path) -> None:
     """Free memory is never quite the same; another number of pages would have to be compiled."""
     resolved = resolve_config(EngineConfig.from_options({"model": "demo", "max_num_batched_tokens": 8}))
 
     def keep(pages: int) -> None:
-        spec, _ = make_spec(resolved, pages)
-        options = Executables(spec, resolved.config.compile).compiler_options
-        KeptExecutables.of(tmp_path, resolved, spec, pages, options).folder.mkdir()
+        CachedExecutables.of(tmp_path, resolved, generation_programs(resolved, pages), pages).folder.mkdir()
 
     size = 5 << 24  # of the sizes 4, 5, 6, 7 times a power of two that numbers of pages come from
     less, exact, more = (pages_on_cpu(resolved, size + step, None) for step in (-1, 0, 1 << 24))

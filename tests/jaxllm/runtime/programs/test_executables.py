@@ -5,8 +5,7 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import resolve_config
 
 PAGES = 4096
@@ -17,12 +16,11 @@ PAGES = 4096
 def test_a_step_copies_neither_cache_nor_sampling_state(bucket: Bucket, stack: str) -> None:
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "layer_stack": stack}
     resolved = resolve_config(EngineConfig.from_options(options))
-    spec, _ = make_spec(resolved, PAGES)
-    lowered = Executables(spec, resolved.config.compile).lower(bucket)
+    programs = generation_programs(resolved, PAGES)
     quickly: dict[str, Any] = {"xla_backend_optimization_level": 0}
-    memory = lowered.compile(compiler_options=quickly).memory_analysis()
+    memory = programs.step(bucket).compile(quickly).memory_analysis()
     assert memory is not None
-    cache = int(np.prod(spec.state.kv_cache.shape)) * 4
+    cache = int(np.prod(programs.state.kv_cache.shape)) * 4
     assert cache > 200e6
     assert memory.alias_size_in_bytes > cache
     assert memory.temp_size_in_bytes < cache / 10

@@ -7,16 +7,17 @@ import jax
 import pytest
 
 import jaxllm
+from jaxllm.bundle.differences import differences
 from jaxllm.config import EngineConfig
-from jaxllm.runtime.programs.identity import SOURCES, _version, cpu_features, differences, engine_identity
-from jaxllm.runtime.programs.spec import make_spec
+from jaxllm.runtime.programs.generation import generation_programs
+from jaxllm.runtime.programs.identity import SOURCES, _version, cpu_features, engine_identity
 from jaxllm.runtime.resolved import resolve_config
 
 
 def identity(**options: Any) -> dict[str, Any]:
-    resolved = resolve_config(EngineConfig.from_options(options))
-    spec, _ = make_spec(resolved, 64)
-    return engine_identity(resolved, spec, 64, {})
+    # Without options of the compiler, which depend on those of the engine.
+    resolved = resolve_config(EngineConfig.from_options({"optimization_level": 3, **options}))
+    return engine_identity(resolved, generation_programs(resolved, 64), 64)
 
 
 def test_the_same_engine_has_no_differences() -> None:

@@ -1,0 +1,90 @@
+"""What executables are compiled from: one program each, and the set of all programs of an engine."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from jaxllm.runtime.programs.buckets import Bucket, Buckets
+
+Shapes = Any
+"""A pytree of `jax.ShapeDtypeStruct`."""
+
+Executable = jax.stages.Compiled
+"""A compiled program, called with arrays like its arguments."""
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Program:
+    """How to make one executable.
+
+    `result` has the structure of what the function returns; its leaves mean nothing.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Shapes, ...]
+    result: Any
+    donated: tuple[int, ...] = ()
+    out_shardings: Any = None
+    mesh: Mesh | None = None
+
+    def lower(self) -> jax.stages.Lowered:
+        """Trace the function and lower it."""
+        made = jax.jit(self.function, donate_argnums=self.donated, out_shardings=self.out_shardings)
+        if self.mesh is None:
+            return made.lower(*self.arguments)
+        # Kernels for TPUs learn from it which chip they are for.
+        with jax.set_mesh(self.mesh):
+            return made.lower(*self.arguments)
+
+    def compile(self, options: Mapping[str, Any]) -> Executable:
+        """The executable, compiled with options of XLA's."""
+        return self.lower().compile(compiler_options=dict(options))
+
+
+def of_leaves(name: str, function: Callable[..., Any], parameters: Shapes, *others: Shapes, **options: Any) -> Program:
+    """A program of the parameters' leaves and `others`, from a function of the parameters and `others`.
+
+    `options` are those of `Program`.
+    """
+    leaves, tree = jax.tree.flatten(parameters)
+
+    def call(leaves: tuple[Any, ...], *others: Any) -> Any:
+        return function(jax.tree.unflatten(tree, leaves), *others)
+
+    call.__name__ = name
+    return Program(call, (tuple(leaves), *others), **options)
+
+
+@dataclass(frozen=True)
+class ProgramSet(Generic[State]):
+    """All programs of an engine. What is compiled, measured, cached, bundled and run is taken from this list."""
+
+    step: Callable[[Bucket], Program]
+    """The step of a bucket, be it one of `buckets` or not."""
+    others: Mapping[str, Program]
+    """The programs beside the steps, which have one shape each, by name."""
+    buckets: Buckets
+    """The shapes of the engine's steps."""
+    shape: Any
+    """What all steps have in common, a dataclass."""
+    parameters: Shapes
+    state: State
+    """Shapes of what else stays on the device; None where nothing does."""
+    options: Mapping[str, Any]
+    """What the programs depend on beyond shapes, as plain data, by the names of options."""
+    mesh: Mesh | None = None
+    """The devices, see `jaxllm.models.sharding`; None is JAX's default device."""
+    uses_native_kernels: bool = False
+    """Whether kernels that XLA only calls do nearly all of the work."""
+
+    @cached_property
+    def programs(self) -> dict[str, Program]:
+        """By name, the longest to compile first."""
+        steps = {bucket.name: self.step(bucket) for bucket in sorted(self.buckets.all, reverse=True)}
+        return {**steps, **self.others}

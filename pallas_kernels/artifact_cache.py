@@ -1,0 +1,122 @@
+"""The cache on disk for whatever can be made again: executables, compiled kernels, tokenizers.
+
+It lies in the lowest layer because kernels need it too, and imports nothing but the standard library.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+IN_USE_SECONDS = 3600
+"""What was used so recently is not pruned: a start that is under way keeps its artifacts."""
+
+_FORMAT = b"jaxllm artifact 1 "
+_HEADER_BYTES = len(_FORMAT) + 2 * hashlib.sha256().digest_size + 1
+_UNFINISHED = ".unfinished"
+
+
+class ArtifactCache:
+    """Named bytes in a folder of the user's: each is written whole or not at all, and checked when it is read.
+
+    A name is `file`, or `folder/file` for artifacts that are used together and go together. Any number of threads and
+    processes may share a cache. It costs at most time: what is broken is deleted, and what cannot be written is only
+    logged. Whoever can write to the folder decides what its users load.
+    """
+
+    def __init__(self, folder: Path, largest: int) -> None:
+        """`largest`: bytes of all artifacts together. Beyond that, those used longest ago go first."""
+        self.folder = folder
+        self._largest = largest
+
+    def get(self, name: str) -> memoryview | None:
+        """The bytes of an artifact; None if it is not there or broken."""
+        try:
+            content = (self.folder / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self.discard(name, error)
+            return None
+        data = memoryview(content)[_HEADER_BYTES:]
+        if not content.startswith(_header(data)):
+            self.discard(name, "broken, or of another version")
+            return None
+        with suppress(OSError):
+            # When it was used last.
+            os.utime(self._entry(name))
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        """Cache an artifact, if possible: whoever cannot is only slower to start."""
+        path = self.folder / name
+        unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with unfinished.open("wb") as file:
+                file.write(_header(data))
+                file.write(data)
+            unfinished.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                unfinished.unlink()
+            logger.warning("%s is not kept for the next start: %s", path, error)
+        else:
+            self.prune()
+
+    def discard(self, name: str, why: object) -> None:
+        """Delete an artifact that cannot be used."""
+        path = self.folder / name
+        logger.warning("%s cannot be used and is made again: %s", path, why)
+        with suppress(OSError):
+            path.unlink()
+
+    def prune(self) -> None:
+        """Remove what was used longest ago until all takes `largest` bytes, and what writers left unfinished."""
+        long_ago = time.time() - IN_USE_SECONDS
+        entries = []
+        for entry in self.folder.glob("*"):
+            # Another process may be removing it.
+            with suppress(OSError):
+                used, size = entry.stat().st_mtime, _size(entry, long_ago)
+                entries.append((used, size, entry))
+        total = sum(size for _, size, _ in entries)
+        for used, size, entry in sorted(entries):
+            if total <= self._largest or used > long_ago:
+                break
+            _remove(entry)
+            total -= size
+
+    def _entry(self, name: str) -> Path:
+        """What is used and pruned as one."""
+        return self.folder / Path(name).parts[0]
+
+
+def _header(data: bytes | memoryview) -> bytes:
+    return _FORMAT + hashlib.sha256(data).hexdigest().encode() + b"\n"
+
+
+def _size(entry: Path, long_ago: float) -> int:
+    """Bytes of a file, or of a folder's files, without what writers that are gone left unfinished."""
+    total = 0
+    for file in entry.iterdir() if entry.is_dir() else (entry,):
+        found = file.stat()
+        if file.name.endswith(_UNFINISHED) and found.st_mtime < long_ago:
+            file.unlink()
+        else:
+            total += found.st_size
+    return total
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            entry.unlink()
