@@ -28,7 +28,7 @@ class Jaxllm:
     def __init__(self, options: dict[str, Any]) -> None:
         from jaxllm import SamplingParams
         from jaxllm.config import EngineConfig
-        from jaxllm.engine.load import load_engine
+        from jaxllm.load import load_engine
 
         self._params = SamplingParams
         engine = load_engine(

@@ -173,7 +173,7 @@ def _model_folder(options: ModelOptions) -> Path:
 
 
 def _engine_here(config: EngineConfig, progress: Progress) -> TokenEngine:
-    from jaxllm.engine.load import load_engine
+    from jaxllm.load import load_engine
 
     return load_engine(config, progress)
 

@@ -106,7 +106,7 @@ def _failed(error: Exception) -> Failed:
 
 
 def _load_engine(config: EngineConfig, report: Progress) -> "Engine | PoolingEngine":
-    from jaxllm.engine.load import load_engine
+    from jaxllm.load import load_engine
 
     return load_engine(config, report)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.load import load_engine
+from jaxllm.load import load_engine
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest

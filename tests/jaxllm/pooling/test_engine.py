@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.load import load_engine
 from jaxllm.errors import ConfigError, PromptTooLongError, RequestError
+from jaxllm.load import load_engine
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.params import PoolingParams
 from tests.jaxllm.pooling.driving import engine_of, pool, request, run

@@ -31,7 +31,7 @@ def engine(scripted_engine: type, monkeypatch: pytest.MonkeyPatch) -> Any:
         scripted.info = replace(scripted.info, model_folder=config.model.model, max_logprobs=config.output.max_logprobs)
         return scripted
 
-    monkeypatch.setattr("jaxllm.engine.load.load_engine", load)
+    monkeypatch.setattr("jaxllm.load.load_engine", load)
     return scripted
 
 
