@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,13 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
+
 if TYPE_CHECKING:
     from jaxllm.pallas_kernels.numba.trampoline import Trampoline
 
 logger = logging.getLogger(__name__)
 
-CHECKSUM_BYTES = 32
-"""Of the SHA-256 before the code in a file."""
+LARGEST_CACHE = 64 * 2**20
+"""Bytes that all object files may take together, some tens of kB each."""
 
 _lock = threading.Lock()
 _begun: "dict[str, Future[Trampoline]]" = {}
@@ -73,36 +74,19 @@ def provide(target: Target) -> None:
 
 def _open(trampoline: "Trampoline", target: Target, folder: Path | None) -> "Trampoline":
     """Have calls passed on to the kernel."""
-    path = None if folder is None else folder / f"{target.name}-{_digest(target.sources)}.o"
-    code = None if path is None else _read(path)
-    if code is None:
-        logger.info("compiling the kernel %s for this processor", target.name)
-        code = target.build()
-        if path is not None:
-            _write(path, code)
+    name = f"{target.name}-{_digest(target.sources)}.o"
+    artifacts = None if folder is None else ArtifactCache(folder, LARGEST_CACHE)
+    # It must be whole: a damaged object file would end the process.
+    cached = None if artifacts is None else artifacts.get(name)
+    if cached is not None:
+        trampoline.open(bytes(cached))
+        return trampoline
+    logger.info("compiling the kernel %s for this processor", target.name)
+    code = target.build()
+    if artifacts is not None:
+        artifacts.put(name, code)
     trampoline.open(code)
     return trampoline
-
-
-def _read(path: Path) -> bytes | None:
-    """The object file that was cached, if there is one and it is whole: a damaged one would end the process."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    checksum, code = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
-    return code if hashlib.sha256(code).digest() == checksum else None
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Write the file whole or not at all, whoever else writes it at the same time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        Path(file.name).replace(path)
-    except OSError as error:
-        logger.warning("the kernel %s is not kept for the next start: %s", path.name, error)
 
 
 @cache

@@ -1,16 +1,13 @@
 """Tokenizers without `transformers`, whose import takes longer than all else that a warm start does.
 
-`transformers` knows how each family's files become a tokenizer. What it made of them is kept as JSON in a folder of the
-user's, named by a digest of the files; the next start reads that with `tokenizers` alone. Chat templates still need
+`transformers` knows how each family's files become a tokenizer. What it made of them is cached as JSON in a folder of
+the user's, named by a digest of the files; the next start reads that with `tokenizers` alone. Chat templates still need
 `transformers`, which is then imported by the first conversation.
 """
 
 import hashlib
-import logging
 import os
-import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -18,14 +15,13 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 from jaxllm.serving.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
+_FORMAT = "jaxllm tokenizer 2"
 
-_FORMAT = "jaxllm tokenizer 1"
-
-MOST_KEPT = 32
-"""Files; those used longest ago go first."""
+LARGEST_CACHE = 256 * 2**20
+"""Bytes that all tokenizers may take together: some tens of them."""
 
 _FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*", "*/*.jinja")
 """All that a tokenizer may be made from, and some more."""
@@ -65,43 +61,25 @@ def load_quickly(folder: Path, cache: Path | None = None) -> Tokenizer:
 
     `cache` is by default that of the user. Raises `ConfigError` like `Tokenizer.load`.
     """
-    path = (cache or default_cache()) / f"{_digest(folder)}.json"
-    try:
-        saved = msgspec.json.decode(path.read_bytes(), type=SavedTokenizer)
-        found = Tokenizer(LateTokenizer(saved, lambda: Tokenizer.load(folder).hf))
-        os.utime(path)
-    except FileNotFoundError:
-        found = None
-    # A broken file, for which `tokenizers` has no narrower type.
-    except Exception as error:  # noqa: BLE001
-        logger.warning("%s cannot be used: %s", path, error)
-        found = None
-    if found is None:
-        found = Tokenizer.load(folder)
-        _keep(path, found)
+    artifacts, name = ArtifactCache(cache or default_cache(), LARGEST_CACHE), f"{_digest(folder)}.json"
+    content = artifacts.get(name)
+    if content is not None:
+        try:
+            saved = msgspec.json.decode(content, type=SavedTokenizer)
+            return Tokenizer(LateTokenizer(saved, lambda: Tokenizer.load(folder).hf))
+        # A broken backend, for which `tokenizers` has no narrower type.
+        except Exception as error:  # noqa: BLE001
+            artifacts.discard(name, error)
+    found = Tokenizer.load(folder)
+    hf = found.hf
+    saved = SavedTokenizer(hf.backend_tokenizer.to_str(), hf.eos_token_id, hf.chat_template)
+    artifacts.put(name, msgspec.json.encode(saved))
     return found
 
 
 def default_cache() -> Path:
-    """The user's folder of kept tokenizers."""
+    """The user's folder of cached tokenizers."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxllm" / "tokenizers"
-
-
-def _keep(path: Path, tokenizer: Tokenizer) -> None:
-    """Save if possible: who cannot is only slower to start."""
-    hf = tokenizer.hf
-    temporary = path.with_suffix(f".{secrets.token_hex(4)}")
-    try:
-        saved = SavedTokenizer(hf.backend_tokenizer.to_str(), hf.eos_token_id, hf.chat_template)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_bytes(msgspec.json.encode(saved))
-        temporary.replace(path)
-        for old in sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)[:-MOST_KEPT]:
-            old.unlink(missing_ok=True)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        logger.warning("the tokenizer is not kept for the next start: %s", error)
 
 
 def _digest(folder: Path) -> str:
