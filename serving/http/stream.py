@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxllm.serving.http.connection.direct_body import DirectBody, direct_body
+from jaxllm.serving.http.connection.protocol import DirectBody, direct_body
 from jaxllm.serving.http.disconnect import unless_gone
 from jaxllm.serving.http.error_form import event_of
 from jaxllm.serving.llm.output_stream import OutputStream, TextSink

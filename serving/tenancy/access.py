@@ -7,7 +7,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.owner import Owner
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.tenancy.key_file import KeyFile, read_key_file
-from jaxllm.serving.tenancy.keys import Key, KeyRing, plain_key
+from jaxllm.serving.tenancy.owners import Key, KeyRing, plain_key
 from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas
 
 NO_QUOTA = Quota()

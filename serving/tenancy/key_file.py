@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.tenancy.keys import Key, digest_of, hashed_key
+from jaxllm.serving.tenancy.owners import Key, digest_of, hashed_key
 from jaxllm.serving.tenancy.quotas import Quota
 
 _log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from jaxllm.serving.http.body.json_size import json_size
-from jaxllm.serving.http.connection.upload import upload_of
+from jaxllm.serving.http.connection.connections import upload_of
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.http.limits import JsonLimits
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxllm.serving.http.limits import HttpLimits
 
+UPLOAD = "jaxllm.upload"
+"""Name in the scope's `extensions`."""
 _INTERVAL = 1.0
 """Seconds between two looks at every connection."""
 _SLICE = 256
@@ -132,6 +135,42 @@ class Connections:
         if connection.address is None:
             return [self._all]
         return [self._all, self._by_address.setdefault(connection.address, _Group())]
+
+
+class Upload:
+    """A body on its way in: counts its bytes, for as long as they are held, among those of all."""
+
+    __slots__ = ("_connections", "held", "received", "trailers")
+
+    def __init__(self, connections: Connections | None) -> None:
+        self._connections = connections
+        self.received = 0
+        self.held = 0
+        self.trailers = 0
+
+    def take(self, size: int) -> bool:
+        """Hold more bytes. False: there is no room for them."""
+        assert self._connections is not None
+        self.received += size
+        self.held += size
+        return self._connections.hold(size)
+
+    def skip(self, size: int) -> int:
+        """Count bytes that nobody needs; how many there were in all."""
+        self.received += size
+        return self.received
+
+    def release(self) -> None:
+        """Hold nothing any longer: the body is decoded, or the request is over."""
+        if self._connections is not None and self.held:
+            self._connections.release(self.held)
+        self.held = 0
+
+
+def upload_of(scope: Mapping[str, Any]) -> Upload:
+    """That of a request; one that counts nothing where the server has none."""
+    found = (scope.get("extensions") or {}).get(UPLOAD)
+    return found if isinstance(found, Upload) else Upload(None)
 
 
 def counted_address(client: tuple[str, int] | None) -> str | None:

@@ -10,23 +10,52 @@ import struct
 from contextlib import suppress
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from jaxllm.serving.http.connection.connections import Connections, counted_address
-from jaxllm.serving.http.connection.direct_body import EXTENSION, DirectBody
-from jaxllm.serving.http.connection.old_clients import without_chunks
+from jaxllm.serving.http.connection.connections import UPLOAD, Connections, Upload, counted_address, upload_of
 from jaxllm.serving.http.connection.timers import RequestTimer
-from jaxllm.serving.http.connection.upload import UPLOAD, Upload, upload_of
 
+DIRECT_BODY = "jaxllm.direct_body"
+"""Name in the scope's `extensions`."""
 _MOST_PIPELINED = 32
 """Requests that may wait on a connection for the response to the one before; what is read at once is parsed at once."""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """How sockets are told not to linger."""
 _MOST_DISCARDED = 64 * 2**20
 """Bytes of a body that are read although its request was answered, for clients that read the answer afterwards."""
+
+
+class DirectBody:
+    """Writes parts of a chunked response's body as `send` would, in a function that never waits.
+
+    For a response whose headers are sent and say no length. What middleware does to `send` does not happen here.
+    """
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    def ready(self) -> bool:
+        """Whether the connection takes more: not when its reader is slow, and not when it is gone."""
+        return not (self._flow.write_paused or self._cycle.disconnected)
+
+    def write(self, data: bytes) -> None:
+        """Write a part of the body, which must not be empty: an empty one would end it."""
+        # uvloop hands it to the system at once.
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def direct_body(scope: Scope) -> DirectBody | None:
+    """That of a request, if the server offers one."""
+    extensions: dict[str, Any] = scope.get("extensions") or {}
+    return extensions.get(DIRECT_BODY)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -160,7 +189,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] != "1.0":
             # The application has not begun: it runs in a task.
-            extensions[EXTENSION] = DirectBody(self.cycle)
+            extensions[DIRECT_BODY] = DirectBody(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -190,7 +219,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
         if cycle.scope["http_version"] == "1.0":
-            app = without_chunks(app, cycle)
+            app = _without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -218,6 +247,31 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.write(_answer(status, message))
         self.transport.close()
         self._abandon()
+
+
+def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """`app` for a client of HTTP/1.0: a body whose length the headers do not say ends with the connection.
+
+    `cycle` is uvicorn's, which would write chunks.
+    """
+
+    async def run(scope: Any, receive: Any, send: Any) -> None:
+        unknown = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal unknown
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                unknown = b"content-length" not in names
+                if unknown:
+                    cycle.chunked_encoding = False
+            elif unknown:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return run
 
 
 def _answer(status: int, message: str) -> bytes:

@@ -8,8 +8,7 @@ from jaxllm.errors import QuotaError
 from jaxllm.serving.http.errors import wrong_key
 from jaxllm.serving.http.guard import response_to
 from jaxllm.serving.tenancy.access import Access
-from jaxllm.serving.tenancy.keys import Key
-from jaxllm.serving.tenancy.owners import owner_by_address
+from jaxllm.serving.tenancy.owners import Key, owner_by_address
 
 
 class ApiKeys:

@@ -12,7 +12,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.http.connection.upload import upload_of
+from jaxllm.serving.http.connection.connections import upload_of
 from jaxllm.serving.http.errors import HttpError
 
 _MOST_FIELDS = 16

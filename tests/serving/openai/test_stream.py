@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from jaxllm.errors import EngineError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.http.connection.direct_body import EXTENSION
+from jaxllm.serving.http.connection.protocol import DIRECT_BODY
 from jaxllm.serving.http.stream import DONE, EventStream, in_turn
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame
@@ -75,7 +75,7 @@ class Client:
 def _serve(source: Source, client: Client, connection: "Connection | None" = None) -> "asyncio.Task[None]":
     writer = TextWriter()
     response = EventStream(source.streams, writer, "request-1", direct=connection is not None)
-    scope = {"type": "http", "extensions": {EXTENSION: connection}}
+    scope = {"type": "http", "extensions": {DIRECT_BODY: connection}}
     return asyncio.ensure_future(response(scope, client.receive, client.send))
 
 
