@@ -22,8 +22,8 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.ipc.messages import Add, Pool
-from jaxllm.serving.llm.generation_config import default_params
 from jaxllm.serving.llm.llm_engine import check_vocabulary, find_tokenizer, form_checker, load_tokenizer
+from jaxllm.serving.llm.loading import default_params
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput

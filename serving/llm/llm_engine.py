@@ -12,7 +12,7 @@ from jaxllm.models.checkpoint.checkpoint import resolve
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.llm.generation_config import default_params
+from jaxllm.serving.llm.loading import default_params
 from jaxllm.serving.pooling.engine import PoolingLLMEngine
 from jaxllm.serving.text.cached_tokenizer import load_quickly
 from jaxllm.serving.text.engine import TextEngine

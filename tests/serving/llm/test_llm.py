@@ -18,8 +18,8 @@ from jaxllm import LLM, SamplingParams
 from jaxllm.config import ModelOptions
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.serving.llm.generation_config import default_params, read_default_params
 from jaxllm.serving.llm.llm_engine import LLMEngine
+from jaxllm.serving.llm.loading import default_params, read_default_params
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt
