@@ -14,12 +14,13 @@ from jaxllm.models.checkpoint.loading import load_into
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
 from jaxllm.models.layers.embedding import Embedding, vocab_rows
-from jaxllm.models.layers.linear import Linear, matmul, weight_of
+from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.rope import rotation
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads
 from jaxllm.models.stack import make_stack
+from jaxllm.pallas_kernels.linear import linear
 from jaxllm.pallas_kernels.paged_attention.prepare import Heads, prepare
 
 
@@ -63,8 +64,8 @@ class CausalLM(nnx.Module):
 
         Those from row `num_rows` (int32 []) on mean nothing.
         """
-        weight = self.embedding.weight if self.head is None else self.head.weight
-        logits = matmul(hidden, weight_of(weight), self.options, num_rows=num_rows)
+        matrix = self.embedding.matrix if self.head is None else self.head.matrix
+        logits = linear(hidden, matrix, num_rows, platform=self.options.platform)
         if logits.shape[1] > self.config.vocab_size:
             is_token = jnp.arange(logits.shape[1], dtype=jnp.int32) < self.config.vocab_size
             logits = jnp.where(is_token, logits, -jnp.inf)

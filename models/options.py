@@ -14,8 +14,8 @@ class ForwardOptions:
     run, and `max_model_len` the longest request in tokens (dynamic rope scaling depends on it). `mesh` holds the
     devices (see `jaxllm.models.sharding`); None is JAX's default device. With `one_layer_cache` the KV cache has one
     layer, which all layers of the model write and read in turn: enough where nothing outlives the step; its pages then
-    have `page_size` tokens. With `native_matmul` products are those of `pallas_kernels.cpu` where they fit, in place of
-    XLA's.
+    have `page_size` tokens. With `native_matmul` weights are packed for the kernel of
+    `pallas_kernels.linear.cpu`, where it takes them.
     """
 
     platform: str = "cpu"

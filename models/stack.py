@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.attention import Context
 from jaxllm.models.layers.parameter import LayerOf, placeholder
 from jaxllm.models.layers.rope import Rotation
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
@@ -39,7 +40,7 @@ class LoopStack(nnx.Module):
         """Run all layers on `x` [T, D]."""
         rotation = _computed_once(rotation, ragged)
         for index, (layer, window) in enumerate(zip(self.each, self.windows, strict=True)):
-            x, kv_cache = layer(x, rotation, ragged, kv_cache, index, window or None)
+            x, kv_cache = layer(x, kv_cache, Context(rotation, ragged, index, window or None))
         return x, kv_cache
 
 
@@ -76,8 +77,8 @@ class ScanStack(nnx.Module):
 
     def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
         """Run all layers on `x` [T, D]."""
-        graph, *states = nnx.split(self.all, _is_in_panels, ...)
-        in_panels, parameters = states
+        graph, *states = nnx.split(self.all, _is_packed, ...)
+        packed, parameters = states
         # XLA would move what is cheap to compute back into the loop, and compute it in every layer.
         rotation, ragged = lax.optimization_barrier((rotation, ragged))
         # A window that all layers share stays a constant, which kernels can exploit.
@@ -87,9 +88,10 @@ class ScanStack(nnx.Module):
             index, x, kv_cache = carry
             values, window = inputs
             # What a kernel reads for itself is not sliced.
-            whole = jax.tree.map(lambda array: LayerOf(array, index), in_panels)
+            whole = jax.tree.map(lambda array: LayerOf(array, index), packed)
             layer = nnx.merge(graph, whole, values)
-            x, kv_cache = layer(x, rotation, ragged, kv_cache, index, (self.windows[0] or None) if shared else window)
+            context = Context(rotation, ragged, index, (self.windows[0] or None) if shared else window)
+            x, kv_cache = layer(x, kv_cache, context)
             return (index + 1, x, kv_cache), None
 
         windows = jnp.asarray(np.array(self.windows, np.int32))
@@ -97,8 +99,8 @@ class ScanStack(nnx.Module):
         return carry[0], carry[1]
 
 
-def _is_in_panels(path: Any, variable: Any) -> bool:
-    return bool(variable.get_metadata()["in_panels"])
+def _is_packed(path: Any, variable: Any) -> bool:
+    return bool(variable.get_metadata()["layout"].is_packed)
 
 
 def _stacked(leaf: jax.Array, layers: int) -> jax.Array:

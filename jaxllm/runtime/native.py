@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxllm.pallas_kernels.linear.cpu.linear import matmul_target
+from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
 from jaxllm.pallas_kernels.numba.targets import begin
 from jaxllm.pallas_kernels.numba.zeros import ZEROS
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target

@@ -17,7 +17,7 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, padded_vocab
-from jaxllm.pallas_kernels.linear.cpu.linear import fits
+from jaxllm.pallas_kernels.linear import can_pack
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
 from jaxllm.runtime.devices import local_devices, split_over, tensor_parallel_size
 from jaxllm.runtime.memory.memory import CacheShape
@@ -58,7 +58,7 @@ class ResolvedConfig:
         stack = self.config.compile.layer_stack
         # What XLA splits over devices must be XLA's.
         is_native = self.attention == "cpu" and self.mesh is None
-        is_native &= all(fits(size, self.dtype) for size in (self.model.hidden_size, self.model.intermediate_size))
+        is_native &= all(can_pack(size, self.dtype) for size in (self.model.hidden_size, self.model.intermediate_size))
         return ForwardOptions(
             platform=self.platform,
             attention=self.attention,

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from jaxllm.models.checkpoint.safetensors_file import aligned_empty
 from jaxllm.models.layers.parameter import ParameterSpec, Part
-from jaxllm.pallas_kernels.linear.cpu import packing as panels
 
 
 def whole_parameter(spec: ParameterSpec, tensor: np.ndarray) -> jax.Array:
     """A parameter of one layer from the one tensor that it holds."""
-    if not spec.in_panels:
+    if not spec.layout.is_packed:
         return jax.device_put(tensor.astype(spec.array.dtype), spec.array.sharding)
     parameter = HostParameter(spec, 1)
     parameter.add(tensor.astype(spec.array.dtype), None, None, 1)
@@ -27,7 +27,7 @@ class HostParameter:
 
     def __init__(self, spec: ParameterSpec, layers: int) -> None:
         self._spec, self._missing = spec, layers
-        self._array = panels.zeros(spec.array.shape, np.dtype(spec.array.dtype))
+        self._array = aligned_empty(spec.array.shape, np.dtype(spec.array.dtype))
         self._parts: dict[int | None, dict[int, np.ndarray]] = {}
 
     @property
@@ -40,14 +40,11 @@ class HostParameter:
         if part is not None:
             parts = self._parts.setdefault(layer, {})
             parts[part.start] = tensor
-            if sum(map(len, parts.values())) < self._spec.shape[0]:
+            if sum(map(len, parts.values())) < self._spec.layout.shape[0]:
                 return
             tensor = _joined(self._parts.pop(layer), blocks)
         into = self._array if layer is None else self._array[layer]
-        if self._spec.in_panels:
-            panels.to_panels(tensor, into)
-        else:
-            np.copyto(into, tensor)
+        self._spec.layout.pack_into(into, tensor)
         self._missing -= 1
 
     def to_device(self) -> jax.Array:

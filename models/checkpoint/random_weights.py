@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxllm.models.checkpoint.weights import SCAN, ParameterPath, Slot, Specs
 from jaxllm.models.layers.parameter import Part, Rows
-from jaxllm.pallas_kernels.linear.cpu.packing import PANEL, panels_shape
+from jaxllm.pallas_kernels.linear import WeightLayout
 
 
 def random_arrays(
@@ -32,14 +32,14 @@ def random_arrays(
     done = 0
     for path, spec in specs.items():
         array = spec.array
-        shape = (*(array.shape[:1] if SCAN in path else ()), *spec.shape)
+        shape = (*(array.shape[:1] if SCAN in path else ()), *spec.layout.shape)
         parts = [each[0][1] for each in tensors[path].values()]
         # uint64 is off by default; the hash below works on 32 bits.
         keys = [
             jnp.asarray(np.array([zlib.crc32(f"{seed}/{name}".encode()) for name, _ in each], np.uint32))
             for each in tensors[path].values()
         ]
-        make = partial(_random_parameter, shape=shape, dtype=array.dtype, slots=parts, in_panels=spec.in_panels)
+        make = partial(_random_parameter, shape=shape, dtype=array.dtype, slots=parts, layout=spec.layout)
         # Compiled for its place, so that no device makes more than its part.
         arrays[path] = jax.jit(make, out_shardings=array.sharding)(keys)
         done += array.size * array.dtype.itemsize
@@ -49,7 +49,7 @@ def random_arrays(
 
 
 def _random_parameter(
-    keys: list[jax.Array], *, shape: tuple[int, ...], dtype: Any, slots: Sequence[Slot], in_panels: bool
+    keys: list[jax.Array], *, shape: tuple[int, ...], dtype: Any, slots: Sequence[Slot], layout: WeightLayout
 ) -> jax.Array:
     """A parameter of `shape` that is made of the tensors of `slots`, which have a key each for every layer."""
     stacked, is_bias = SCAN in slots[0].path, slots[0].path[-1] == "bias"
@@ -59,12 +59,7 @@ def _random_parameter(
         size = one[0] if slot.part is None else slot.blocks * slot.part.size
         values = _random_values(key, (size, *one[1:]), slot.rows, is_bias=is_bias).astype(dtype)
         parts.append(values.reshape(*layers, slot.blocks, -1, *one[1:]))
-    whole = jnp.concatenate(parts, axis=2).reshape(shape)
-    if not in_panels:
-        return whole
-    *others, count, columns, _ = panels_shape(shape)
-    padding = [(0, 0)] * len(others) + [(0, count * PANEL - shape[-2]), (0, 0)]
-    return jnp.pad(whole, padding).reshape(*others, count, PANEL, columns).swapaxes(-1, -2)
+    return layout.pack(jnp.concatenate(parts, axis=2).reshape(shape))
 
 
 def _random_values(keys: jax.Array, shape: tuple[int, ...], rows: Rows, *, is_bias: bool) -> jax.Array:

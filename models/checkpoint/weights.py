@@ -57,7 +57,7 @@ def checkpoint_slots(specs: Specs, names: Mapping[str, str], num_layers: int) ->
     slots: dict[str, Slot] = {}
     for path, spec in specs.items():
         *modules, parameter = path
-        first, *others = spec.shape
+        first, *others = spec.layout.shape
         number = next((part for part in modules if isinstance(part, int)), None)
         layers = list(range(num_layers)) if SCAN in modules else [number]
         for module, size, slot in _tensors_of(path, first, spec.rows):
@@ -107,8 +107,8 @@ def load_arrays(
         slot = slots[tensor.name]
         spec, array = specs[slot.path], specs[slot.path].array
         values = slot.rows.expand(tensor.read(np.dtype(array.dtype)))
-        is_small = slot.layer is not None and len(spec.shape) == 1
-        if spec.in_panels or is_small or (slot.part is not None and slot.layer is None):
+        is_small = slot.layer is not None and len(spec.layout.shape) == 1
+        if spec.layout.is_packed or is_small or (slot.part is not None and slot.layer is None):
             layers = 1 if slot.layer is None else array.shape[0]
             parameter = incomplete.get(slot.path) or HostParameter(spec, layers)
             incomplete[slot.path] = parameter

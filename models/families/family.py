@@ -10,24 +10,15 @@ from flax import nnx
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.decoder import DecoderLayer
-from jaxllm.models.layers.rope import Rotation
+from jaxllm.models.layers.attention import Context
+from jaxllm.models.layers.decoder import make_decoder_layer
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 
 class Layer(Protocol):
     """A decoder layer: an `nnx.Module` that is called like this (see `DecoderLayer`)."""
 
-    def __call__(
-        self,
-        x: jax.Array,
-        rotation: Rotation,
-        ragged: RaggedBatch,
-        kv_cache: jax.Array,
-        layer: int | jax.Array,
-        window: int | jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, D] and update the cache."""
         ...
 
@@ -83,7 +74,7 @@ class Family:
     """
 
     read_config: Callable[[ConfigFile, str], ModelConfig]
-    make_layer: LayerFactory = DecoderLayer
+    make_layer: LayerFactory = make_decoder_layer
     weight_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
     ignored_tensors: tuple[str, ...] = (".rotary_emb.inv_freq",)
     use: Literal["generate", "embed", "classify"] = "generate"

@@ -1,4 +1,4 @@
-"""The gate between the two halves of a feed-forward block (arXiv 2002.05202)."""
+"""Activations, and the gated one between the two halves of a feed-forward block (arXiv 2002.05202)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 @dataclass(frozen=True)
-class Gate:
+class GatedActivation:
     """`activation(gate) * up`, of the product with both weights `parts`. Raises `ModelError` for an unknown name."""
 
     activation: str
@@ -32,7 +32,7 @@ class Gate:
             raise ModelError(f"unknown activation {self.activation!r}{hint} (known: {', '.join(ACTIVATIONS)})")
 
     @property
-    def is_plain_silu(self) -> bool:
+    def is_silu(self) -> bool:
         """Whether it is silu of the first half of each row, times the second."""
         return ACTIVATIONS[self.activation] is jax.nn.silu and self.parts.blocks == 1
 

@@ -1,7 +1,7 @@
 """Grouped-query attention over the paged KV cache."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.linear import Before, Linear
+from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import RMSNorm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
 from jaxllm.models.layers.rope import Rotation, rotate
@@ -19,6 +19,22 @@ from jaxllm.models.sharding import model_parallel, partition, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention.api import paged_attention
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention, takes_merged
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+
+
+class Context(NamedTuple):
+    """What a layer is told beside its input."""
+
+    rotation: Rotation
+    ragged: RaggedBatch
+    layer: int | jax.Array
+    """Which layer of the cache it reads and writes."""
+    window: int | jax.Array | None
+    """See `AttentionOptions`."""
+
+    @property
+    def num_tokens(self) -> jax.Array:
+        """int32 [], tokens that are not padding."""
+        return self.ragged.num_tokens
 
 
 class Attention(nnx.Module):
@@ -51,40 +67,30 @@ class Attention(nnx.Module):
     def _norm(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> RMSNorm:
         return RMSNorm(config.head_size, config.rms_norm_eps, dtype=dtype, options=options)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        rotation: Rotation,
-        ragged: RaggedBatch,
-        kv_cache: jax.Array,
-        layer: int | jax.Array,
-        window: int | jax.Array | None,
-        *,
-        before: Before | None = None,
-        plus: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Attend from `before(x)`, of `x` [T, D], to the cache (see `cache_shape`).
+    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+        """Map `x` [T, D] to [T, D]; returns the cache (see `cache_shape`) with the new tokens, too."""
+        attended, kv_cache = self.attend(self.query_key_value(x, context.num_tokens), kv_cache, context)
+        return self.output(attended, context.num_tokens), kv_cache
 
-        Returns [T, D], to which `plus` [T, D] is added, and the cache with the new tokens.
-        """
-        num_rows = ragged.num_tokens
+    def attend(self, projected: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+        """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
+        rotation, ragged, layer, window = context
         layer = jnp.asarray(0 if self.one_layer_cache else layer, jnp.int32)
-        projected = self.query_key_value(x, num_rows, before=before)
         if self.is_merged:
-            out, kv_cache = merged_attention(
+            return merged_attention(
                 projected, *rotation, kv_cache, layer, ragged, scale=self.head_size**-0.5, window=window
             )
-            return self.output(out, num_rows, plus=plus), kv_cache
-        query, key, value = (part.reshape(x.shape[0], -1, self.head_size) for part in self.parts.split(projected))
+        tokens = len(projected)
+        query, key, value = (part.reshape(tokens, -1, self.head_size) for part in self.parts.split(projected))
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         query, key = rotate(query, rotation), rotate(key, rotation)
         if self.rotates_before:
             query, key = lax.optimization_barrier(query), lax.optimization_barrier(key)
-        out, kv_cache = self._attend(query, key, value, kv_cache, layer, window, ragged)
-        return self.output(out.reshape(x.shape[0], -1), num_rows, plus=plus), kv_cache
+        out, kv_cache = self._paged(query, key, value, kv_cache, layer, window, ragged)
+        return out.reshape(tokens, -1), kv_cache
 
-    def _attend(
+    def _paged(
         self,
         query: jax.Array,
         key: jax.Array,

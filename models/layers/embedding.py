@@ -7,11 +7,11 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.linear import in_panels
+from jaxllm.models.layers.linear import weight_of
 from jaxllm.models.layers.parameter import Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import MODEL, model_parallel, padded_vocab, partition, sharding
-from jaxllm.pallas_kernels.linear.cpu.packing import PANEL
+from jaxllm.pallas_kernels.linear import Weight, choose_layout
 
 
 def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
@@ -27,17 +27,19 @@ class Embedding(nnx.Module):
     ) -> None:
         rows = vocab_rows(config, options)
         shape = (config.vocab_size + rows.padding, config.hidden_size)
-        self.in_panels = is_output and in_panels(options, config.hidden_size, dtype)
-        self.weight = parameter(shape, dtype, sharding(options.mesh, "vocab", "hidden"), rows, in_panels=self.in_panels)
+        self.layout = choose_layout(shape, dtype, native=is_output and options.native_matmul)
+        self.weight = parameter(shape, dtype, sharding(options.mesh, "vocab", "hidden"), rows, self.layout)
         self.mesh = options.mesh
+
+    @property
+    def matrix(self) -> Weight:
+        """The weight as an operand."""
+        return weight_of(self.weight, self.layout)
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         """Rows [T, D] of `token_ids` int32 [T]."""
-        if self.in_panels:
-            ids = jnp.clip(token_ids, 0, self.weight.shape[0] * PANEL - 1)
-            return self.weight[...][ids // PANEL, :, ids % PANEL]
         if model_parallel(self.mesh) == 1:
-            return jnp.take(self.weight[...], token_ids, axis=0, mode="clip")
+            return self.layout.rows(self.weight[...], token_ids)
         assert self.mesh is not None
         look_up = jax.shard_map(
             _look_up_shard,

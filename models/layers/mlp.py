@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.activation import Gate
-from jaxllm.models.layers.linear import Before, Linear
+from jaxllm.models.layers.activation import GatedActivation
+from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel
@@ -22,18 +22,10 @@ class GatedMLP(nnx.Module):
         linear = partial(Linear, bias=config.mlp_bias, dtype=dtype, options=options)
         whole = (wide, AS_THEY_ARE)
         parts = merged(model_parallel(options.mesh), {"gate": whole, "up": whole})
-        self.gate = Gate(config.activation, parts)
+        self.activation = GatedActivation(config.activation, parts)
         self.gate_up = linear(narrow, parts.size, axes=("mlp", "hidden"), rows=parts)
         self.down = linear(wide, narrow, axes=("hidden", "mlp"))
 
-    def __call__(
-        self,
-        x: jax.Array,
-        num_rows: jax.Array | None = None,
-        *,
-        before: Before | None = None,
-        plus: jax.Array | None = None,
-    ) -> jax.Array:
-        """Map `before(x)` [T, D], of which the first `num_rows` (int32 []) count, to [T, D], and add `plus` [T, D]."""
-        gate_up = self.gate_up(x, num_rows, before=before)
-        return self.down(gate_up, num_rows, before=self.gate, plus=plus)
+    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """Map [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
+        return self.down(self.activation(self.gate_up(x, num_rows)), num_rows)

@@ -8,6 +8,7 @@ from jax import lax
 from jaxllm.models.layers.parameter import parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import sharding
+from jaxllm.pallas_kernels.linear import Norm
 
 
 class RMSNorm(nnx.Module):
@@ -19,9 +20,12 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise `x` [..., size]; the type stays."""
-        wide = x.astype(jnp.float32)
-        scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return (wide * scale * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+        return self.norm(x)
+
+    @property
+    def norm(self) -> Norm:
+        """The same as an operand of a product that takes it over."""
+        return Norm(self.weight[...], self.eps)
 
 
 class LayerNorm(nnx.Module):

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from jaxllm.pallas_kernels.linear.cpu.packing import panels_shape
+from jaxllm.pallas_kernels.linear import RowMajor, WeightLayout
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,14 @@ def parameter(
     dtype: jnp.dtype,
     sharding: NamedSharding | None = None,
     rows: Rows | Merged = AS_THEY_ARE,
-    *,
-    in_panels: bool = False,
+    layout: WeightLayout | None = None,
 ) -> nnx.Param[jax.Array]:
     """A parameter without memory: models are built from placeholders, and loading gives them arrays.
 
-    `shape` is what checkpoints know. With `in_panels` a matrix lies as `jaxllm.pallas_kernels.linear.cpu.packing` says.
+    `shape` is what checkpoints know; that of a matrix may have a `layout`.
     """
-    lying = panels_shape(tuple(shape)) if in_panels else shape
-    return nnx.Param(placeholder(lying, dtype, sharding), rows=rows, tensor_shape=tuple(shape), in_panels=in_panels)
+    layout = layout or RowMajor(tuple(shape))
+    return nnx.Param(placeholder(layout.array_shape, dtype, sharding), rows=rows, layout=layout)
 
 
 @jax.tree_util.register_dataclass
@@ -123,13 +122,12 @@ class ParameterSpec:
 
     array: jax.ShapeDtypeStruct
     """As it lies in memory, that of all layers if they are stacked."""
-    shape: tuple[int, ...]
-    """As checkpoints know it, of one layer."""
     rows: Rows | Merged
-    in_panels: bool
+    layout: WeightLayout
+    """Of one layer."""
 
     @staticmethod
     def of(variable: Any) -> "ParameterSpec":
         """Of a variable that `parameter` has made."""
         about = variable.get_metadata()
-        return ParameterSpec(variable.get_raw_value(), about["tensor_shape"], about["rows"], about["in_panels"])
+        return ParameterSpec(variable.get_raw_value(), about["rows"], about["layout"])

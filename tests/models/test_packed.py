@@ -1,4 +1,4 @@
-"""Models whose weights lie in panels for the CPU's kernel: the same logits, from the same checkpoints."""
+"""Models whose weights are packed for the CPU's kernel: the same logits, from the same checkpoints."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
 
 Kind = Literal["loop", "scan"]
-# Sizes of no whole panels, and a feed-forward block whose second product has a depth the kernel does not take.
+# Sizes of no whole blocks, and a feed-forward block whose second product has a depth the kernel does not take.
 ODD = small.MODEL
 EVEN = dataclasses.replace(small.MODEL, intermediate_size=48, vocab_size=40, qkv_bias=True, mlp_bias=True, qk_norm=True)
 HEADS_OF_32 = dataclasses.replace(small.MODEL, hidden_size=128, intermediate_size=64, head_size=32)
@@ -35,7 +35,7 @@ def logits(folder: Path, config: ModelConfig, options: ForwardOptions, dtype: st
 
 @pytest.mark.parametrize("kind", ["loop", "scan"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_checkpoint_is_put_into_panels(tmp_path: Path, kind: Kind, tied: bool) -> None:
+def test_a_checkpoint_is_packed(tmp_path: Path, kind: Kind, tied: bool) -> None:
     values = {name: value for name, value in small.tensors().items() if not tied or name != "lm_head.weight"}
     folder = small.save(tmp_path, values)
     config = dataclasses.replace(ODD, tie_word_embeddings=tied)

@@ -1,21 +1,21 @@
-"""Products of activations with weights in panels, see `panels`, and what comes right before and behind them.
+"""Products of activations with packed weights, see `packed`, and what comes right before and behind them.
 
 A few rows are bound by memory: every weight is read once, and what follows is fetched ahead. Many rows are bound by
-arithmetic: three panels stay in the second cache while a chunk of rows goes by, and every tile fetches its share of the
+arithmetic: three blocks stay in the second cache while a chunk of rows goes by, and every tile fetches its share of the
 next three, so that memory has as much to do at any time. Either way a result is the same sum in the same order, so it
 does not depend on how many rows there are.
 """
 
 from typing import Any
 
-from jaxllm.pallas_kernels.linear.cpu.packing import PANEL
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
-from jaxllm.pallas_kernels.linear.cpu.tiles import make_panel_tile
+from jaxllm.pallas_kernels.linear.cpu.tiles import make_block_tile
 from jaxllm.pallas_kernels.numba.calls import FIRST, THREADS, Kernel, argument, result, size
 from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512, LANES, add, load, store
 
-PANELS, ROWS = (3, 8) if HAS_AVX512 else (1, 6)
+BLOCKS, ROWS = (3, 8) if HAS_AVX512 else (1, 6)
 """A tile: as many sums as fill the registers."""
 DEPTH = 1024
 """Inputs of a chain of products; longer sums are added up of several, which is more exact."""
@@ -41,8 +41,8 @@ def _make_plan(bytes_each: int) -> Any:
     @compiled
     def plan(frame: int, job: int) -> int:
         rows, layer = int32(argument(frame, _INTS), 0), int32(argument(frame, _INTS), 1)
-        panels, depth = size(frame, _WEIGHT, 1), size(frame, _WEIGHT, 2)
-        y, columns = result(frame, 0), panels * PANEL
+        blocks, depth = size(frame, _WEIGHT, 1), size(frame, _WEIGHT, 2)
+        y, columns = result(frame, 0), blocks * BLOCK
         zero_bytes(y + 4 * rows * columns, 4 * (size(frame, _X, 0) - rows) * columns)
         is_normed = size(frame, _NORM, 0) > 0
         is_prepared = is_normed or size(frame, _X, 1) != depth
@@ -53,18 +53,18 @@ def _make_plan(bytes_each: int) -> Any:
         set_word(job, _NORM_WEIGHT, argument(frame, _NORM) if is_normed else 0)
         set_word(job, _EPS, argument(frame, _EPSILON))
         set_word(job, _PLUS_ROWS, argument(frame, _PLUS) if size(frame, _PLUS, 0) > 0 else 0)
-        set_word(job, _W, argument(frame, _WEIGHT) + layer * panels * depth * PANEL * bytes_each)
+        set_word(job, _W, argument(frame, _WEIGHT) + layer * blocks * depth * BLOCK * bytes_each)
         set_word(job, _Y, y)
         set_word(job, _T, rows)
         set_word(job, _K, depth)
-        set_word(job, _P, panels)
+        set_word(job, _P, blocks)
         set_word(job, _PREPARES, prepares)
         set_word(job, _CHUNKS, chunks)
         # Threads take items in turn: how far it is to the strip that this one will have next.
         strips = (word(job, THREADS) + chunks - 1) // max(chunks, 1)
-        set_word(job, _NEXT, strips * PANELS * depth * PANEL * bytes_each)
+        set_word(job, _NEXT, strips * BLOCKS * depth * BLOCK * bytes_each)
         set_word(job, _DONE, 0)
-        return prepares + (panels + PANELS - 1) // PANELS * chunks
+        return prepares + (blocks + BLOCKS - 1) // BLOCKS * chunks
 
     return plan
 
@@ -89,21 +89,21 @@ def _add(y: int, plus: int, rows: int, stride: int, columns: int) -> None:
             store(y, column, add(load(y, column), load(plus, column)))
 
 
-def _make_strip(kind: str, bytes_each: int, panels: int) -> Any:
-    """Some rows times a few panels side by side."""
-    many, half, one = (make_panel_tile(rows, panels, kind) for rows in (ROWS, ROWS // 2, 1))
+def _make_strip(kind: str, bytes_each: int, blocks: int) -> Any:
+    """Some rows times a few blocks side by side."""
+    many, half, one = (make_block_tile(rows, blocks, kind) for rows in (ROWS, ROWS // 2, 1))
 
     @compiled
-    def strip(job: int, panel: int, first: int, last: int) -> None:
-        depth, columns, plus = word(job, _K), word(job, _P) * PANEL, word(job, _PLUS_ROWS)
-        step = PANEL * bytes_each
+    def strip(job: int, block: int, first: int, last: int) -> None:
+        depth, columns, plus = word(job, _K), word(job, _P) * BLOCK, word(job, _PLUS_ROWS)
+        step = BLOCK * bytes_each
         stride = depth * step
-        is_last = panel * stride + word(job, _NEXT) >= word(job, _P) * stride
+        is_last = block * stride + word(job, _NEXT) >= word(job, _P) * stride
         tiles = (last - first + ROWS - 1) // ROWS
         for begin in range(0, depth, DEPTH):
             length, more = min(DEPTH, depth - begin), 1 if begin else 0
-            weights = word(job, _W) + panel * stride + begin * step
-            # How far it is to what comes next: the rest of these panels, the next strip, or nothing but these again.
+            weights = word(job, _W) + block * stride + begin * step
+            # How far it is to what comes next: the rest of these blocks, the next strip, or nothing but these again.
             if begin + DEPTH < depth:
                 then = DEPTH * step
             else:
@@ -112,7 +112,7 @@ def _make_strip(kind: str, bytes_each: int, panels: int) -> Any:
             row, tile = first, 0
             while row < last:
                 x = word(job, _IN) + 4 * (row * depth + begin)
-                place = 4 * (row * columns + panel * PANEL)
+                place = 4 * (row * columns + block * BLOCK)
                 y = word(job, _Y) + place
                 rows = 1
                 ahead = AHEAD if tiles == 1 else then + tile * length * pace
@@ -125,7 +125,7 @@ def _make_strip(kind: str, bytes_each: int, panels: int) -> Any:
                 else:
                     one(x, depth, weights, stride, length, y, columns, more, ahead, pace)
                 if plus and begin + length == depth:
-                    _add(y, plus + place, rows, columns, panels * PANEL)
+                    _add(y, plus + place, rows, columns, blocks * BLOCK)
                 row += rows
                 tile += 1
 
@@ -134,8 +134,8 @@ def _make_strip(kind: str, bytes_each: int, panels: int) -> Any:
 
 def make_kernel(kind: str, bytes_each: int) -> Kernel:
     """The kernel for weights of a type (NumPy's name) of some bytes each."""
-    wide = _make_strip(kind, bytes_each, PANELS)
-    narrow = wide if PANELS == 1 else _make_strip(kind, bytes_each, 1)
+    wide = _make_strip(kind, bytes_each, BLOCKS)
+    narrow = wide if BLOCKS == 1 else _make_strip(kind, bytes_each, 1)
 
     @compiled
     def item(job: int, index: int, scratch: int) -> None:
@@ -147,13 +147,13 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
         # These items come first, so whoever has taken one is at work on it.
         while fetch(job, _DONE) < prepares:
             pass
-        panel = (index - prepares) // chunks * PANELS
+        block = (index - prepares) // chunks * BLOCKS
         first = (index - prepares) % chunks * CHUNK
         last = min(first + CHUNK, rows)
-        if panel + PANELS <= word(job, _P):
-            wide(job, panel, first, last)
+        if block + BLOCKS <= word(job, _P):
+            wide(job, block, first, last)
         else:
-            for each in range(panel, word(job, _P)):
+            for each in range(block, word(job, _P)):
                 narrow(job, each, first, last)
 
     @compiled

@@ -5,7 +5,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.linear.cpu.packing import PANEL
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.numba.vectors import (
     BYTE,
     FLOAT,
@@ -23,16 +23,16 @@ from jaxllm.pallas_kernels.numba.vectors import (
 )
 
 
-def make_panel_tile(rows: int, panels: int, kind: str) -> Any:
+def make_block_tile(rows: int, blocks: int, kind: str) -> Any:
     """`f(x, x_stride, w, w_stride, length, y, y_stride, more, ahead, pace)`: `y[r, p] = sum_k x[r, k] w_p[k]`.
 
-    `x` are rows of float32. A panel `w_p` is [length, PANEL] of type `kind`; the next one begins `w_stride` bytes
-    behind it. The results of the panels lie side by side in `y`; with `more` they are added to what is there. Step k
-    fetches what lies `ahead + k * pace` bytes behind the start of each panel. A result is one chain of products in
+    `x` are rows of float32. A block `w_p` is [length, BLOCK] of type `kind`; the next one begins `w_stride` bytes
+    behind it. The results of the blocks lie side by side in `y`; with `more` they are added to what is there. Step k
+    fetches what lies `ahead + k * pace` bytes behind the start of each block. A result is one chain of products in
     order, whatever the tile.
     """
-    registers = PANEL // LANES
-    step = PANEL * (2 if kind == "bfloat16" else 4)
+    registers = BLOCK // LANES
+    step = BLOCK * (2 if kind == "bfloat16" else 4)
 
     def emit(
         builder: ir.IRBuilder,
@@ -48,10 +48,10 @@ def make_panel_tile(rows: int, panels: int, kind: str) -> Any:
         pace: ir.Value,
     ) -> None:
         totals = [
-            [cgutils.alloca_once_value(builder, number(0.0)) for _ in range(panels * registers)] for _ in range(rows)
+            [cgutils.alloca_once_value(builder, number(0.0)) for _ in range(blocks * registers)] for _ in range(rows)
         ]
         x_rows = [pointer(builder, x, start, FLOAT) for start in multiples(builder, x_stride, rows)]
-        starts = [builder.add(w, offset) for offset in multiples(builder, w_stride, panels)]
+        starts = [builder.add(w, offset) for offset in multiples(builder, w_stride, blocks)]
         with cgutils.for_range(builder, length) as loop:
             behind = builder.mul(loop.index, ir.Constant(WORD, step))
             there = builder.add(ahead, builder.mul(loop.index, pace))
@@ -67,7 +67,7 @@ def make_panel_tile(rows: int, panels: int, kind: str) -> Any:
                 for weight, total in zip(weights, line, strict=True):
                     builder.store(emit_fma(builder, scalar, weight, builder.load(total)), total)
         places = [
-            [builder.add(start, ir.Constant(WORD, index * LANES)) for index in range(panels * registers)]
+            [builder.add(start, ir.Constant(WORD, index * LANES)) for index in range(blocks * registers)]
             for start in multiples(builder, y_stride, rows)
         ]
         with builder.if_then(builder.trunc(more, ir.IntType(1))):

@@ -36,5 +36,5 @@ def main(folder: Path, options: ForwardOptions, dtype: str) -> None:
 
 if __name__ == "__main__":
     stack, layout = sys.argv[2:4]
-    chosen = ForwardOptions(stack=cast(Literal["scan", "loop"], stack), native_matmul=layout == "panels")
+    chosen = ForwardOptions(stack=cast(Literal["scan", "loop"], stack), native_matmul=layout == "packed")
     main(Path(sys.argv[1]), chosen, sys.argv[4])

@@ -1,4 +1,4 @@
-"""Loading a checkpoint of about 1 GB takes hardly more memory than its weights, also where they become panels."""
+"""Loading a checkpoint of about 1 GB takes hardly more memory than its weights, also where they are packed."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux counts it")
-@pytest.mark.parametrize(("stack", "layout"), [("loop", "rows"), ("scan", "rows"), ("scan", "panels")])
+@pytest.mark.parametrize(("stack", "layout"), [("loop", "rows"), ("scan", "rows"), ("scan", "packed")])
 def test_peak_memory(checkpoint: Path, stack: str, layout: str, run_python: RunPython) -> None:
     result = run_python("-m", "tests.models.checkpoint.measure_load", str(checkpoint), stack, layout, "float32")
     assert result.returncode == 0, result.stderr

@@ -18,12 +18,10 @@ from jaxllm.models.config import ModelConfig, common_options
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.family import LLAMA_NAMES, Family
-from jaxllm.models.layers.attention import Attention
+from jaxllm.models.layers.attention import Attention, Context
 from jaxllm.models.layers.mlp import GatedMLP
 from jaxllm.models.layers.norm import RMSNorm
-from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
 
@@ -80,17 +78,9 @@ class ParallelLayer(nnx.Module):
         self.attention = Attention(config, options, dtype=dtype)
         self.mlp = GatedMLP(config, dtype=dtype, options=options)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        rotation: Rotation,
-        ragged: RaggedBatch,
-        kv_cache: jax.Array,
-        layer: int | jax.Array,
-        window: int | jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         normed = self.norm(x)
-        attended, kv_cache = self.attention(normed, rotation, ragged, kv_cache, layer, window)
+        attended, kv_cache = self.attention(normed, kv_cache, context)
         return x + attended + self.mlp(normed), kv_cache
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxllm.models.layers.linear import Linear, matmul
+from jaxllm.models.layers.linear import Linear
 from jaxllm.models.options import ForwardOptions
+from jaxllm.pallas_kernels.linear import RowMajor, Weight, linear
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
@@ -31,12 +32,10 @@ def test_linear(rows: int, platform: str, dtype: str) -> None:
 
 def test_the_weight_stays_on_the_left_on_cpu() -> None:
     """XLA would fold the transposes between two products into them, and exchange the operands again."""
-    up, down = (jnp.ones(shape, jnp.float32) for shape in ((48, 16), (16, 48)))
-
-    options = ForwardOptions()
+    up, down = (Weight(RowMajor(shape), jnp.ones(shape, jnp.float32)) for shape in ((48, 16), (16, 48)))
 
     def both(x: jax.Array) -> jax.Array:
-        return matmul(jax.nn.silu(matmul(x, up, options)), down, options)
+        return linear(jax.nn.silu(linear(x, up)), down)
 
     compiled = jax.jit(both).lower(jnp.ones((4, 16), jnp.float32)).compile().as_text()
     assert sorted(re.findall(r"f32\[(\d+,\d+)\]\S* dot\(", compiled or "")) == ["16,4", "48,4"]

@@ -8,7 +8,7 @@ USE = """
 import sys
 import numpy as np
 from pathlib import Path
-from jaxllm.pallas_kernels.linear.cpu.linear import matmul, matmul_target
+from jaxllm.pallas_kernels.linear.cpu.packed import matmul, matmul_target
 from jaxllm.pallas_kernels.numba.targets import begin
 begin([matmul_target('float32')], Path(sys.argv[1]))()
 x = np.ones((3, 32), np.float32)

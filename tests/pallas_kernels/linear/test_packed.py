@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.pallas_kernels.linear.cpu import linear as products
-from jaxllm.pallas_kernels.linear.cpu import packing as panels
-from jaxllm.pallas_kernels.linear.cpu.matmul import CHUNK, DEPTH, PANELS
+from jaxllm.pallas_kernels.linear import Fused, Norm, can_pack
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.matmul import BLOCKS, CHUNK, DEPTH
+from jaxllm.pallas_kernels.linear.cpu.packed import Packed, matmul
 
-product = jax.jit(products.matmul, static_argnames="is_gated")
-PANEL = panels.PANEL
+product = jax.jit(matmul)
 
 
 def operands(rows: int, depth: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -23,21 +23,20 @@ def operands(rows: int, depth: int, columns: int) -> tuple[np.ndarray, np.ndarra
     return rng.standard_normal((rows, depth), np.float32), rng.standard_normal((columns, depth), np.float32)
 
 
-def in_panels(matrix: np.ndarray) -> np.ndarray:
-    found = panels.zeros(panels.panels_shape(matrix.shape), matrix.dtype)
-    panels.to_panels(matrix, found)
+def packed(matrix: np.ndarray) -> np.ndarray:
+    layout = Packed(matrix.shape)
+    found = np.empty(layout.array_shape, matrix.dtype)
+    layout.pack_into(found, matrix)
+    np.testing.assert_array_equal(layout.pack(jnp.asarray(matrix)), found)
     return found
 
 
 @given(layers=st.integers(1, 3), rows=st.integers(1, 40), columns=st.integers(1, 20))
 def test_where_an_element_of_a_matrix_lies(layers: int, rows: int, columns: int) -> None:
     matrices = np.arange(layers * rows * columns, dtype=np.float32).reshape(layers, rows, columns)
-    found = panels.zeros(panels.panels_shape(matrices.shape), matrices.dtype)
-    for matrix, into in zip(matrices, found, strict=True):
-        panels.to_panels(matrix, into)
-    assert found.ctypes.data % 64 == 0
+    found = np.stack([packed(matrix) for matrix in matrices])
     row, column = rows - 1, columns // 2
-    np.testing.assert_array_equal(found[:, row // PANEL, column, row % PANEL], matrices[:, row, column])
+    np.testing.assert_array_equal(found[:, row // BLOCK, column, row % BLOCK], matrices[:, row, column])
     np.testing.assert_array_equal(found.swapaxes(2, 3).reshape(layers, -1, columns)[:, :rows], matrices)
 
 
@@ -46,9 +45,9 @@ def test_where_an_element_of_a_matrix_lies(layers: int, rows: int, columns: int)
     [
         (1, 16, 1),
         (2, 32, 3),
-        (3, 48, PANELS * PANEL + 1),
-        (5, 64, PANELS * PANEL - 1),
-        (7, DEPTH, 2 * PANELS * PANEL + 2),
+        (3, 48, BLOCKS * BLOCK + 1),
+        (5, 64, BLOCKS * BLOCK - 1),
+        (7, DEPTH, 2 * BLOCKS * BLOCK + 2),
         (8, DEPTH + 16, 7),
         (9, 3 * DEPTH + 32, 50),
         (64, 96, 100),
@@ -58,7 +57,7 @@ def test_where_an_element_of_a_matrix_lies(layers: int, rows: int, columns: int)
 def test_matches_numpy(rows: int, depth: int, columns: int) -> None:
     x, weight = operands(rows, depth, columns)
     wanted = x.astype(np.float64) @ weight.T.astype(np.float64)
-    found = np.asarray(product(x, in_panels(weight)))
+    found = np.asarray(product(x, packed(weight)))
     np.testing.assert_allclose(found[:, :columns], wanted, rtol=0, atol=6e-6 * depth**0.5)
     assert not found[:, columns:].any()
 
@@ -66,13 +65,13 @@ def test_matches_numpy(rows: int, depth: int, columns: int) -> None:
 def test_weights_of_bfloat16_are_read_exactly() -> None:
     x, weight = operands(11, 64, 48)
     narrow = weight.astype(ml_dtypes.bfloat16)
-    exact = product(x, in_panels(narrow.astype(np.float32)))
-    np.testing.assert_array_equal(product(x, in_panels(narrow)), exact)
+    exact = product(x, packed(narrow.astype(np.float32)))
+    np.testing.assert_array_equal(product(x, packed(narrow)), exact)
 
 
 def test_a_layer_of_several() -> None:
     x, weight = operands(4, 32, 96)
-    stacked = np.stack([in_panels(each) for each in weight.reshape(3, 32, 32)])
+    stacked = np.stack([packed(each) for each in weight.reshape(3, 32, 32)])
     for layer in range(3):
         alone = product(x, stacked[layer])
         np.testing.assert_array_equal(product(x, stacked, None, jnp.int32(layer)), alone)
@@ -83,7 +82,7 @@ def test_rows_are_normalised_first() -> None:
     scale = np.linspace(0.5, 2, 48, dtype=np.float32)
     wide = x.astype(np.float64)
     normed = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 0.01) * scale
-    found = product(x, in_panels(weight), norm=products.Norm(jnp.asarray(scale), 0.01))
+    found = product(x, packed(weight), fused=Fused(Norm(jnp.asarray(scale), 0.01)))
     np.testing.assert_allclose(found, normed @ weight.T.astype(np.float64), rtol=0, atol=3e-5)
 
 
@@ -92,15 +91,15 @@ def test_rows_are_gated_first() -> None:
     x *= 20  # to where exp() ends
     gate, up = np.split(x.astype(np.float64), 2, axis=1)
     gated = gate / (1 + np.exp(-gate)) * up
-    found = product(x, in_panels(weight[:, :32]), is_gated=True)
+    found = product(x, packed(weight[:, :32]), fused=Fused(is_gated=True))
     np.testing.assert_allclose(found, gated @ weight[:, :32].T.astype(np.float64), rtol=1e-5, atol=1e-2)
 
 
 def test_what_is_added() -> None:
     x, weight = operands(10, DEPTH + 64, 64)
     plus = np.random.default_rng(0).standard_normal((10, 64), np.float32)
-    alone = product(x, in_panels(weight), jnp.int32(9))
-    together = np.asarray(product(x, in_panels(weight), jnp.int32(9), plus=plus))
+    alone = product(x, packed(weight), jnp.int32(9))
+    together = np.asarray(product(x, packed(weight), jnp.int32(9), fused=Fused(residual=jnp.asarray(plus))))
     np.testing.assert_array_equal(together[:9], (np.asarray(alone) + plus)[:9])
     assert not together[9].any()
 
@@ -110,23 +109,23 @@ def test_what_is_added() -> None:
 def test_a_row_depends_on_nothing_but_itself(rows: int, used: int, columns: int, is_normed: bool) -> None:
     """The same bits alone, among others, and in front of padding; which is zero."""
     x, matrix = operands(40, 64, columns)
-    weight = in_panels(matrix)
-    norm = products.Norm(jnp.ones(64, jnp.float32), 1e-5) if is_normed else None
+    weight = packed(matrix)
+    fused = Fused(Norm(jnp.ones(64, jnp.float32), 1e-5) if is_normed else None)
     used = min(rows, used)
-    alone = [product(x[row : row + 1], weight, norm=norm) for row in range(used)]
-    together = np.asarray(product(x[:rows], weight, jnp.int32(used), norm=norm))
+    alone = [product(x[row : row + 1], weight, fused=fused) for row in range(used)]
+    together = np.asarray(product(x[:rows], weight, jnp.int32(used), fused=fused))
     np.testing.assert_array_equal(together[:used], np.concatenate(alone or [together[:0]]))
     assert not together[used:].any()
 
 
 def test_several_threads_call_at_once() -> None:
     x, matrix = operands(24, 1024, 300)
-    weight, norm = in_panels(matrix), products.Norm(jnp.ones(1024, jnp.float32), 1e-5)
-    wanted, compiled = np.asarray(product(x, weight, norm=norm)), product.lower(x, weight, norm=norm).compile()
+    weight, fused = packed(matrix), Fused(Norm(jnp.ones(1024, jnp.float32), 1e-5))
+    wanted, compiled = np.asarray(product(x, weight, fused=fused)), product.lower(x, weight, fused=fused).compile()
     wrong: list[int] = []
 
     def run(thread: int) -> None:
-        wrong.extend(thread for _ in range(50) if not np.array_equal(compiled(x, weight, norm=norm), wanted))
+        wrong.extend(thread for _ in range(50) if not np.array_equal(compiled(x, weight, fused=fused), wanted))
 
     threads = [threading.Thread(target=run, args=(thread,)) for thread in range(4)]
     for thread in threads:
@@ -137,7 +136,7 @@ def test_several_threads_call_at_once() -> None:
 
 
 def test_what_it_can_do() -> None:
-    assert products.fits(32, "float32")
-    assert products.fits(16, "bfloat16")
-    assert not products.fits(20, "float32")
-    assert not products.fits(32, "float16")
+    assert can_pack(32, "float32")
+    assert can_pack(16, "bfloat16")
+    assert not can_pack(20, "float32")
+    assert not can_pack(32, "float16")
