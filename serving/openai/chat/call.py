@@ -11,8 +11,8 @@ from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.generate import calling, try_grammar
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.openai.chat.messages import conversation, last_content, tool_dictionaries
-from jaxllm.serving.openai.chat.reply_plan import plan_reply
+from jaxllm.serving.openai.chat.plan import plan_reply
+from jaxllm.serving.openai.chat.prompt import conversation, last_content, tool_dictionaries
 from jaxllm.serving.openai.chat.tools import ToolUse, tool_use
 from jaxllm.serving.openai.generation import parameters
 from jaxllm.serving.openai.generation.structured import naming_form

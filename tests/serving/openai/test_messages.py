@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.chat.messages import conversation, last_content, tool_dictionaries
+from jaxllm.serving.openai.chat.prompt import conversation, last_content, tool_dictionaries
 from jaxllm.serving.openai.protocol.messages import Message, Tool
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}

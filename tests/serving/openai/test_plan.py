@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.openai.chat.reply_plan import ReplyPlan, plan_reply
+from jaxllm.serving.openai.chat.plan import ReplyPlan, plan_reply
 from jaxllm.serving.openai.chat.tools import tool_use
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.reply.parts import Reply, ToolCall, read_whole
