@@ -14,7 +14,8 @@ from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import identify, json_response, respond
 from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.http.state import server_of
-from jaxllm.serving.openai.chat.call import count_tokens, prepare_chat
+from jaxllm.serving.openai.chat.call import prepare_chat
+from jaxllm.serving.openai.chat.prompt import count_tokens
 
 
 async def create_message(request: Request) -> Response:

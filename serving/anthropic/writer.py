@@ -30,7 +30,7 @@ from jaxllm.serving.anthropic.answers import (
 )
 from jaxllm.serving.anthropic.errors import MESSAGES_ERRORS
 from jaxllm.serving.http.errors import describe
-from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.chat.plan import ChatCall
 from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.reply.parts import (
     ContentDelta,
@@ -51,8 +51,8 @@ class MessageWriter:
     texts = None
 
     def __init__(self, call: ChatCall, message_id: str, model: str) -> None:
-        self._parser = PlainParser() if call.new_parser is None else call.new_parser()
-        self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.count_reasoning)
+        self._parser = PlainParser() if call.plan.new_parser is None else call.plan.new_parser()
+        self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.plan.count_reasoning)
         self._streams = call.request.stream
         self._events: list[bytes] = []
         self._open: Block | None = None

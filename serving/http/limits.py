@@ -1,10 +1,11 @@
-"""What a connection may take of the server before there is a request on it."""
+"""What a connection may take of the server before there is a request on it, and what one request may ask for."""
 
 import logging
 import resource
 from dataclasses import dataclass
 from typing import Self
 
+from jaxllm.config import EngineConfig
 from jaxllm.info import EngineInfo
 from jaxllm.serving.options.server import ServerOptions
 
@@ -64,6 +65,32 @@ class JsonLimits:
         """The limits for a model: the longest prompt may come as token ids."""
         batch = 1 if info.pooling is None else _BATCH
         return cls(values=batch * max(cls.values, 2 * info.max_model_len))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionLimits:
+    """What one request may ask for."""
+
+    max_model_len: int
+    """Most tokens of prompt and answer together."""
+    vocab_size: int
+    max_logprobs: int
+    """Most alternatives per token."""
+    max_sequences: int
+    """Most sequences that may run and wait at once, so also of one request."""
+    by_priority: bool
+    """Whether the engine looks at priorities."""
+
+    @classmethod
+    def of(cls, info: EngineInfo, config: EngineConfig, options: ServerOptions) -> Self:
+        """The limits of a model, and those that the operator has chosen."""
+        return cls(
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            max_logprobs=info.max_logprobs,
+            max_sequences=info.max_num_seqs + options.max_queued_requests,
+            by_priority=config.scheduler.scheduling_policy == "priority",
+        )
 
 
 def body_size(options: ServerOptions, info: EngineInfo) -> int:

@@ -5,18 +5,16 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from jaxllm.errors import RequestError
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
 from jaxllm.serving.http.body.large_bodies import LargeBodies
-from jaxllm.serving.http.limits import JsonLimits
+from jaxllm.serving.http.limits import AdmissionLimits, JsonLimits
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
 from jaxllm.serving.tenancy.access import Access
-from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.version import __version__
@@ -44,39 +42,25 @@ class ServerState:
     access: Access = field(init=False)
     replies: ReplyFormats = field(init=False)
     bodies: LargeBodies = field(init=False)
-    _own_template: str | None = field(init=False, default=None)
+    limits: AdmissionLimits = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+    chat_template: str = field(init=False)
+    """Text of the operator's chat template, or else of the model's; empty where there is none."""
 
     def __post_init__(self) -> None:
-        self.fields = FieldPolicy(strict=self.options.strict_fields)
+        info, options = self.llm.info, self.options
+        assert self.llm.tokenizer is not None
+        self.tokenizer = self.llm.tokenizer
+        self.fields = FieldPolicy(strict=options.strict_fields)
         self.token_bytes = TokenBytes(self.tokenizer)
-        self.bodies = LargeBodies(JsonLimits.of(self.llm.info))
-        self.access = Access.of(self.options)
-        if self.options.chat_template is not None:
-            self._own_template = load_chat_template(self.options.chat_template)
-        self.replies = ReplyFormats.choose(
-            self.options.tool_call_parser, self.options.reasoning_parser, self.chat_template(None)
-        )
-        info = self.llm.info
+        self.bodies = LargeBodies(JsonLimits.of(info))
+        self.limits = AdmissionLimits.of(info, self.llm.config, options)
+        self.access = Access.of(options)
+        own = self.llm.chat_template or self.tokenizer.hf.chat_template
+        self.chat_template = own if isinstance(own, str) else ""
+        self.replies = ReplyFormats.choose(options.tool_call_parser, options.reasoning_parser, self.chat_template)
         identity = f"{__version__} {info.model} {info.dtype} {info.device_kind} {info.num_devices}"
         self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        assert self.llm.tokenizer is not None
-        return self.llm.tokenizer
-
-    @property
-    def most_sequences(self) -> int:
-        """Most sequences that may run and wait at once, so also of one request."""
-        return self.llm.info.max_num_seqs + self.options.max_queued_requests
-
-    def chat_template(self, given: str | None) -> str:
-        """Text of the chat template that a request would use, empty where there is none."""
-        for template in (given, self._own_template, self.tokenizer.hf.chat_template):
-            if isinstance(template, str):
-                return template
-        return ""
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises an error of status 404 for one that is not served."""
@@ -90,15 +74,6 @@ class ServerState:
         """Raise an error of status 503 when nothing new is taken."""
         if not self.accepting:
             raise errors.shutting_down()
-
-    def check_template(self, template: str | None) -> None:
-        """Raise `RequestError` for a request with a chat template of its own, unless they are trusted."""
-        if template is not None and not self.options.trust_request_chat_template:
-            raise RequestError(
-                "chat_template: requests may not bring templates, which are programs; the server allows it with "
-                "--trust-request-chat-template",
-                "chat_template",
-            )
 
 
 def server_of(request: Request) -> ServerState:

@@ -60,10 +60,12 @@ class AsyncLLM:
         self.tokenizer: Tokenizer | None = None
         self.default_params = SamplingParams()
         self._engine = engine
-        self._chat_template = chat_template
+        self.chat_template = chat_template
+        """The operator's, as Jinja text; None: the model's own is used."""
         self._loop = asyncio.get_running_loop()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
-        self._inputs: InputProcessor | PoolingInputs
+        self.inputs: InputProcessor | PoolingInputs
+        """Makes requests of prompts; safe to use from several threads."""
         self._forms: CanaryChecker | None = None
         self._shut_down = False
         self._numbers = itertools.count()
@@ -117,11 +119,11 @@ class AsyncLLM:
         self.tokenizer = tokenizer
         self.default_params = default_params(self.config.model, Path(info.model_folder))
         if info.pooling is not None:
-            self._inputs = PoolingInputs(tokenizer, info)
+            self.inputs = PoolingInputs(tokenizer, info)
             self._engine.serve(PoolingProcessor())
         else:
             self._forms = form_checker(self.config, info, tokenizer)
-            self._inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
+            self.inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
             # Starting it takes some of the processor, which others need more until the first requests are served.
             self._loop.call_later(CANARY_SECONDS, self._start_canary, self._forms)
             self._engine.serve(OutputProcessor(tokenizer, measure=True))
@@ -166,14 +168,11 @@ class AsyncLLM:
         """Run work on text in a thread of its own kind, so that it delays nobody's stream."""
         return self._loop.run_in_executor(self._text_threads, function, *arguments)
 
-    def render(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
-        """The prompt of a conversation; see `jaxllm.serving.text.chat.render_chat`. For threads, as it may be slow."""
+    async def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
+        """The prompt of a conversation; see `jaxllm.serving.text.chat.render_chat`."""
         assert self.tokenizer is not None
-        return render_chat(self.tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
-
-    async def render_chat(self, messages: Conversation, **settings: Any) -> str:
-        """`render`, off the event loop."""
-        return await self.run_text(lambda: self.render(messages, **settings))
+        template = chat_template or self.chat_template
+        return await self.run_text(partial(render_chat, self.tokenizer, messages, chat_template=template, **settings))
 
     # Generating
 
@@ -223,7 +222,7 @@ class AsyncLLM:
 
         Grammars should have been tried before (`try_grammar`): here a thread for text waits for those that were not.
         """
-        inputs = self._inputs
+        inputs = self.inputs
         if not isinstance(inputs, InputProcessor):
             raise RequestError("this model pools, it does not generate: ask for embeddings or scores instead")
         settings: dict[str, Any] = {"priority": priority, "stream": stream, "add_special_tokens": add_special_tokens}
@@ -263,7 +262,7 @@ class AsyncLLM:
         add_special_tokens: bool = True,
     ) -> list[PooledText]:
         """Check and tokenize texts for a pooling model, off the event loop. Raises `RequestError`."""
-        inputs = self._inputs
+        inputs = self.inputs
         if not isinstance(inputs, PoolingInputs):
             raise RequestError("this model generates, it does not pool: start it with --runner pooling for embeddings")
         settings: dict[str, Any] = {"priority": priority, "add_special_tokens": add_special_tokens}

@@ -10,7 +10,8 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.errors import not_enabled
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.openai.chat.call import MOST_CONTEXTS, check_encodable, render
+from jaxllm.serving.openai.chat.prompt import render
+from jaxllm.serving.openai.generation.validation import check_decodable, check_encodable
 from jaxllm.serving.openai.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -32,12 +33,12 @@ async def tokenize(request: Request) -> Response:
 def _tokenized(server: ServerState, body: TokenizeRequest) -> bytes:
     """The body of the response."""
     field = "messages" if body.prompt is None else "prompt"
-    text = render(server, body) if body.prompt is None else body.prompt
-    check_encodable(server, text, field)
+    text = render(server, body)[1] if body.prompt is None else body.prompt
+    check_encodable(text, field, server.limits, server.tokenizer.length.longest)
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     (token_ids,) = server.tokenizer.encode([text], add_special_tokens=special)
     names = server.tokenizer.hf.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
-    longest = server.llm.info.max_model_len
+    longest = server.limits.max_model_len
     return msgspec.json.encode(
         TokenizeResponse(count=len(token_ids), max_model_len=longest, tokens=token_ids, token_strs=names)
     )
@@ -48,15 +49,13 @@ async def detokenize(request: Request) -> Response:
     server = server_of(request)
     body = await read_body(request, DetokenizeRequest)
     server.model_name(body.model)
-    most = MOST_CONTEXTS * server.llm.info.max_model_len
-    if len(body.tokens) > most:
-        raise RequestError(f"tokens: {len(body.tokens)} token ids; at most {most} are decoded at once", "tokens")
+    check_decodable("tokens", len(body.tokens), server.limits)
     return Response(await server.llm.run_text(_detokenized, server, body.tokens), media_type="application/json")
 
 
 def _detokenized(server: ServerState, tokens: list[int]) -> bytes:
     """The body of the response."""
-    size = server.llm.info.vocab_size
+    size = server.limits.vocab_size
     for place, token_id in enumerate(tokens):
         if not 0 <= token_id < size:
             raise RequestError(f"tokens[{place}]={token_id}: token ids go from 0 to {size - 1}", f"tokens[{place}]")
@@ -71,7 +70,7 @@ async def tokenizer_info(request: Request) -> Response:
     hf = server.tokenizer.hf
     settings = {name: _plain(value) for name, value in hf.init_kwargs.items() if not name.endswith("_file")}
     settings["tokenizer_class"] = type(hf).__name__
-    template = server.chat_template(None)
+    template = server.chat_template
     if template:
         settings["chat_template"] = template
     return Response(msgspec.json.encode(settings), media_type="application/json")

@@ -1,20 +1,26 @@
-"""What a request's tools and the model's reasoning mean for its prompt, its sampling and the reading of its answers."""
+"""What a chat request means for its prompt, its sampling and the reading of its answers: its tools, and reasoning."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.openai.chat.prompt import last_content, render
 from jaxllm.serving.openai.chat.tools import ToolUse
+from jaxllm.serving.openai.generation.parameters import recommended_max_tokens, sampling_params
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.pooling.inputs import PoolingInputs
 from jaxllm.serving.reply.compose import calls_grammar, kept_tokens, make_parser
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
 from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
 from jaxllm.serving.reply.registry import TOOL_FORMATS, ReplyFormats
+from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
+from jaxllm.serving.text.prompts import ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.params import StructuredOutputsParams
 
@@ -23,13 +29,87 @@ _ANY = {"additionalProperties": True}
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyPlan:
-    """The prompt and the parameters of a request, and how to read its answers; see `ChatCall`."""
+    """The prompt and the parameters of a request, and how to read its answers."""
 
     prompt: str
     params: SamplingParams
     new_parser: Callable[[], ReplyParser] | None = None
+    """Makes a parser for one answer; None: all text is content, and needs none."""
     count_reasoning: Callable[[], ReasoningCount] | None = None
+    """Makes a counter of the reasoning tokens of one answer; None: it is not known how the model reasons."""
     kept_tokens: frozenset[int] = frozenset()
+    """Special tokens that the parser must see in the text."""
+    names_function: bool = False
+    """Whether the request asks for a call of one function that it names."""
+    begin: str = ""
+    """Text with which every answer begins, because the request asked for its own beginning back (`echo`)."""
+
+
+Build = Callable[[ReplyPlan], TextRequest]
+
+
+@dataclass(frozen=True)
+class ChatCall:
+    """A chat-like request that the engine can run, and how to read what it writes."""
+
+    request: TextRequest
+    plan: ReplyPlan
+
+
+def plan_and_build(
+    server: ServerState, body: ChatCompletionRequest, use: ToolUse, build: Build
+) -> tuple[ReplyPlan, TextRequest | None]:
+    """The plan of a request, and the engine's request unless it has a grammar, which is to be tried before.
+
+    All that takes long where the body is large is here, for threads. Raises `RequestError`.
+    """
+    plan = _plan(server, body, use)
+    return plan, None if plan.params.structured_outputs is not None else build(plan)
+
+
+def build_request(
+    inputs: InputProcessor | PoolingInputs,
+    body: ChatCompletionRequest,
+    engine_ids: Sequence[str],
+    priority: int,
+    plan: ReplyPlan,
+) -> TextRequest:
+    """The request for the engine of the one id in `engine_ids`. Raises `RequestError`."""
+    assert isinstance(inputs, InputProcessor)
+    (made,) = inputs.build(
+        [ParsedPrompt(plan.prompt, None, body.cache_salt)],
+        [plan.params],
+        engine_ids,
+        [priority],
+        stream=bool(body.stream),
+        add_special_tokens=bool(body.add_special_tokens),
+    )
+    made.kept_tokens = plan.kept_tokens
+    return made
+
+
+def _plan(server: ServerState, body: ChatCompletionRequest, use: ToolUse) -> ReplyPlan:
+    params = _params(body, server.llm.default_params)
+    messages, prompt = render(server, body)
+    plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
+    if not body.echo:
+        return plan
+    return replace(plan, begin=last_content(messages, server.options.response_role))
+
+
+def asked_tokens(body: ChatCompletionRequest) -> int | None:
+    """The most tokens that are to be generated, if the request says so."""
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _params(body: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
+    asked = asked_tokens(body)
+    return sampling_params(
+        body,
+        defaults,
+        max_tokens=recommended_max_tokens(defaults) if asked is None else asked,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
 
 
 def plan_reply(
@@ -49,7 +129,7 @@ def plan_reply(
             "thinking_token_budget",
         )
     if tools is None and reasoning is None:
-        return ReplyPlan(prompt=prompt, params=params)
+        return ReplyPlan(prompt=prompt, params=params, names_function=use.named)
     forced = use.forced and tools is not None and tools.forces_reasoning
     limits = params.thinking_token_budget is not None
     begun = False if reasoning is None else reasoning.begins_inside(prompt)
@@ -71,6 +151,7 @@ def plan_reply(
         new_parser=_parser_factory(tools, reasoning, body, use, inside=inside),
         count_reasoning=None if reasoning is None else _count_factory(tokenizer, reasoning, inside=inside),
         kept_tokens=kept_tokens(tokenizer.token_ids, tools, reasoning) & tokenizer.special_ids,
+        names_function=use.named,
     )
 
 

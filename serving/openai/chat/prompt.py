@@ -1,4 +1,4 @@
-"""Messages and tools of a request, as chat templates read them."""
+"""The prompt of a conversation: messages and tools as chat templates read them, and what the templates make of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,11 +6,71 @@ from typing import Any
 import msgspec
 
 from jaxllm.errors import RequestError
+from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.openai.generation.validation import check_encodable
+from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import ContentPart, Message, Tool
+from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
+from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.text.chat import render_chat
 
 _NEED_CONTENT = {"system", "developer", "user", "tool"}
 _WITHOUT_EFFECT = {"annotations", "refusal", "reasoning_content"}
 _NAMES_DEVELOPER = "developer"
+
+
+def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> tuple[list[dict[str, Any]], str]:
+    """The messages of a request as templates read them, and the prompt; for threads. Raises `RequestError`."""
+    if body.chat_template is not None and not server.options.trust_request_chat_template:
+        raise RequestError(
+            "chat_template: requests may not bring templates, which are programs; the server allows it with "
+            "--trust-request-chat-template",
+            "chat_template",
+        )
+    messages = conversation(body.messages or (), body.chat_template or server.chat_template)
+    go_on = bool(body.continue_final_message)
+    prompt = render_chat(
+        server.tokenizer,
+        messages,
+        chat_template=body.chat_template or server.llm.chat_template,
+        add_generation_prompt=not go_on if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final_message=go_on,
+        tools=tool_dictionaries(body.tools) if body.tools else None,
+        chat_template_kwargs=_template_kwargs(body, server.options),
+        allow_special_tokens=server.options.allow_special_tokens_in_content,
+    )
+    return messages, prompt
+
+
+async def count_tokens(server: ServerState, body: ChatCompletionRequest) -> int:
+    """Tokens of a conversation as the model would read it, however many it can read. Raises `RequestError`."""
+
+    def count() -> int:
+        _, prompt = render(server, body)
+        check_encodable(prompt, "messages", server.limits, server.tokenizer.length.longest)
+        return len(server.tokenizer.encode([prompt], add_special_tokens=False)[0])
+
+    return await server.llm.run_text(count)
+
+
+def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
+    given = body.chat_template_kwargs or {}
+    for name in ("chat_template", "tokenize", "tools", "conversation"):
+        if name in given:
+            raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
+    kwargs = {**(options.default_chat_template_kwargs or {}), **given}
+    if body.enable_thinking is not None and "enable_thinking" not in given:
+        kwargs["enable_thinking"] = body.enable_thinking
+    if isinstance(body, ChatCompletionRequest):
+        if body.documents is not None:
+            kwargs["documents"] = body.documents
+        if body.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            # Templates know it under one of these names.
+            kwargs.setdefault("enable_thinking", False)
+            kwargs.setdefault("thinking", False)
+    return kwargs
 
 
 def conversation(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ async def create_chat_batch(request: Request) -> Response:
     server.check_accepting()
     body = await read_body(request, BatchChatRequest)
     count = len(body.messages)
-    most = min(MOST_CONVERSATIONS, server.most_sequences)
+    most = min(MOST_CONVERSATIONS, server.limits.max_sequences)
     if not 1 <= count <= most:
         raise RequestError(f"messages: {count} conversations; a request may have 1 to {most}", "messages")
     identity = identify(request, server, body, "chatcmpl", count)

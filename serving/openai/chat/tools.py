@@ -34,6 +34,10 @@ class ToolUse:
         return self.allowed and (self.forced or any(function.strict for function in self.functions.values()))
 
 
+NO_TOOLS = ToolUse({}, allowed=False, forced=False, named=False, several=True)
+"""Of requests without any."""
+
+
 def tool_use(body: ChatCompletionRequest) -> ToolUse:
     """The tools of a request. Raises `RequestError` with the name of the field that is wrong."""
     functions = _functions(body.tools or ())

@@ -1,13 +1,14 @@
 """Results as chat completions, whole or in chunks."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from msgspec import UNSET, UnsetType
 
 from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.answers import Answers
-from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.chat.plan import ChatCall
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
@@ -40,19 +41,33 @@ class ChatWriter:
         self._identity = identity
         self._body = body
         self._prompt_token_ids = call.request.prompt_token_ids
-        self._begin = call.begin
-        self._answers = None if call.new_parser is None else Answers(call.new_parser, named_call=call.names_function)
+        self._begin = call.plan.begin
+        new_parser, names_function = call.plan.new_parser, call.plan.names_function
+        self._answers = None if new_parser is None else Answers(new_parser, named_call=names_function)
         self._tier: str | UnsetType = UNSET if body.service_tier is None else "default"
         self._logprobs = _logprob_format(server, body)
-        self._counter = UsageCounter([len(self._prompt_token_ids)], call.count_reasoning)
+        self._counter = UsageCounter([len(self._prompt_token_ids)], call.plan.count_reasoning)
         self._begun: set[int] = set()
-        self.texts = TextEvents(self._counter)
-        self._frame = EventFrame(
-            self._empty_chunk(),
-            self._counter,
-            body.stream_options,
-            force_usage=server.options.enable_force_include_usage,
+        self._force_usage = server.options.enable_force_include_usage
+
+    # Only streams have the following two.
+
+    @cached_property
+    def texts(self) -> TextEvents:
+        """The events that are nothing but text."""
+        return TextEvents(self._counter)
+
+    @cached_property
+    def _frame(self) -> EventFrame:
+        empty = ChatChunk(
+            id=self._identity.id,
+            created=self._identity.created,
+            model=self._identity.model,
+            service_tier=self._tier,
+            system_fingerprint=self._fingerprint,
+            choices=[],
         )
+        return EventFrame(empty, self._counter, self._body.stream_options, force_usage=self._force_usage)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         """The response."""
@@ -163,22 +178,12 @@ class ChatWriter:
     def _token_ids_of(self, completion: CompletionOutput) -> list[int] | None:
         return completion.token_ids if self._body.return_token_ids else None
 
-    def _empty_chunk(self) -> ChatChunk:
-        return ChatChunk(
-            id=self._identity.id,
-            created=self._identity.created,
-            model=self._identity.model,
-            service_tier=self._tier,
-            system_fingerprint=self._fingerprint,
-            choices=[],
-        )
-
 
 def _logprob_format(server: ServerState, body: ChatCompletionRequest) -> LogprobFormat | None:
     if not body.logprobs:
         return None
     return LogprobFormat(
         server.token_bytes,
-        alternatives=None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.llm.info),
+        alternatives=None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.limits.vocab_size),
         as_token_ids=shows_token_ids(server.options, body),
     )

@@ -1,5 +1,6 @@
 """Completions: prompts in, their continuations out."""
 
+from collections.abc import Sequence
 from typing import cast
 
 from starlette.requests import Request
@@ -8,13 +9,21 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.decode import read_body
-from jaxllm.serving.http.generate import calling, identify, respond, try_grammar
-from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.generate import identify, respond, try_grammar
+from jaxllm.serving.http.limits import AdmissionLimits
+from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.completions.writer import CompletionWriter
-from jaxllm.serving.openai.generation import parameters
-from jaxllm.serving.openai.generation.structured import naming_form
+from jaxllm.serving.openai.generation.parameters import naming_form, sampling_params
+from jaxllm.serving.openai.generation.validation import (
+    check_generation,
+    check_max_tokens,
+    checked_priority,
+    width_name,
+)
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
-from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.pooling.inputs import PoolingInputs
+from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
+from jaxllm.serving.text.prompts import ParsedPrompt
 
 MAX_PROMPTS = 1024
 """Most prompts in one request."""
@@ -27,18 +36,16 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     prompts = await server.bodies.work(request, lambda: split_prompts(body.prompt))
     identity = identify(request, server, body, "cmpl", len(prompts))
-    _check(body, server, len(prompts))
-    with calling(beam_width=parameters.width_name(body)), naming_form(body):
+    priority = _check(body, server.limits, len(prompts))
+    try:
         params = await server.bodies.work(request, lambda: _params(body, server.llm.default_params))
-        await try_grammar(request, server, params)
-        requests = await server.llm.prepare(
-            [_with_salt(prompt, body.cache_salt) for prompt in prompts],
-            params,
-            identity.engine_ids,
-            priority=parameters.checked_priority(body, server.llm.config),
-            stream=bool(body.stream),
-            add_special_tokens=body.add_special_tokens is not False,
+        if params.structured_outputs is not None:
+            await try_grammar(request, server, params)
+        requests = await server.llm.run_text(
+            _build, server.llm.inputs, body, prompts, params, identity.engine_ids, priority
         )
+    except RequestError as error:
+        raise _named(error, body) from None
     return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
 
 
@@ -58,21 +65,48 @@ def split_prompts(prompt: str | list[str | int | list[int]], *, most: int = MAX_
     return cast("list[str | list[int]]", prompt)
 
 
-def _with_salt(prompt: str | list[int], salt: str | None) -> Prompt:
-    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}
-
-
-def _check(body: CompletionRequest, server: ServerState, num_prompts: int) -> None:
-    """Raise `RequestError` for fields that do not go together, or are too large."""
-    parameters.check_max_tokens("max_tokens", body.max_tokens, server.llm.info.max_model_len)
-    parameters.check_stream(body)
-    parameters.check_sequences(body, num_prompts, server.most_sequences)
-    parameters.check_alternatives("logprobs", body.logprobs, server.llm.info)
-    parameters.check_alternatives("prompt_logprobs", body.prompt_logprobs, server.llm.info)
+def _check(body: CompletionRequest, limits: AdmissionLimits, num_prompts: int) -> int:
+    """The priority. Raises `RequestError` for fields that do not go together, or are too large."""
+    check_max_tokens("max_tokens", body.max_tokens, limits)
+    check_generation(body, limits, num_prompts=num_prompts, logprobs=body.logprobs)
     if body.logprob_token_ids is not None and body.logprobs is None:
         raise RequestError("logprob_token_ids needs logprobs: set it to 0 or more", "logprob_token_ids")
     if body.logprob_token_ids is not None and body.echo and body.max_tokens == 0:
         raise RequestError("logprob_token_ids: with max_tokens=0 no tokens are generated", "logprob_token_ids")
+    return checked_priority(body, limits)
+
+
+def _build(
+    inputs: InputProcessor | PoolingInputs,
+    body: CompletionRequest,
+    prompts: Sequence[str | list[int]],
+    params: SamplingParams,
+    engine_ids: Sequence[str],
+    priority: int,
+) -> list[TextRequest]:
+    """One request for the engine per prompt; for threads. Raises `RequestError`."""
+    assert isinstance(inputs, InputProcessor)
+    salt = body.cache_salt
+    parsed = [
+        ParsedPrompt(prompt, None, salt) if isinstance(prompt, str) else ParsedPrompt(None, prompt, salt)
+        for prompt in prompts
+    ]
+    return inputs.build(
+        parsed,
+        [params] * len(prompts),
+        engine_ids,
+        [priority] * len(prompts),
+        stream=bool(body.stream),
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+
+
+def _named(error: RequestError, body: CompletionRequest) -> RequestError:
+    """The error with the field's name in the request."""
+    error = naming_form(error, body)
+    if error.parameter == "beam_width":
+        error.parameter = width_name(body)
+    return error
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
@@ -83,4 +117,4 @@ def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams
     if body.echo and max_tokens == 0:
         # The engine computes the prompt on its way to a first token, which is then left out.
         max_tokens = 1
-    return parameters.sampling_params(body, defaults, max_tokens=max_tokens, logprobs=body.logprobs, **others)
+    return sampling_params(body, defaults, max_tokens=max_tokens, logprobs=body.logprobs, **others)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.http.state import ServerState
@@ -31,19 +32,24 @@ class CompletionWriter:
         self._prompt_only = bool(body.echo) and body.max_tokens == 0
         self._format = LogprobFormat(
             server.token_bytes,
-            alternatives=num_alternatives(body.logprobs, server.llm.info),
+            alternatives=num_alternatives(body.logprobs, server.limits.vocab_size),
             as_token_ids=shows_token_ids(server.options, body),
         )
         self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._offsets: dict[int, TextOffsets] = {}
-        self.texts = TextEvents(self._counter)
         self._prompt_logprobs: dict[int, list[TokenChoices | None]] = {}
-        self._frame = EventFrame(
-            self._completion([]),
-            self._counter,
-            body.stream_options,
-            force_usage=server.options.enable_force_include_usage,
-        )
+        self._force_usage = server.options.enable_force_include_usage
+
+    # Only streams have the following two.
+
+    @cached_property
+    def texts(self) -> TextEvents:
+        """The events that are nothing but text."""
+        return TextEvents(self._counter)
+
+    @cached_property
+    def _frame(self) -> EventFrame:
+        return EventFrame(self._completion([]), self._counter, self._body.stream_options, force_usage=self._force_usage)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
         """The response."""

@@ -1,20 +1,19 @@
-"""Sampling parameters from requests."""
+"""What a request says of sampling, and of the form of its output: under OpenAI's names, and vLLM's new and old ones."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from jaxllm.beam.params import BeamOptions
-from jaxllm.config import EngineConfig
 from jaxllm.errors import RequestError
-from jaxllm.info import EngineInfo
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import refused_fields
-from jaxllm.serving.http.errors import BodyError
-from jaxllm.serving.openai.generation.structured import structured_outputs
+from jaxllm.serving.openai.generation.validation import width_name
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
+from jaxllm.serving.openai.protocol.response_format import ResponseFormat
 from jaxllm.serving.options.server import ServerOptions
+from jaxllm.structured.params import KINDS, StructuredOutputsParams
 
 _OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
 """Fields that chats and completions understand differently, or that are not what they are in the engine."""
@@ -23,13 +22,15 @@ _SHARED = tuple(
     for name in SamplingParams.__struct_fields__
     if name in GenerationRequest.__struct_fields__ and name not in _OWN_MEANING
 )
-_INT64 = range(-(2**63), 2**63)
-
-
-class Prioritised(Protocol):
-    """A body that may have a priority."""
-
-    priority: int | None
+_NOT_RECOMMENDED = SamplingParams().max_tokens
+_OLDER_FORMS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""vLLM's names of before `structured_outputs`."""
 
 
 def sampling_params(
@@ -82,24 +83,9 @@ def beam_params(
     return SamplingParams(**others, temperature=0.0, max_tokens=max_tokens, logprobs=logprobs, beam_search=options)
 
 
-def width_name(body: GenerationRequest) -> str:
-    """The field that says how many sequences are generated."""
-    return "n" if body.best_of is None else "best_of"
-
-
 def recommended_max_tokens(defaults: SamplingParams) -> int | None:
     """The length that the model's makers recommend, if they do."""
-    return None if defaults.max_tokens == SamplingParams().max_tokens else defaults.max_tokens
-
-
-def check_alternatives(name: str, value: int | None, info: EngineInfo) -> None:
-    """Raise `RequestError` if a request asks for more alternatives per token than the engine returns; -1: for all."""
-    most = info.max_logprobs
-    if value is None or 0 <= value <= most or (value == -1 and most >= info.vocab_size):
-        return
-    if value == -1:
-        raise RequestError(f"{name}=-1: the whole vocabulary is returned only with --max-logprobs -1", name)
-    raise RequestError(f"{name}={value}: must be an integer from 0 to {most} (--max-logprobs)", name)
+    return None if defaults.max_tokens == _NOT_RECOMMENDED else defaults.max_tokens
 
 
 def shows_token_ids(options: ServerOptions, body: GenerationRequest) -> bool:
@@ -108,52 +94,73 @@ def shows_token_ids(options: ServerOptions, body: GenerationRequest) -> bool:
     return options.return_tokens_as_token_ids if asked is None else asked
 
 
-def num_alternatives(value: int | None, info: EngineInfo) -> int:
+def num_alternatives(value: int | None, vocab_size: int) -> int:
     """How many alternatives per token a request asks for."""
-    return info.vocab_size if value == -1 else value or 0
+    return vocab_size if value == -1 else value or 0
 
 
-def check_stream(body: GenerationRequest) -> None:
-    """Raise `RequestError` for fields that do not go with `stream`."""
-    if not body.stream:
-        if body.stream_options is not None:
-            raise RequestError("stream_options are only for stream=true", "stream_options")
-    elif body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs cannot be streamed: leave stream out", "prompt_logprobs")
+def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | None:
+    """The form that the request asks for, if any. Raises `RequestError`, also if it asks for several."""
+    found, names = _given_forms(body)
+    if len(found) > 1:
+        raise RequestError(f"{' and '.join(found)}: an output can have one form only; give one of them", [*found][1])
+    if not found:
+        if body.guided_whitespace_pattern is not None:
+            raise RequestError("guided_whitespace_pattern: only with guided_json", "guided_whitespace_pattern")
+        return None
+    ((source, fields),) = found.items()
+    if body.guided_whitespace_pattern is not None:
+        fields.setdefault("whitespace_pattern", body.guided_whitespace_pattern)
+    try:
+        return StructuredOutputsParams.of(fields)
+    except RequestError as error:
+        raise _named(error, names, source) from None
 
 
-def check_sequences(body: GenerationRequest, num_prompts: int, most: int) -> None:
-    """Raise `RequestError` when the request alone has more sequences than may ever run and wait."""
-    name = width_name(body)
-    each = (body.n if body.best_of is None else body.best_of) or 1
-    if each * num_prompts > most:
-        for_prompts = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
-        raise RequestError(f"{name}={each}{for_prompts}: a request may have at most {most} sequences", name)
+def naming_form(error: RequestError, body: GenerationRequest) -> RequestError:
+    """The error with the field's name in the request, if it is about the form of the output."""
+    found, names = _given_forms(body)
+    return error if error.parameter not in names else _named(error, names, next(iter(found)))
 
 
-def checked_priority(body: Prioritised, config: EngineConfig) -> int:
-    """The request's priority. Raises `RequestError` where the engine would not look at it."""
-    priority = body.priority or 0
-    if priority not in _INT64:
-        raise RequestError("priority: must be a 64-bit signed integer", "priority")
-    if priority and config.scheduler.scheduling_policy != "priority":
-        raise RequestError(
-            f"priority={priority}: this server takes requests in order of arrival; it looks at priorities with "
-            "--scheduling-policy priority",
-            "priority",
-        )
-    return priority
+def _given_forms(body: GenerationRequest) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """By the fields that ask for a form, what they ask for; and what the fields of the last are called."""
+    found: dict[str, dict[str, Any]] = {}
+    names: dict[str, str] = {}
+    if body.response_format is not None and body.response_format.type != "text":
+        found["response_format"], names = _of_format(body.response_format)
+    if body.structured_outputs is not None:
+        given = body.structured_outputs
+        found["structured_outputs"] = {
+            name: value for name in given.__struct_fields__ if (value := getattr(given, name)) is not None
+        }
+        names = {name: f"structured_outputs.{name}" for name in given.__struct_fields__}
+    for name, kind in _OLDER_FORMS.items():
+        if (value := getattr(body, name)) is not None:
+            found[name] = {kind: value}
+            names = {kind: name, "whitespace_pattern": "guided_whitespace_pattern"}
+    return found, names
 
 
-def check_max_tokens(name: str, asked: int | None, max_model_len: int) -> None:
-    """Raise an error if the `asked` tokens, of the field `name`, are more than the model's context holds.
+def _of_format(form: ResponseFormat) -> tuple[dict[str, Any], dict[str, str]]:
+    """OpenAI's `response_format` as fields of `StructuredOutputsParams`, and what these are called in it."""
+    if form.type == "json_object":
+        return {"json_object": True}, {}
+    if form.type == "structural_tag":
+        tag = {"structures": form.structures, "triggers": form.triggers, "format": form.format}
+        given = {name: value for name, value in tag.items() if value is not None}
+        return {"structural_tag": given}, {"structural_tag": "response_format"}
+    if form.json_schema is None:
+        raise RequestError("response_format.json_schema: this field is required", "response_format.json_schema")
+    schema = form.json_schema.schema
+    return {"json": {} if schema is None else schema}, {"json": "response_format.json_schema.schema"}
 
-    More than what the prompt leaves of it is accepted: the text then ends where the context does.
-    """
-    if asked is not None and asked > max_model_len:
-        raise BodyError(
-            f"{name}={asked}: this model's maximum context length is {max_model_len} tokens, prompt and answer "
-            "together; ask for no more than that",
-            name,
-            "context_length_exceeded",
-        )
+
+def _named(error: RequestError, names: dict[str, str], source: str) -> RequestError:
+    """The error with the field's name in the request."""
+    field = error.parameter
+    name = source if field is None else names.get(field, field)
+    message = str(error)
+    if field in (*KINDS, "whitespace_pattern") and message.startswith(field):
+        message = name + message[len(field) :]
+    return RequestError(message, name)

@@ -12,9 +12,9 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.http.disconnect import unless_gone
 from jaxllm.serving.http.generate import Identity, Named, calling, identify, log_requests, reserved
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.openai.chat.call import render
+from jaxllm.serving.openai.chat.prompt import render
 from jaxllm.serving.openai.completions.routes import split_prompts
-from jaxllm.serving.openai.generation import parameters
+from jaxllm.serving.openai.generation.validation import Prioritised, check_texts, checked_priority
 from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.pooling.inputs import TextPair
@@ -23,7 +23,7 @@ from jaxllm.serving.tenancy.owners import owner_of
 from jaxllm.serving.text.prompts import Prompt
 
 
-class PooledBody(Named, parameters.Prioritised, Protocol):
+class PooledBody(Named, Prioritised, Protocol):
     """A body of a request to a pooling model, of whichever interface."""
 
 
@@ -43,19 +43,14 @@ async def pool(
     `prefix` begins its id, and `field` is what errors about a text name. Raises `RequestError`, `QueueFullError` and
     `EngineError`.
     """
-    if len(prompts) > server.most_sequences:
-        raise RequestError(
-            f"{field}: {len(prompts)} texts; a request may have at most {server.most_sequences} "
-            "(--max-num-seqs and --max-queued-requests together)",
-            field,
-        )
+    check_texts(field, len(prompts), server.limits)
     identity = identify(request, server, body, prefix, len(prompts))
     with calling(prompt=field):
         requests = await server.llm.prepare_texts(
             prompts,
             params,
             identity.engine_ids,
-            priority=parameters.checked_priority(body, server.llm.config),
+            priority=checked_priority(body, server.limits),
             add_special_tokens=add_special_tokens,
         )
     if server.options.enable_log_requests:
@@ -77,7 +72,7 @@ async def pool_texts(
     if body.messages is None:
         assert body.input is not None
         with calling(prompt="input"):
-            split = partial(split_prompts, body.input, most=server.most_sequences)
+            split = partial(split_prompts, body.input, most=server.limits.max_sequences)
             prompts = list(await server.bodies.work(request, split))
     else:
         prompts = [await _render(body, server)]
@@ -95,7 +90,8 @@ async def _render(body: TextsRequest, server: ServerState) -> str:
         **{name: getattr(body, name) for name in same},
     )
     with calling(prompt="messages"):
-        return await server.llm.run_text(render, server, chat)
+        _, text = await server.llm.run_text(render, server, chat)
+    return text
 
 
 def usage(results: Sequence[PoolingRequestOutput]) -> TextUsage:

@@ -10,7 +10,9 @@ from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.base import UnsupportedError
 from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.openai.chat.call import ChatCall, count_tokens, prepare_chat
+from jaxllm.serving.openai.chat.call import prepare_chat
+from jaxllm.serving.openai.chat.plan import ChatCall
+from jaxllm.serving.openai.chat.prompt import count_tokens
 from jaxllm.serving.openai.protocol.messages import Message
 from jaxllm.serving.openai.protocol.response_items import Item, ItemReference, MessageItem
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest

@@ -14,7 +14,7 @@ from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.decode import read_body, read_query
 from jaxllm.serving.http.generate import identify, json_response, respond, submit
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.chat.plan import ChatCall
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
 from jaxllm.serving.openai.protocol.response_answers import DeletedResponse, InputTokens, ItemPage, ModelResponse
@@ -112,7 +112,7 @@ def _logprob_format(server: ServerState, body: ResponsesRequest) -> LogprobForma
     if LOGPROBS not in (body.include or ()):
         return None
     as_token_ids = shows_token_ids(server.options, body)
-    alternatives = None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.llm.info)
+    alternatives = None if body.logprob_token_ids else num_alternatives(body.top_logprobs, server.limits.vocab_size)
     return LogprobFormat(server.token_bytes, alternatives=alternatives, as_token_ids=as_token_ids)
 
 

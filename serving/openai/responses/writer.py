@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from jaxllm.serving.http.errors import describe
-from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.chat.plan import ChatCall
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat
 from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
@@ -51,8 +51,8 @@ class ResponseWriter:
         `tools`: see `OutputBuilder`.
         """
         self.response = response
-        self._parser = PlainParser() if call.new_parser is None else call.new_parser()
-        self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.count_reasoning)
+        self._parser = PlainParser() if call.plan.new_parser is None else call.plan.new_parser()
+        self._counter = UsageCounter([len(call.request.prompt_token_ids)], call.plan.count_reasoning)
         self._logprobs = logprobs
         self._on_end = on_end
         self._finish_reason: str | None = None

@@ -17,7 +17,7 @@ from jaxllm.serving.anthropic.convert import chat_request, read_chat
 from jaxllm.serving.anthropic.requests import MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
 from jaxllm.serving.http.body.decode import as_body
-from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.chat.plan import ChatCall, ReplyPlan
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta, ToolCallStart
 from jaxllm.serving.text.input_processor import TextRequest
 from tests.serving.openai.responses.test_writer import PARTS, Script, news
@@ -162,7 +162,8 @@ def writer(parts: list[ReplyPart], *, stream: bool = True) -> MessageWriter:
     request = TextRequest(
         request_id="1", prompt="p", prompt_token_ids=[7, 8], params=SamplingParams(), children=[], stream=stream
     )
-    return MessageWriter(ChatCall(request=request, new_parser=lambda: Script(parts)), "msg_1", "demo")
+    plan = ReplyPlan(prompt="p", params=request.params, new_parser=lambda: Script(parts))
+    return MessageWriter(ChatCall(request, plan), "msg_1", "demo")
 
 
 def events(data: bytes) -> list[Any]:

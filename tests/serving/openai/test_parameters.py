@@ -1,11 +1,12 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jaxllm.config import EngineConfig
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.openai.generation import parameters
+from jaxllm.serving.http.limits import AdmissionLimits
+from jaxllm.serving.openai.generation import parameters, validation
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 
 DEFAULTS = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=16)
@@ -50,15 +51,16 @@ def test_a_recommended_length_is_one_that_is_not_our_default() -> None:
 def test_sequences_of_all_prompts_count(body: Any, most: int) -> None:
     num_prompts = 3 if body == {"n": 2} else 1
     with pytest.raises(RequestError, match=f"at most {most}"):
-        parameters.check_sequences(CompletionRequest(prompt="x", **body), num_prompts, most)
-    parameters.check_sequences(CompletionRequest(prompt="x", **body), num_prompts, 6)
+        validation.check_sequences(CompletionRequest(prompt="x", **body), num_prompts, most)
+    validation.check_sequences(CompletionRequest(prompt="x", **body), num_prompts, 6)
 
 
 def test_priorities() -> None:
-    by_priority = EngineConfig.from_options({"scheduling_policy": "priority"})
-    assert parameters.checked_priority(CompletionRequest(prompt="x", priority=-3), by_priority) == -3
-    assert parameters.checked_priority(CompletionRequest(prompt="x", priority=0), EngineConfig()) == 0
-    for config in (EngineConfig(), by_priority):
+    in_order = AdmissionLimits(max_model_len=8, vocab_size=8, max_logprobs=0, max_sequences=1, by_priority=False)
+    by_priority = replace(in_order, by_priority=True)
+    assert validation.checked_priority(CompletionRequest(prompt="x", priority=-3), by_priority) == -3
+    assert validation.checked_priority(CompletionRequest(prompt="x", priority=0), in_order) == 0
+    for limits in (in_order, by_priority):
         with pytest.raises(RequestError) as caught:
-            parameters.checked_priority(CompletionRequest(prompt="x", priority=2**63), config)
+            validation.checked_priority(CompletionRequest(prompt="x", priority=2**63), limits)
         assert caught.value.parameter == "priority"

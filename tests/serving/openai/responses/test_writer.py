@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from jaxllm.errors import EngineError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.openai.chat.call import ChatCall
+from jaxllm.serving.openai.chat.plan import ChatCall, ReplyPlan
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.reply.parts import (
     ContentDelta,
@@ -62,7 +62,8 @@ def writer(parts: list[ReplyPart], *, streams: bool = True, status: str = "in_pr
     begun = response("resp_1", running=True)
     begun.status = "queued" if status == "queued" else "in_progress"
     request = TextRequest(request_id="1", prompt="p", prompt_token_ids=[7, 8], params=SamplingParams(), children=[])
-    call = ChatCall(request=request, new_parser=lambda: Script(parts))
+    plan = ReplyPlan(prompt="p", params=request.params, new_parser=lambda: Script(parts))
+    call = ChatCall(request, plan)
     return ResponseWriter(begun, call, streams=streams, logprobs=None)
 
 
