@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from jaxllm.config import EngineConfig
 from jaxllm.progress import Progress, silent
+from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.llm.progress import GenerationProgress
 from jaxllm.serving.openai.batches.client import post
@@ -19,7 +20,7 @@ from jaxllm.serving.openai.batches.input import BatchInput
 from jaxllm.serving.openai.batches.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
 from jaxllm.serving.openai.batches.record import BatchRecord
 from jaxllm.serving.options.server import ServerOptions
-from jaxllm.serving.server.app import ServerState, create_app
+from jaxllm.serving.server.app import create_app
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.telemetry.logs import configure_logging
 from jaxllm.serving.telemetry.metrics import Metrics

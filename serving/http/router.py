@@ -1,33 +1,33 @@
-"""Routes made of operations."""
+"""FastAPI's routers, made of operations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
-from starlette.routing import Route
 
 from jaxllm.serving.http.guard import guarded
-from jaxllm.serving.http.middleware.measure import HANDLER
-from jaxllm.serving.http.operation import Handler, Operation
+from jaxllm.serving.http.operation import Operation
 
 
-def make_routes(operations: Sequence[Operation]) -> list[Route]:
-    """For the router: one route per path, so that it knows all methods of each."""
-    by_path: dict[str, dict[str, Handler]] = {}
+def make_router(operations: Sequence[Operation]) -> APIRouter:
+    """A router with a route for each method of each operation. Handlers read bodies and write responses themselves."""
+    router = APIRouter()
     for operation in operations:
-        handlers = by_path.setdefault(operation.path, {})
-        handlers.update(dict.fromkeys(operation.methods, operation.checked_handler))
-    return [
-        Route(path, guarded(_by_method(path, handlers)), methods=list(handlers)) for path, handlers in by_path.items()
-    ]
-
-
-def _by_method(path: str, handlers: Mapping[str, Handler]) -> Handler:
-    name = path.replace(":path}", "}")
-
-    async def handle(request: Request) -> Response:
-        request.scope[HANDLER] = name
-        # The router adds HEAD where there is GET, and the server leaves the body out.
-        return await handlers["GET" if request.method == "HEAD" else request.method](request)
-
-    return handle
+        assert operation.handler.__doc__ is not None
+        name = operation.name or operation.handler.__name__
+        for method in operation.methods:
+            router.add_api_route(
+                operation.path,
+                guarded(operation.checked_handler),
+                methods=[method],
+                operation_id=f"{name}_{method.lower()}",
+                summary=operation.handler.__doc__.split("\n")[0],
+                tags=[operation.tag],
+                response_class=Response,
+            )
+    for operation in operations:
+        if "GET" in operation.methods:
+            # The server leaves the body out.
+            endpoint = guarded(operation.checked_handler)
+            router.add_api_route(operation.path, endpoint, methods=["HEAD"], include_in_schema=False)
+    return router

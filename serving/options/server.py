@@ -58,8 +58,9 @@ class ServerOptions(Section):
     )
     ssl_ciphers: str | None = option(None, "Ciphers for TLS 1.2 in OpenSSL's notation.")
     middleware: tuple[str, ...] = option(
-        (), "ASGI middleware to wrap the server in, as module:attribute; a class or a function of the application."
+        (), "ASGI middleware to wrap the server in, as module.attribute; a class or a function of the application."
     )
+    include_router: tuple[str, ...] = option((), "FastAPI routers with routes of your own, as module.attribute.")
     chat_template: str | None = option(None, "Chat template to use instead of the model's: a file, or Jinja text.")
     allow_special_tokens_in_content: bool = option(
         False, "Encode the text of a special token in a chat message, such as <|im_end|>, as the token."
@@ -199,9 +200,10 @@ class ServerOptions(Section):
         for name in ("served_model_name", "api_key"):
             if not all(map(str.strip, getattr(self, name))):
                 raise ConfigError(f"{name}: an empty text is among its values")
-        for path in self.middleware:
-            if not re.fullmatch(r"[\w.]+:[\w.]+", path):
-                raise ConfigError(f"middleware={path!r}: must look like module:attribute")
+        for name in ("middleware", "include_router"):
+            for path in getattr(self, name):
+                if not re.fullmatch(r"\w[\w.]*[.:]\w[\w.]*", path):
+                    raise ConfigError(f"{name}={path!r}: must look like module:attribute, or module.attribute")
 
 
 _WITHOUT_EFFECT = {

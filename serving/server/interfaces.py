@@ -1,9 +1,11 @@
-"""The interfaces of the server, and all their operations."""
+"""The interfaces of the server: their routers, and all their operations."""
 
 from jaxllm.serving.anthropic import router as anthropic
 from jaxllm.serving.openai import router as openai
 from jaxllm.serving.openai.pooling import router as pooling
 from jaxllm.serving.server import router as server
 
-OPERATIONS = (*openai.OPERATIONS, *anthropic.OPERATIONS, *pooling.OPERATIONS, *server.OPERATIONS)
+_INTERFACES = (openai, anthropic, pooling, server)
+ROUTERS = tuple(interface.router for interface in _INTERFACES)
+OPERATIONS = tuple(operation for interface in _INTERFACES for operation in interface.OPERATIONS)
 """Every operation but the pages about them."""

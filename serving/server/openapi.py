@@ -2,20 +2,17 @@
 
 import ast
 import inspect
-import json
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from jaxllm.serving.http.body.base import Body, Ignored, refused_fields
 from jaxllm.serving.http.operation import Operation
-from jaxllm.serving.http.state import server_of
-from jaxllm.serving.server.interfaces import OPERATIONS
+from jaxllm.serving.server.interfaces import OPERATIONS, ROUTERS
 from jaxllm.version import __version__
 
 _UPLOAD = {
@@ -25,45 +22,57 @@ _UPLOAD = {
 }
 
 
-async def show_document(request: Request) -> Response:
-    """The OpenAPI document."""
-    server = server_of(request)
-    document = openapi(with_keys=server.access.needs_key, strict=server.options.strict_fields)
-    root = request.scope.get("root_path")
-    if root:
-        document = {**document, "servers": [{"url": root}]}
-    return Response(json.dumps(document), media_type="application/json")
+_EXAMPLES = {
+    "messages": [{"role": "user", "content": "What is 17 plus 25?"}],
+    "prompt": "Once upon a time",
+    "input": "Once upon a time",
+    "max_tokens": 32,
+    "text_1": "A dog",
+    "text_2": "A cat",
+    "query": "A dog",
+    "documents": ["A cat"],
+    "texts": ["Once upon a time"],
+    "tokens": [5, 6],
+}
+"""Values of fields for the page about the routes, which sends them."""
+_SHOWN = frozenset(("prompt", "input", "max_tokens", "text_1", "text_2", "texts"))
+"""Fields that examples have although they may be left out."""
+_ROUTES = tuple(route for router in ROUTERS for route in router.routes)
+OPENAPI_URL = "/openapi.json"
 
 
-@cache
-def openapi(*, with_keys: bool, strict: bool = False) -> dict[str, Any]:
-    """The document, OpenAPI 3.1; `with_keys` if requests need one, `strict` if unknown fields are refused."""
+def openapi(*, with_keys: bool, strict: bool = False, routes: Sequence[BaseRoute] = _ROUTES) -> dict[str, Any]:
+    """The document, OpenAPI 3.1, of these routes: the interfaces', and others.
+
+    `with_keys` if requests need one, `strict` if unknown fields are refused.
+    """
+    document = get_openapi(
+        title="jaxllm", version=__version__, description="OpenAI's interface, with vLLM's fields.", routes=routes
+    )
+    for operation in OPERATIONS:
+        path = document["paths"][operation.path.replace(":path}", "}")]
+        for method in operation.methods:
+            path[method.lower()] |= _operation(operation, with_keys=with_keys)
+    components = document.setdefault("components", {})
+    components["schemas"] = {**components.get("schemas", {}), **_schemas(strict=strict)}
+    if with_keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return document
+
+
+def _schemas(*, strict: bool) -> dict[str, Any]:
+    """The types of all bodies."""
     kinds = {kind for each in OPERATIONS for kind in each.bodies}
     _, schemas = msgspec.json.schema_components(
         sorted(kinds, key=lambda kind: kind.__name__), ref_template="#/components/schemas/{name}"
     )
     for kind in _structs(kinds):
         _describe(schemas[kind.__name__], kind, strict=strict)
-    paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
-        path = operation.path.replace(":path}", "}")
-        described = _operation(operation, with_keys=with_keys)
-        for method in map(str.lower, operation.methods):
-            name = f"{operation.name or operation.handler.__name__}_{method}"
-            paths.setdefault(path, {})[method] = {"operationId": name, **described}
-    document: dict[str, Any] = {
-        "openapi": "3.1.0",
-        "info": {"title": "jaxllm", "version": __version__, "description": "OpenAI's interface, with vLLM's fields."},
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
-    if with_keys:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return document
+    return schemas
 
 
 def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
-    assert operation.handler.__doc__ is not None
+    """What FastAPI does not know of an operation: its bodies, its query, and whether it needs a key."""
     content: dict[str, Any] = {}
     if operation.response is not None:
         content[operation.content_type] = {"schema": _reference(operation.response)}
@@ -74,14 +83,9 @@ def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
         content["text/event-stream"] = {
             "schema": {"description": f"Events whose data is a {name} each, and a last one, [DONE]."}
         }
-    made: dict[str, Any] = {
-        "summary": operation.handler.__doc__.split("\n")[0],
-        "tags": [operation.tag],
-        "responses": {"200": {"description": "Success.", "content": content}} | _errors(operation),
-    }
+    made: dict[str, Any] = {"responses": {"200": {"description": "Success.", "content": content}} | _errors(operation)}
     if operation.request is not None:
-        schema = {"schema": _reference(operation.request)}
-        made["requestBody"] = {"required": True, "content": {"application/json": schema}}
+        made["requestBody"] = {"required": True, "content": {"application/json": _request(operation.request)}}
     if operation.upload:
         made["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _UPLOAD}}}
     parameters = _parameters(operation)
@@ -90,6 +94,19 @@ def _operation(operation: Operation, *, with_keys: bool) -> dict[str, Any]:
     if with_keys and not operation.public:
         made["security"] = [{"key": []}]
     return made
+
+
+def _request(kind: type[Body]) -> dict[str, Any]:
+    """A body, with an example that can be sent."""
+    served = [field for field in msgspec.structs.fields(kind) if field.name not in refused_fields(kind)]
+    shown = {field.encode_name for field in served if field.required or field.name in _SHOWN}
+    example = {name: value for name, value in _EXAMPLES.items() if name in shown}
+    try:
+        msgspec.convert(example, kind)
+    except msgspec.ValidationError:
+        # A field of this name is of another type here.
+        return {"schema": _reference(kind)}
+    return {"schema": _reference(kind), "example": example}
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:

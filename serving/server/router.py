@@ -1,6 +1,7 @@
 """The operations of the server itself."""
 
 from jaxllm.serving.http.operation import Operation
+from jaxllm.serving.http.router import make_router
 from jaxllm.serving.server import answers, routes
 
 OPERATIONS = (
@@ -18,3 +19,5 @@ OPERATIONS = (
         response=answers.CacheReset,
     ),
 )
+
+router = make_router(OPERATIONS)

@@ -18,7 +18,8 @@ from jaxllm.progress import Progress, silent
 from jaxllm.serving.http.connection.connections import Connections
 from jaxllm.serving.http.connection.server import HttpServer
 from jaxllm.serving.http.limits import HttpLimits
-from jaxllm.serving.http.middleware.custom import load_middleware
+from jaxllm.serving.http.middleware.custom import load_middleware, load_router
+from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.llm.async_llm import AsyncLLM
@@ -26,7 +27,7 @@ from jaxllm.serving.openai.files.store import lock_folder
 from jaxllm.serving.openai.stores import Stores, stores_of
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
-from jaxllm.serving.server.app import ServerState, create_app
+from jaxllm.serving.server.app import create_app
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner, configure_logging
@@ -95,6 +96,8 @@ async def serve(
     for path in options.middleware:
         # The application loads it again; here it fails before the model is loaded.
         load_middleware(path)
+    for path in options.include_router:
+        load_router(path)
     # Likewise: a wrong file of keys, and a folder that cannot be used.
     Access.of(options)
     if options.files_dir is not None:

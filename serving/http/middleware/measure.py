@@ -9,8 +9,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jaxllm.serving.http.guard import REJECTED
 from jaxllm.serving.telemetry.http import HttpMetrics
 
-HANDLER = "jaxllm.handler"
-"""In the scope: the path of the route, as it is in the router."""
 NO_ROUTE = "none"
 _UNCOUNTED = frozenset(("/metrics", "/health", "/ready", "/load", "/ping", "/version"))
 """As in vLLM: what probes ask for all the time."""
@@ -42,7 +40,8 @@ class MeasureRequests:
             await self._app(scope, receive, watch)
         finally:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            handler = scope.get(HANDLER) or (path if path in self._paths else NO_ROUTE)
+            route = scope.get("route")
+            handler = route.path_format if route is not None else path if path in self._paths else NO_ROUTE
             method = scope["method"] if scope["method"] in _METHODS else "OTHER"
             seconds = time.perf_counter() - began
             self._metrics.observe(handler, method, status, seconds, _length(Headers(scope=scope)), sent)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.applications import Starlette
 
 from jaxllm.errors import CapacityError, JaxLLMError, QueueFullError
@@ -139,8 +140,11 @@ class BatchStore:
         batch = stored.batch
         self._save(stored)
 
+        # FastAPI's routes want what its outermost middleware puts into the scope.
+        routes = AsyncExitStackMiddleware(app.router)
+
         async def send(path: str, body: bytes, request_id: str) -> Answer:
-            return await post(app.router, path, body, request_id, app=app, owner=stored.owner)
+            return await post(routes, path, body, request_id, app=app, owner=stored.owner)
 
         def reserve(num_bytes: int) -> None:
             self._files.reserve(stored.owner.name, num_bytes)

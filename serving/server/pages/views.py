@@ -7,20 +7,20 @@ from string import Template
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 
 from jaxllm.serving.http.state import server_of
 from jaxllm.version import __version__
 
-PUBLIC_PAGES = frozenset({"/", "/docs"})
-"""Pages that need no key: what they show of the server, they ask for with the key that the reader types."""
-
 _HEADERS = {
     # Nothing from elsewhere, and in nobody's frame.
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
     "Cache-Control": "no-cache",
 }
+_SWAGGER_UI = files("fastapi_offline") / "static"
+"""Scripts and styles of Swagger UI; see fastapi-offline on PyPI."""
 
 
 class About(msgspec.Struct, omit_defaults=True):
@@ -35,8 +35,26 @@ class About(msgspec.Struct, omit_defaults=True):
 
 
 async def show_docs(_: Request) -> Response:
-    """Show the OpenAPI document as a page."""
+    """Show the OpenAPI document with Swagger UI. The page asks for a key where the document wants one."""
     return HTMLResponse(_read("docs.html"), headers=_HEADERS)
+
+
+async def show_script(_: Request) -> Response:
+    """The script of Swagger UI."""
+    return _asset("swagger-ui-bundle.js")
+
+
+async def show_style(_: Request) -> Response:
+    """The style of Swagger UI."""
+    return _asset("swagger-ui.css")
+
+
+def _asset(name: str) -> Response:
+    return FileResponse(str(_SWAGGER_UI / name), headers={"Cache-Control": "max-age=86400"})
+
+
+DOCS = {"/docs": show_docs, "/docs/swagger-ui.js": show_script, "/docs/swagger-ui.css": show_style}
+"""The page about the routes. It needs no key: what it shows of the server, it asks for with the reader's key."""
 
 
 async def show_landing(request: Request) -> Response:
