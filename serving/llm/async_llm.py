@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from jaxllm.config import EngineConfig, ModelOptions
+from jaxllm.config import EngineConfig
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.info import EngineInfo
@@ -22,8 +22,13 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.ipc.messages import Add, Pool
-from jaxllm.serving.llm.llm_engine import check_vocabulary, find_tokenizer, form_checker, load_tokenizer
-from jaxllm.serving.llm.loading import default_params
+from jaxllm.serving.llm.loading import (
+    check_vocabulary,
+    default_params,
+    find_tokenizer,
+    form_checker,
+    load_whole_tokenizer,
+)
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
@@ -59,6 +64,12 @@ class AsyncLLM:
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.default_params = SamplingParams()
+        self.observers: list[Observer] = engine.observers
+        """They see every message of the engine; a list to append to."""
+        self.on_restart: list[Callable[[EngineInfo], None]] = engine.on_restart
+        """Called when another engine has taken the place of one that ended; a list to append to."""
+        self.loss: asyncio.Future[EngineError] = engine.health.loss
+        """Done when the engine is gone for good, with the reason."""
         self._engine = engine
         self.chat_template = chat_template
         """The operator's, as Jinja text; None: the model's own is used."""
@@ -67,7 +78,7 @@ class AsyncLLM:
         self.inputs: InputProcessor | PoolingInputs
         """Makes requests of prompts; safe to use from several threads."""
         self._forms: CanaryChecker | None = None
-        self._shut_down = False
+        self._canary_start: asyncio.TimerHandle | None = None
         self._numbers = itertools.count()
 
     @classmethod
@@ -103,7 +114,7 @@ class AsyncLLM:
             restarts=RestartBudget(max_restarts, restart_window),
         )
         llm = cls(config, engine, template)
-        tokenizer = llm.run_text(_load_tokenizer, config.model)
+        tokenizer = llm.run_text(load_whole_tokenizer, config.model)
         try:
             await engine.start(config, progress=progress, log_level=log_level, json_logs=json_logs)
             llm._take_tokenizer(await tokenizer)
@@ -125,12 +136,8 @@ class AsyncLLM:
             self._forms = form_checker(self.config, info, tokenizer)
             self.inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
             # Starting it takes some of the processor, which others need more until the first requests are served.
-            self._loop.call_later(CANARY_SECONDS, self._start_canary, self._forms)
+            self._canary_start = self._loop.call_later(CANARY_SECONDS, self.run_text, self._forms.start)
             self._engine.serve(OutputProcessor(tokenizer, measure=True))
-
-    def _start_canary(self, forms: CanaryChecker) -> None:
-        if not self._shut_down:
-            self.run_text(forms.start)
 
     @property
     def info(self) -> EngineInfo:
@@ -146,21 +153,6 @@ class AsyncLLM:
     def engine_pid(self) -> int:
         """Process id of the engine."""
         return self._engine.pid
-
-    @property
-    def observers(self) -> list[Observer]:
-        """They see every message of the engine; a list to append to."""
-        return self._engine.observers
-
-    @property
-    def on_restart(self) -> list[Callable[[EngineInfo], None]]:
-        """Called when another engine has taken the place of one that ended; a list to append to."""
-        return self._engine.on_restart
-
-    @property
-    def loss(self) -> "asyncio.Future[EngineError]":
-        """Done when the engine is gone for good, with the reason."""
-        return self._engine.health.loss
 
     # Text
 
@@ -311,14 +303,8 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """End the engine process; whoever still waits gets an error. May be called again."""
         await self._engine.shutdown()
-        self._shut_down = True
+        if self._canary_start is not None:
+            self._canary_start.cancel()
         self._text_threads.shutdown(wait=False)
         if self._forms is not None:
             self._forms.close()
-
-
-def _load_tokenizer(options: ModelOptions) -> Tokenizer:
-    """The tokenizer, with all that takes long made: later, every stream would wait for it."""
-    tokenizer = load_tokenizer(options)
-    assert tokenizer.control.backend is not None
-    return tokenizer

@@ -3,9 +3,7 @@
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, cast
-
-import numpy as np
+from typing import Any, Self
 
 from jaxllm.beam.params import BeamSearchParams
 from jaxllm.config import EngineConfig
@@ -15,7 +13,7 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm.llm_engine import LLMEngine, open_engine
 from jaxllm.serving.llm.offline import OfflineRuns
-from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params
+from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_prompts
 from jaxllm.serving.llm.offline_pooling import OfflinePooling
 from jaxllm.serving.llm.offline_pooling import Params as PoolingParamsOf
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
@@ -115,7 +113,7 @@ class LLM:
 
         Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
         """
-        return Results(self._generation.generate(_as_list(prompts), sampling_params, use_tqdm, priority=priority))
+        return Results(self._generation.generate(as_prompts(prompts), sampling_params, use_tqdm, priority=priority))
 
     def stream(
         self,
@@ -133,7 +131,7 @@ class LLM:
         they are. Leaving the loop and dropping the iterator, or closing it, aborts the rest. Other calls may be made
         meanwhile. Arguments and errors are as in `generate`; they are checked at once.
         """
-        return self._generation.stream(_as_list(prompts), sampling_params, priority=priority)
+        return self._generation.stream(as_prompts(prompts), sampling_params, priority=priority)
 
     def stream_chat(
         self,
@@ -153,7 +151,7 @@ class LLM:
 
         Prompts, errors and the order of results are as in `generate`.
         """
-        return Results(self._generation.beam_search(_as_list(prompts), params, use_tqdm))
+        return Results(self._generation.beam_search(as_prompts(prompts), params, use_tqdm))
 
     def chat(
         self,
@@ -211,7 +209,7 @@ class LLM:
         A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
         are as in `generate`. Raises `RequestError` for what is wrong with any of them, and for a model that generates.
         """
-        return Results(self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, pooling_task))
+        return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, pooling_task))
 
     def embed(
         self,
@@ -221,7 +219,7 @@ class LLM:
         use_tqdm: UseTqdm = True,
     ) -> Results[EmbeddingRequestOutput]:
         """An embedding of each text; the rest is as in `encode`."""
-        results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "embed")
+        results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "embed")
         return Results(EmbeddingRequestOutput.of(each) for each in results)
 
     def classify(
@@ -232,7 +230,7 @@ class LLM:
         use_tqdm: UseTqdm = True,
     ) -> Results[ClassificationRequestOutput]:
         """Probabilities of the classes of each text; the rest is as in `encode`."""
-        results = self._pooling(use_tqdm).pool(_as_list(prompts), pooling_params, "classify")
+        results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "classify")
         return Results(ClassificationRequestOutput.of(each) for each in results)
 
     def score(
@@ -296,18 +294,3 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _as_list(prompts: Any) -> list[Prompt]:
-    """Prompts as a list, also where a single one was given."""
-    if isinstance(prompts, (str, Mapping)):
-        return [cast(Prompt, prompts)]
-    if isinstance(prompts, np.ndarray):
-        return [cast(Prompt, prompts)] if prompts.ndim == 1 else list(prompts)
-    try:
-        items = list(prompts)
-    except TypeError:
-        kind = type(prompts).__name__
-        raise RequestError(f"prompts: expected text, token ids, or a list of prompts, got {kind}", "prompt") from None
-    # A flat list of integers is one prompt given as token ids.
-    return [items] if items and all(isinstance(item, (int, np.integer)) for item in items) else items

@@ -4,26 +4,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from jaxllm.config import EngineConfig, ModelOptions
+from jaxllm.config import EngineConfig
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.info import EngineInfo
-from jaxllm.models.checkpoint.checkpoint import resolve
-from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.llm.loading import default_params
+from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
 from jaxllm.serving.pooling.engine import PoolingLLMEngine
-from jaxllm.serving.text.cached_tokenizer import load_quickly
 from jaxllm.serving.text.engine import TextEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.token_engine import TokenEngine
-from jaxllm.serving.text.tokenizer import Tokenizer, check_files
-from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.checking import CanaryChecker, make_canary_checker
+from jaxllm.serving.text.tokenizer import Tokenizer
 
 
 class LLMEngine(TextEngine[TextRequest]):
@@ -85,7 +79,7 @@ class LLMEngine(TextEngine[TextRequest]):
         self.add(self.inputs.prepare([prompt], chosen, [request_id], priority=priority, stream=stream))
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; the news of it, see `add_request`.
+        """Run one step; its outputs, see `add_request`.
 
         Raises `RequestError` when the engine finds that it cannot serve a request (its grammar is too complex, say).
         That request is gone then, and the others can go on: the next call brings what this step brought for them.
@@ -149,29 +143,6 @@ def open_engine(
             raise
 
 
-def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> CanaryChecker:
-    """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
-    options = config.model
-    ends = info.eos_token_ids
-    if not ends and tokenizer is not None and tokenizer.eos_token_id is not None:
-        ends = (tokenizer.eos_token_id,)
-    try:
-        folder = Path(info.model_folder)
-        if options.tokenizer is not None:
-            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
-        return make_canary_checker(config.structured, Vocabulary(folder, info.vocab_size, ends))
-    except (ModelError, RequestError) as error:
-        raise ConfigError(str(error)) from error
-
-
-def _model_folder(options: ModelOptions) -> Path:
-    """Folder with the model's small files, downloaded if need be. Raises `ConfigError`."""
-    try:
-        return resolve(options.model, options.revision, options.download_dir, weights=False)
-    except ModelError as error:
-        raise ConfigError(str(error)) from error
-
-
 def _engine_here(config: EngineConfig, progress: Progress) -> TokenEngine:
     from jaxllm.load import load_engine
 
@@ -182,34 +153,3 @@ def _background_engine(config: EngineConfig, progress: Progress) -> TokenEngine:
     from jaxllm.serving.ipc.client.background import BackgroundEngine
 
     return BackgroundEngine.from_config(config, progress)
-
-
-def find_tokenizer(options: ModelOptions) -> Path:
-    """The folder of the tokenizer asked for, or of the model. Raises `ConfigError` where there is none."""
-    if options.tokenizer is None:
-        folder = _model_folder(options)
-    else:
-        try:
-            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
-        except ModelError as error:
-            raise ConfigError(f"tokenizer: {error}") from error
-    check_files(folder)
-    return folder
-
-
-def load_tokenizer(options: ModelOptions, *, quickly: bool = False) -> Tokenizer:
-    """The tokenizer asked for, or the model's own. Raises `ConfigError`.
-
-    With `quickly`, what only conversations need is left to the first of them (`kept_tokenizer`).
-    """
-    load = load_quickly if quickly else Tokenizer.load
-    return load(find_tokenizer(options))
-
-
-def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
-    """Raise `ConfigError` when the tokenizer has token ids which the model does not know."""
-    if tokenizer is not None and tokenizer.size > vocab_size:
-        raise ConfigError(
-            f"the tokenizer has token ids up to {tokenizer.size - 1}, but the model's vocabulary ends at "
-            f"{vocab_size - 1}: they do not belong together; give the right one with tokenizer=..."
-        )

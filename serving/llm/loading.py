@@ -1,4 +1,4 @@
-"""Sampling parameters a model's makers recommend, from its generation_config.json."""
+"""What is loaded beside an engine: the tokenizer, the parameters of requests that bring none, what tries grammars."""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +7,16 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.config import ModelOptions
+from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.info import EngineInfo
+from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.errors import ModelError
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.text.cached_tokenizer import load_quickly
+from jaxllm.serving.text.tokenizer import Tokenizer, check_files
+from jaxllm.structured.backend import Vocabulary
+from jaxllm.structured.checking import CanaryChecker, make_canary_checker
 
 _NAMES = {
     "repetition_penalty": "repetition_penalty",
@@ -59,3 +66,64 @@ def read_default_params(folder: Path) -> SamplingParams:
         return SamplingParams(**_ours(given))
     except (ValueError, AttributeError, RequestError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def find_tokenizer(options: ModelOptions) -> Path:
+    """The folder of the tokenizer asked for, or of the model. Raises `ConfigError` where there is none."""
+    if options.tokenizer is None:
+        folder = _model_folder(options)
+    else:
+        try:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        except ModelError as error:
+            raise ConfigError(f"tokenizer: {error}") from error
+    check_files(folder)
+    return folder
+
+
+def load_tokenizer(options: ModelOptions, *, quickly: bool = False) -> Tokenizer:
+    """The tokenizer asked for, or the model's own. Raises `ConfigError`.
+
+    With `quickly`, what only conversations need is left to the first of them (`cached_tokenizer`).
+    """
+    load = load_quickly if quickly else Tokenizer.load
+    return load(find_tokenizer(options))
+
+
+def load_whole_tokenizer(options: ModelOptions) -> Tokenizer:
+    """`load_tokenizer`, with all that takes long made: later, every stream would wait for it."""
+    tokenizer = load_tokenizer(options)
+    assert tokenizer.control.backend is not None
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Raise `ConfigError` when the tokenizer has token ids which the model does not know."""
+    if tokenizer is not None and tokenizer.size > vocab_size:
+        raise ConfigError(
+            f"the tokenizer has token ids up to {tokenizer.size - 1}, but the model's vocabulary ends at "
+            f"{vocab_size - 1}: they do not belong together; give the right one with tokenizer=..."
+        )
+
+
+def _model_folder(options: ModelOptions) -> Path:
+    """Folder with the model's small files, downloaded if need be. Raises `ConfigError`."""
+    try:
+        return resolve(options.model, options.revision, options.download_dir, weights=False)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> CanaryChecker:
+    """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
+    options = config.model
+    ends = info.eos_token_ids
+    if not ends and tokenizer is not None and tokenizer.eos_token_id is not None:
+        ends = (tokenizer.eos_token_id,)
+    try:
+        folder = Path(info.model_folder)
+        if options.tokenizer is not None:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        return make_canary_checker(config.structured, Vocabulary(folder, info.vocab_size, ends))
+    except (ModelError, RequestError) as error:
+        raise ConfigError(str(error)) from error

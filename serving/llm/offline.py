@@ -19,7 +19,7 @@ class OfflineRuns:
     """Names requests and runs them. Threads take turns: by the call in `run`, by the step in `stream`.
 
     Streams go on beneath a call that runs meanwhile, even of the thread that reads them: whoever steps the engine
-    leaves the news of a stream where its reader finds them.
+    leaves the outputs of a stream where its reader finds them.
     """
 
     def __init__(self) -> None:
@@ -61,23 +61,23 @@ class OfflineRuns:
     def stream(
         self, engine: TextEngine[Request], requests: Sequence[Request]
     ) -> Generator[tuple[int, Any], None, None]:
-        """Yield the news of prepared requests as they come, each with the place of its request.
+        """Yield the outputs of prepared requests as they come, each with the place of its request.
 
         Closing the generator, or dropping it, aborts what is not finished.
         """
         places = {request.request_id: place for place, request in enumerate(requests)}
-        news: deque[Any] = deque()
+        arrived: deque[Any] = deque()
         with self.lock:
             engine.add(requests)
-            self._streams.update(dict.fromkeys(places, news))
+            self._streams.update(dict.fromkeys(places, arrived))
         try:
             open_requests = set(places)
             while open_requests:
-                while not news:
+                while not arrived:
                     with self.lock, DeferredInterrupt():
-                        if not news:
+                        if not arrived:
                             self._step(engine, ())
-                output = news.popleft()
+                output = arrived.popleft()
                 if isinstance(output, RequestError):
                     raise output
                 if output.finished:
@@ -87,7 +87,7 @@ class OfflineRuns:
             self._leave(engine, list(places))
 
     def _step(self, engine: TextEngine[Request], names: Collection[str]) -> list[Any]:
-        """Run one step, and put the news of streams where their readers look; the others are returned.
+        """Run one step, and put the outputs of streams where their readers look; the others are returned.
 
         Raises `RequestError` when one of `names` is refused.
         """
@@ -102,11 +102,10 @@ class OfflineRuns:
                 raise failure
         if not self._streams:
             return outputs
-        rest: list[Any] = []
+        rest = deque[Any]()
         for output in outputs:
-            news = self._streams.get(output.request_id)
-            (rest if news is None else news).append(output)
-        return rest
+            self._streams.get(output.request_id, rest).append(output)
+        return list(rest)
 
     def _leave(self, engine: TextEngine[Request], names: list[str]) -> None:
         """Forget a stream. Its generator may be dropped in the middle of anything, so also of a step of this thread."""

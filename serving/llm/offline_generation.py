@@ -4,6 +4,8 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
 
+import numpy as np
+
 from jaxllm.beam.params import BeamSearchParams
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
@@ -45,13 +47,13 @@ class OfflineGeneration:
         priority: Sequence[int] | None = None,
         add_special_tokens: bool = True,
     ) -> Generator[Delta, None, None]:
-        """News of prompts as they come, see `LLM.stream`. Raises at once what is wrong with any of them."""
+        """Outputs of prompts as they come, see `LLM.stream`. Raises at once what is wrong with any of them."""
         requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens, stream=True)
         return self._deltas(requests)
 
     def _deltas(self, requests: Sequence[TextRequest]) -> Generator[Delta, None, None]:
-        with closing(self._runs.stream(self._engine, requests)) as news:
-            for place, output in news:
+        with closing(self._runs.stream(self._engine, requests)) as outputs:
+            for place, output in outputs:
                 for part in output.outputs:
                     yield Delta.of(part, place)
 
@@ -144,3 +146,18 @@ def _as_conversations(messages: Any) -> list[Conversation]:
     """Conversations as a list, also where a single one was given."""
     several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], (Mapping, str))
     return list(messages) if several else [cast(Conversation, messages)]
+
+
+def as_prompts(prompts: Any) -> list[Prompt]:
+    """Prompts as a list, also where a single one was given. Raises `RequestError` for what is neither."""
+    if isinstance(prompts, (str, Mapping)):
+        return [cast(Prompt, prompts)]
+    if isinstance(prompts, np.ndarray):
+        return [cast(Prompt, prompts)] if prompts.ndim == 1 else list(prompts)
+    try:
+        items = list(prompts)
+    except TypeError:
+        kind = type(prompts).__name__
+        raise RequestError(f"prompts: expected text, token ids, or a list of prompts, got {kind}", "prompt") from None
+    # A flat list of integers is one prompt given as token ids.
+    return [items] if items and all(isinstance(item, (int, np.integer)) for item in items) else items
