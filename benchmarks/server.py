@@ -20,7 +20,7 @@ from benchmarks.shared.reference_model import VOCAB_SIZE, write_reference_model,
 from benchmarks.shared.running_server import RunningServer
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.serving.cli.bench.client import Answer, Target, ask, open_session, run_load
+from jaxllm.serving.cli.bench.client import LoadResult, LoadTarget, ask, open_session, run_load
 from jaxllm.serving.cli.bench.workload import LoadRequest, random_requests
 
 MANY = Workload(32, 128, 64)
@@ -76,10 +76,10 @@ class Pair:
         }
 
     @property
-    def target(self) -> Target:
+    def target(self) -> LoadTarget:
         """Where to send."""
         extra = {"temperature": 0, "ignore_eos": True}
-        return Target(url=f"{self.server.base_url}/v1/completions", model=self._model, extra=extra)
+        return LoadTarget(url=f"{self.server.base_url}/v1/completions", model=self._model, extra=extra)
 
 
 def compare(settings: Settings, scratch: Path) -> dict[str, Any]:
@@ -171,12 +171,12 @@ def _expected(options: dict[str, Any]) -> tuple[list[LoadRequest], list[list[int
 
 async def _keep_busy(
     server: RunningServer, requests: Sequence[LoadRequest], settings: Settings
-) -> list[tuple[int, Answer]]:
+) -> list[tuple[int, LoadResult]]:
     """As many streams as asked for, each followed by the next until the time is over; (prompt, answer) of all."""
     extra = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    target = Target(url=f"{server.base_url}/v1/completions", model="demo", extra=extra)
+    target = LoadTarget(url=f"{server.base_url}/v1/completions", model="demo", extra=extra)
     end = time.perf_counter() + settings.seconds
-    found: list[tuple[int, Answer]] = []
+    found: list[tuple[int, LoadResult]] = []
 
     async def one_after_another(session: ClientSession, first: int) -> None:
         index = first
@@ -216,7 +216,7 @@ class _Watch:
         }
 
 
-def _check(answers: Sequence[Answer], tokens: int) -> None:
+def _check(answers: Sequence[LoadResult], tokens: int) -> None:
     for answer in answers:
         if answer.error or answer.output_tokens != tokens:
             raise RuntimeError(f"a request went wrong: {answer.error or answer.output_tokens}")

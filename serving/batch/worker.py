@@ -17,6 +17,7 @@ from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.llm.progress import GenerationProgress
 from jaxllm.serving.openai.batches.client import post
 from jaxllm.serving.openai.batches.input import BatchInput
+from jaxllm.serving.openai.batches.job import AnsweredBody
 from jaxllm.serving.openai.batches.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
 from jaxllm.serving.openai.batches.record import BatchRecord
 from jaxllm.serving.options.server import ServerOptions
@@ -29,19 +30,6 @@ INTERRUPTED = 130
 _UNAVAILABLE = 503
 # A request with which the engine ends again and again gets an error.
 _ATTEMPTS = 3
-
-
-class _Usage(msgspec.Struct):
-    """What answers of all kinds call their tokens."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-
-class _Body(msgspec.Struct):
-    usage: _Usage | None = None
 
 
 async def run_batch(
@@ -77,13 +65,13 @@ async def run_batch(
             return INTERRUPTED
         llm = loading.result()
         try:
-            work = Batch(llm, options, batch, record)
+            work = BatchRun(llm, options, batch, record)
             return await work.run(signals, concurrency or 2 * llm.info.max_num_seqs)
         finally:
             await llm.shutdown()
 
 
-class Batch:
+class BatchRun:
     """One run over the requests that have no answer yet."""
 
     def __init__(self, llm: AsyncLLM, options: ServerOptions, batch: BatchInput, record: BatchRecord) -> None:
@@ -174,7 +162,7 @@ def _tokens(answer: BatchAnswer) -> tuple[int, int]:
     if answer.response is None:
         return 0, 0
     try:
-        usage = msgspec.json.decode(answer.response.body, type=_Body).usage
+        usage = msgspec.json.decode(answer.response.body, type=AnsweredBody).usage
     except msgspec.DecodeError:
         usage = None
     if usage is None:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Chat; 0 when the person leaves."""
     with _open(args) as client:
         name = client.find_model(args.model_name)[0] if isinstance(client, ApiClient) else args.model
-        chat = Chat(client, name, client_sampling(args), args.system_prompt)
+        chat = ChatSession(client, name, client_sampling(args), args.system_prompt)
         if args.quick is not None:
             chat.answer(args.quick)
             return 0
@@ -72,7 +72,7 @@ def _open(args: argparse.Namespace) -> "ApiClient | LocalModel":
     return LocalModel(args.model)
 
 
-class Chat:
+class ChatSession:
     """A conversation: what was said, and how to go on."""
 
     def __init__(

@@ -7,10 +7,7 @@ A sub-command is a module in `COMMANDS`, imported only when it is asked for, wit
     def run(args: argparse.Namespace) -> int                 does it; the result is the exit code
 
 and optionally `USAGE: str`, what follows `jaxllm NAME` in the first line of its help. A group of sub-commands
-(`jaxllm bench serve`) is a module with
-
-    HELP: str                                                what they have in common
-    COMMANDS: dict[str, Entry]                               the sub-commands
+(`jaxllm bench serve`) is an entry with entries.
 """
 
 import argparse
@@ -18,12 +15,19 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, nearest
 from jaxllm.flags import FlagParser
-from jaxllm.serving.cli.entry import Entry
 from jaxllm.version import __version__
+
+
+class Entry(NamedTuple):
+    """Where a sub-command lives, and its line in the help of what it belongs to; a group has `commands` instead."""
+
+    module: str
+    summary: str
+    commands: Mapping[str, "Entry"] = {}
 
 
 class SubCommand(Protocol):
@@ -40,11 +44,15 @@ class SubCommand(Protocol):
         ...
 
 
+BENCH = {
+    "serve": Entry("jaxllm.serving.cli.bench.serve", "Throughput and latency of a server under load."),
+}
+
 COMMANDS = {
     "serve": Entry("jaxllm.serving.cli.serve", "Serve a model to any OpenAI client."),
     "chat": Entry("jaxllm.serving.cli.chat", "Chat in the terminal: with a model loaded here, or with a server's."),
     "complete": Entry("jaxllm.serving.cli.complete", "Continue texts in the terminal with a model that a server runs."),
-    "bench": Entry("jaxllm.serving.cli.bench.commands", "Measure: `jaxllm bench` lists what."),
+    "bench": Entry("", "Measurements of a server or of an engine.", BENCH),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
     "run-batch": Entry("jaxllm.serving.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
     "plan": Entry("jaxllm.serving.cli.plan", "Work out whether a model fits some devices, and how fast it may be."),
@@ -99,10 +107,9 @@ def _choose(program: str, purpose: str, commands: Mapping[str, Entry], arguments
         kind = "flag" if name.startswith("-") else "sub-command"
         known = ["--help", "--version"] if name.startswith("-") else list(commands)
         raise ConfigError(f"unknown {kind} {name!r}{nearest(name, known)} (see {program} --help)")
-    module = import_module(commands[name].module)
-    if hasattr(module, "COMMANDS"):
-        return _choose(f"{program} {name}", module.HELP, module.COMMANDS, rest)
-    command = cast(SubCommand, module)
+    if commands[name].commands:
+        return _choose(f"{program} {name}", commands[name].summary, commands[name].commands, rest)
+    command = cast(SubCommand, import_module(commands[name].module))
     usage = getattr(command, "USAGE", "[flags]")
     parser = FlagParser(prog=f"{program} {name}", usage=f"%(prog)s {usage}", description=command.HELP)
     command.add_arguments(parser)

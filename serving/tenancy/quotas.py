@@ -33,7 +33,7 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         )
 
 
-class Bucket:
+class TokenBucket:
     """Fills evenly, so much in a minute, and holds what comes in one minute."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
@@ -61,8 +61,8 @@ class Account:
     def __init__(self, quota: Quota, clock: Callable[[], float]) -> None:
         self.quota = quota
         self.running = 0
-        self._requests = None if quota.requests_per_minute is None else Bucket(quota.requests_per_minute, clock)
-        self._tokens = None if quota.tokens_per_minute is None else Bucket(quota.tokens_per_minute, clock)
+        self._requests = None if quota.requests_per_minute is None else TokenBucket(quota.requests_per_minute, clock)
+        self._tokens = None if quota.tokens_per_minute is None else TokenBucket(quota.tokens_per_minute, clock)
 
     def begin(self) -> None:
         """Count a request. Raises `QuotaError`."""

@@ -17,7 +17,7 @@ _MAX_ERROR = 300
 
 
 @dataclass(slots=True)
-class Answer:
+class LoadResult:
     """What became of one request. Times in seconds; `start` is of the monotonic clock, `ttft` and `latency` from there.
 
     `itls` are the gaps between the chunks that brought text. Chunks that were read at once, as a busy server or client
@@ -37,7 +37,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class LoadTarget:
     """Where requests go, and what all of them carry. `url` is that of the endpoint."""
 
     url: str
@@ -84,12 +84,12 @@ class EventReader:
 
 
 async def run_load(
-    target: Target,
+    target: LoadTarget,
     requests: Sequence[LoadRequest],
     times: Sequence[float],
     max_concurrency: int | None = None,
-    on_answer: Callable[[Answer], None] = lambda answer: None,
-) -> list[Answer]:
+    on_answer: Callable[[LoadResult], None] = lambda answer: None,
+) -> list[LoadResult]:
     """Send every request at its time (seconds from now), at most `max_concurrency` at once; answers in their order.
 
     A request that fails is an answer with an error, never an exception.
@@ -97,7 +97,7 @@ async def run_load(
     gate = nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
     start = time.perf_counter()
 
-    async def send(request: LoadRequest, due: float) -> Answer:
+    async def send(request: LoadRequest, due: float) -> LoadResult:
         await asyncio.sleep(due - (time.perf_counter() - start))
         async with gate:
             answer = await ask(session, target, request)
@@ -108,7 +108,7 @@ async def run_load(
         return await asyncio.gather(*(send(request, due) for request, due in zip(requests, times, strict=True)))
 
 
-def open_session(target: Target) -> aiohttp.ClientSession:
+def open_session(target: LoadTarget) -> aiohttp.ClientSession:
     """A session with room for any number of streams; a context manager."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ssl=target.tls or True)
     # Hours, since a loaded server may take long, but not for ever.
@@ -116,9 +116,9 @@ def open_session(target: Target) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=timeout, headers=target.headers)
 
 
-async def ask(session: aiohttp.ClientSession, target: Target, request: LoadRequest) -> Answer:
+async def ask(session: aiohttp.ClientSession, target: LoadTarget, request: LoadRequest) -> LoadResult:
     """Send one request and follow its stream; whatever goes wrong is in the answer's error."""
-    answer = Answer(prompt_tokens=request.prompt_tokens)
+    answer = LoadResult(prompt_tokens=request.prompt_tokens)
     body = msgspec.json.encode(target.body(request))
     answer.start = time.perf_counter()
     try:
@@ -132,7 +132,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, request: LoadReque
     return answer
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
+async def _read(response: aiohttp.ClientResponse, answer: LoadResult) -> None:
     """Follow the stream to its end."""
     reader = EventReader()
     parts: list[str] = []
@@ -174,7 +174,7 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
         answer.error = "the stream brought no tokens"
 
 
-def _take_times(answer: Answer, count: int, now: float, last: float | None) -> None:
+def _take_times(answer: LoadResult, count: int, now: float, last: float | None) -> None:
     """Note that `count` chunks were read `now`; the ones before them were read at `last`."""
     if last is not None:
         answer.itls += [(now - last) / count] * count

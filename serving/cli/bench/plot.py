@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.cli.bench.client import Answer
+from jaxllm.serving.cli.bench.client import LoadResult
 from jaxllm.serving.cli.bench.report import token_times
 
 SHORTEST_MS = 0.01
@@ -22,7 +22,7 @@ def check_plotting() -> None:
         raise ConfigError('--plot needs matplotlib: pip install "jaxllm[bench]"')
 
 
-def write_plot(file: Path, answers: Sequence[Answer], title: str) -> None:
+def write_plot(file: Path, answers: Sequence[LoadResult], title: str) -> None:
     """Write a PNG of four panels: the three latencies as distributions, and tokens per second over time.
 
     Raises `ConfigError` when it cannot be written.
@@ -62,7 +62,7 @@ def _distribution(panel: Any, title: str, seconds: Sequence[float]) -> None:
     panel.legend(loc="lower right", fontsize=8)
 
 
-def _throughput(panel: Any, good: Sequence[Answer]) -> None:
+def _throughput(panel: Any, good: Sequence[LoadResult]) -> None:
     panel.set(title="Output", xlabel="s", ylabel="tokens/s")
     panel.grid(alpha=0.3)
     if not good:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.serving.cli.bench.client import Answer
+from jaxllm.serving.cli.bench.client import LoadResult
 
 METRICS = {
     "ttft": "Time to First Token",
@@ -19,7 +19,7 @@ _WIDTH = 50
 
 
 def summarise(
-    answers: Sequence[Answer],
+    answers: Sequence[LoadResult],
     duration: float,
     metrics: Sequence[str] = tuple(METRICS),
     percentiles: Sequence[float] = (99,),
@@ -51,7 +51,7 @@ def summarise(
     return result
 
 
-def details(answers: Sequence[Answer]) -> dict[str, Any]:
+def details(answers: Sequence[LoadResult]) -> dict[str, Any]:
     """What every single request did, in the order in which they were made."""
     return {
         "input_lens": [answer.prompt_tokens for answer in answers],
@@ -103,7 +103,7 @@ def _line(title: str, value: Any) -> str:
     return f"{title + ':':40} " + (f"{value:.2f}" if isinstance(value, float) else str(value))
 
 
-def _values(name: str, good: Sequence[Answer]) -> list[float]:
+def _values(name: str, good: Sequence[LoadResult]) -> list[float]:
     """One figure per answer, or for the gaps between tokens all of them."""
     match name:
         case "ttft":
@@ -117,12 +117,12 @@ def _values(name: str, good: Sequence[Answer]) -> list[float]:
             return [(answer.latency - answer.ttft) / (answer.output_tokens - 1) for answer in several]
 
 
-def token_times(answer: Answer) -> np.ndarray:
+def token_times(answer: LoadResult) -> np.ndarray:
     """When the chunks of an answer came, on its clock."""
     return answer.start + answer.ttft + np.cumsum([0.0, *answer.itls])
 
 
-def _busiest_second(good: Sequence[Answer]) -> float:
+def _busiest_second(good: Sequence[LoadResult]) -> float:
     """Most tokens in one second of the clock that starts with the first request."""
     if not good:
         return 0.0
@@ -136,7 +136,7 @@ def _busiest_second(good: Sequence[Answer]) -> float:
     return max(counts.values())
 
 
-def _most_at_once(good: Sequence[Answer]) -> int:
+def _most_at_once(good: Sequence[LoadResult]) -> int:
     """Most requests under way at the same time; one that ends as another begins does not overlap it."""
     changes = sorted([(answer.start + answer.latency, -1) for answer in good] + [(answer.start, 1) for answer in good])
     return int(max(np.cumsum([change for _, change in changes]), default=0))

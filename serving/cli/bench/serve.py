@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     # These load numpy, which a wrong flag should not have to wait for.
     import numpy as np
 
-    from jaxllm.serving.cli.bench.client import Answer, Target
+    from jaxllm.serving.cli.bench.client import LoadResult, LoadTarget
     from jaxllm.serving.cli.bench.workload import LoadRequest
 
 HELP = "Send requests to an OpenAI server and report throughput and latencies. Flags and figures are vLLM's."
@@ -145,10 +145,10 @@ def _lists(args: argparse.Namespace) -> tuple[list[str], list[float]]:
     return metrics, percentiles
 
 
-def _target(args: argparse.Namespace) -> tuple["Target", str]:
+def _target(args: argparse.Namespace) -> tuple["LoadTarget", str]:
     """Where to send, and what the model's tokenizer is found by. Raises `EngineError` when no server is there."""
     from jaxllm.serving.cli.api_client import ApiClient
-    from jaxllm.serving.cli.bench.client import Target
+    from jaxllm.serving.cli.bench.client import LoadTarget
 
     host = f"[{args.host}]" if ":" in args.host else args.host
     base = (args.base_url or f"http://{host}:{args.port}").rstrip("/")
@@ -161,10 +161,12 @@ def _target(args: argparse.Namespace) -> tuple["Target", str]:
         extra["ignore_eos"] = True
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     context = client.tls_context
-    return Target(url=base + args.endpoint, model=model, headers=headers, extra=extra, tls=context), root
+    return LoadTarget(url=base + args.endpoint, model=model, headers=headers, extra=extra, tls=context), root
 
 
-def _requests(args: argparse.Namespace, target: "Target", root: str, rng: "np.random.Generator") -> list["LoadRequest"]:
+def _requests(
+    args: argparse.Namespace, target: "LoadTarget", root: str, rng: "np.random.Generator"
+) -> list["LoadRequest"]:
     from jaxllm.serving.cli.bench.workload import random_requests, read_requests
 
     if args.dataset_name != "random":
@@ -177,7 +179,7 @@ def _requests(args: argparse.Namespace, target: "Target", root: str, rng: "np.ra
             raise ConfigError(f"{args.dataset_path} holds messages: they need --endpoint /v1/chat/completions")
         return found
     from jaxllm.config import ModelOptions
-    from jaxllm.serving.llm.llm_engine import load_tokenizer
+    from jaxllm.serving.llm.loading import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(ModelOptions(model=args.tokenizer or root))
@@ -190,8 +192,8 @@ def _requests(args: argparse.Namespace, target: "Target", root: str, rng: "np.ra
 
 
 async def _load(
-    args: argparse.Namespace, target: "Target", requests: list["LoadRequest"], rng: "np.random.Generator"
-) -> tuple[list["Answer"], float]:
+    args: argparse.Namespace, target: "LoadTarget", requests: list["LoadRequest"], rng: "np.random.Generator"
+) -> tuple[list["LoadResult"], float]:
     """The answers, and how long they took together in seconds."""
     from tqdm import tqdm
 
@@ -211,8 +213,8 @@ async def _load(
 
 def _report(
     args: argparse.Namespace,
-    target: "Target",
-    answers: list["Answer"],
+    target: "LoadTarget",
+    answers: list["LoadResult"],
     duration: float,
     metrics: list[str],
     percentiles: list[float],

@@ -37,7 +37,7 @@ class Connection(Protocol):
 
 
 @dataclass(slots=True)
-class _Group:
+class _ConnectionGroup:
     """Connections; those without a whole request stand in `waiting`, the one that began to wait first at the front."""
 
     count: int = 0
@@ -55,8 +55,8 @@ class Connections:
         self.limits = limits
         self.body_bytes = 0
         """Of all bodies that are being received, or not yet decoded."""
-        self._all = _Group()
-        self._by_address: dict[str, _Group] = {}
+        self._all = _ConnectionGroup()
+        self._by_address: dict[str, _ConnectionGroup] = {}
         self._counted: set[Connection] = set()
         self._open: set[Connection] = set()
 
@@ -131,10 +131,10 @@ class Connections:
                 if index % _SLICE == 0:
                     await asyncio.sleep(0)
 
-    def _groups(self, connection: Connection) -> list[_Group]:
+    def _groups(self, connection: Connection) -> list[_ConnectionGroup]:
         if connection.address is None:
             return [self._all]
-        return [self._all, self._by_address.setdefault(connection.address, _Group())]
+        return [self._all, self._by_address.setdefault(connection.address, _ConnectionGroup())]
 
 
 class Upload:

@@ -28,7 +28,7 @@ class _Details(msgspec.Struct):
     reasoning_tokens: int = 0
 
 
-class _Usage(msgspec.Struct):
+class AnyUsage(msgspec.Struct):
     """What answers of all kinds call their tokens."""
 
     prompt_tokens: int = 0
@@ -41,9 +41,11 @@ class _Usage(msgspec.Struct):
     output_tokens_details: _Details | None = None
 
 
-class _Answered(msgspec.Struct):
+class AnsweredBody(msgspec.Struct):
+    """What an answer says of its costs."""
+
     model: str | None = None
-    usage: _Usage | None = None
+    usage: AnyUsage | None = None
 
 
 class BatchJob:
@@ -138,7 +140,7 @@ def _problems(source: BatchInput, most: int, most_bytes: int) -> list[BatchProbl
 def _count(batch: Batch, body: msgspec.Raw) -> None:
     """Add an answer's tokens, where it tells them."""
     try:
-        answered = msgspec.json.decode(body, type=_Answered)
+        answered = msgspec.json.decode(body, type=AnsweredBody)
     except msgspec.DecodeError:
         return
     batch.model = batch.model or answered.model

@@ -8,7 +8,7 @@ import jaxllm
 from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import main as cli
-from jaxllm.serving.cli.entry import Entry
+from jaxllm.serving.cli.main import Entry
 from tests.conftest import RunPython
 
 

@@ -14,7 +14,7 @@ from jaxllm.owner import Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.in_flight import InFlight
-from jaxllm.serving.tenancy.quotas import Account, Bucket, Quota, Quotas, reserve
+from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas, TokenBucket, reserve
 from jaxllm.serving.text.input_processor import TextRequest
 
 
@@ -103,7 +103,7 @@ def test_processes_share_a_quota() -> None:
 @given(st.floats(0.1, 1000), st.lists(st.tuples(st.floats(0, 100), st.floats(0, 30)), max_size=40))
 def test_a_bucket_never_gives_more_than_its_rate(per_minute: float, asked: list[tuple[float, float]]) -> None:
     clock = Clock()
-    bucket = Bucket(per_minute, clock)
+    bucket = TokenBucket(per_minute, clock)
     given_out = 0.0
     for amount, pause in asked:
         clock.now += pause

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxllm.serving.cli.bench.client import Answer, Target, run_load
+from jaxllm.serving.cli.bench.client import LoadResult, LoadTarget, run_load
 from jaxllm.serving.cli.bench.report import summarise
 from jaxllm.serving.cli.bench.workload import LoadRequest
 
@@ -19,7 +19,7 @@ def events(*texts: str) -> bytes:
 USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 8}}\n\ndata: [DONE]\n\n'
 
 
-async def ask(*writes: bytes, pause: float) -> Answer:
+async def ask(*writes: bytes, pause: float) -> LoadResult:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD)
@@ -32,7 +32,7 @@ async def ask(*writes: bytes, pause: float) -> Answer:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        target = Target(url=f"http://127.0.0.1:{port}/v1/completions", model="m")
+        target = LoadTarget(url=f"http://127.0.0.1:{port}/v1/completions", model="m")
         (answer,) = await run_load(target, [LoadRequest("p", 3, 8)], [0.0])
     return answer
 

@@ -4,15 +4,15 @@ from typing import Any
 import pytest
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.cli.bench.client import Answer
+from jaxllm.serving.cli.bench.client import LoadResult
 from jaxllm.serving.cli.bench.plot import write_plot
 
-GOOD = Answer(start=5.0, ttft=0.1, itls=[0.2, 0.3], latency=0.6, output_tokens=3, text="abc")
-BAD = Answer(start=5.0, error="status 500")
+GOOD = LoadResult(start=5.0, ttft=0.1, itls=[0.2, 0.3], latency=0.6, output_tokens=3, text="abc")
+BAD = LoadResult(start=5.0, error="status 500")
 
 
 @pytest.mark.parametrize("answers", [[GOOD, GOOD, BAD], [GOOD], [BAD]])
-def test_a_picture_is_written(answers: list[Answer], tmp_path: Path) -> None:
+def test_a_picture_is_written(answers: list[LoadResult], tmp_path: Path) -> None:
     file = tmp_path / "plot.png"
     write_plot(file, answers, "title")
     assert file.read_bytes().startswith(b"\x89PNG")
@@ -30,7 +30,7 @@ def test_the_gaps_of_a_long_tail_can_still_be_told_apart(monkeypatch: pytest.Mon
         figures.append(figure)
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
-    slow = Answer(start=0.0, ttft=0.1, itls=[0.0, *[0.001] * 97, 0.5, 2.0], latency=2.7, output_tokens=101)
+    slow = LoadResult(start=0.0, ttft=0.1, itls=[0.0, *[0.001] * 97, 0.5, 2.0], latency=2.7, output_tokens=101)
     write_plot(tmp_path / "plot.png", [slow], "title")
     first, gaps, whole, output = figures[0].axes
     assert (first.get_xscale(), gaps.get_xscale(), whole.get_xscale()) == ("linear", "log", "linear")

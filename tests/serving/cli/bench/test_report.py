@@ -1,13 +1,13 @@
 import pytest
 
-from jaxllm.serving.cli.bench.client import Answer
+from jaxllm.serving.cli.bench.client import LoadResult
 from jaxllm.serving.cli.bench.report import details, summarise, table
 
 ANSWERS = [
-    Answer(start=10.0, ttft=0.1, itls=[0.2, 0.3], latency=0.6, prompt_tokens=5, output_tokens=3, text="abc"),
-    Answer(start=10.5, ttft=0.3, itls=[], latency=0.3, prompt_tokens=7, output_tokens=1, text="d"),
-    Answer(start=11.2, ttft=0.2, itls=[0.1], latency=0.3, prompt_tokens=1, output_tokens=3, text="ef"),
-    Answer(start=11.0, error="status 500", prompt_tokens=100),
+    LoadResult(start=10.0, ttft=0.1, itls=[0.2, 0.3], latency=0.6, prompt_tokens=5, output_tokens=3, text="abc"),
+    LoadResult(start=10.5, ttft=0.3, itls=[], latency=0.3, prompt_tokens=7, output_tokens=1, text="d"),
+    LoadResult(start=11.2, ttft=0.2, itls=[0.1], latency=0.3, prompt_tokens=1, output_tokens=3, text="ef"),
+    LoadResult(start=11.0, error="status 500", prompt_tokens=100),
 ]
 
 
@@ -48,7 +48,10 @@ def test_nothing_but_failures() -> None:
 
 
 def test_requests_that_follow_each_other_do_not_overlap() -> None:
-    first, second = Answer(start=0.0, latency=1.0, output_tokens=1), Answer(start=1.0, latency=1.0, output_tokens=1)
+    first, second = (
+        LoadResult(start=0.0, latency=1.0, output_tokens=1),
+        LoadResult(start=1.0, latency=1.0, output_tokens=1),
+    )
     assert summarise([first, second], 2.0)["max_concurrent_requests"] == 1
 
 
