@@ -9,7 +9,8 @@ from typing import Final
 
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
 from jaxllm.foreign import MEANINGLESS, Meaningless
-from jaxllm.serving.options.server import meaningless_flags, server_flags
+from jaxllm.serving.options.foreign import meaningless_flags
+from jaxllm.serving.options.server import server_flags
 
 _PAGE: Final = """\
 # Flags

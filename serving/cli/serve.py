@@ -9,7 +9,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, add_section_flags, engine_flags, given_options
 from jaxllm.serving.cli.config_file import read_config
-from jaxllm.serving.options.server import ServerOptions, from_environment, meaningless_flags, server_flags
+from jaxllm.serving.options.foreign import meaningless_flags
+from jaxllm.serving.options.server import ServerOptions, from_environment, server_flags
 
 HELP = "Serve a model to any OpenAI client, over HTTP."
 USAGE = "[MODEL] [flags]"

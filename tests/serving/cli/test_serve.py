@@ -8,7 +8,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 from jaxllm.serving.cli import serve
-from jaxllm.serving.options.server import ServerOptions, meaningless_flags
+from jaxllm.serving.options.foreign import meaningless_flags
+from jaxllm.serving.options.server import ServerOptions
 
 
 def parse(*arguments: str) -> tuple[EngineConfig, ServerOptions]:

@@ -5,7 +5,8 @@ import pytest
 from jaxllm.config import option_fields
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_section_flags, given_options
-from jaxllm.serving.options.server import ServerOptions, from_environment, meaningless_flags, server_flags
+from jaxllm.serving.options.foreign import meaningless_flags
+from jaxllm.serving.options.server import ServerOptions, from_environment, server_flags
 
 
 def parse(*arguments: str) -> ServerOptions:

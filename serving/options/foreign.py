@@ -1,0 +1,48 @@
+"""Flags of `vllm serve` that jaxllm does not have; those of vLLM's engine are in `jaxllm.foreign`."""
+
+from jaxllm.foreign import MEANINGLESS, Meaningless, off, only, switches, values
+from jaxllm.serving.options.server import server_flags
+
+WITHOUT_EFFECT = {
+    **values("templates always get content as text", "chat-template-content-format"),
+    **values("health and metrics are never in the access log", "disable-access-log-for-endpoints"),
+    **switches("the engine always has a process of its own", "disable-frontend-multiprocessing"),
+    **switches("there is no access log without --access-log", "disable-uvicorn-access-log"),
+    **switches("tools are on wherever it is known how the model calls them", "enable-auto-tool-choice"),
+    **switches("outputs are not logged", "enable-log-deltas", "enable-log-outputs"),
+    **switches("/docs and /openapi.json need no network", "enable-offline-docs"),
+    **switches("usage always tells cached prompt tokens", "enable-prompt-tokens-details"),
+    **switches("/load always tells the load", "enable-server-load-tracking"),
+    **switches("certificates are always read again when their files change", "enable-ssl-refresh"),
+    **switches("an internal error is always logged with its stack", "log-error-stack"),
+    **values("--log-level is for all of the server", "uvicorn-log-level"),
+    **switches("reasoning is on wherever it is known how the model writes it", "enable-reasoning"),
+    **switches("models read text only", "trust-request-mm-kwargs"),
+    **switches("/metrics tells the times of requests", "enable-per-request-metrics"),
+    **values("streams end when their client leaves", "sse-keep-alive-interval"),
+    **values("system_fingerprint is of version, model and devices", "fingerprint-mode", "fingerprint-value"),
+    **values("tools with strict are always followed", "tool-strict-level"),
+    **switches("there is one server process with its engine", "enable-scale-out", "enable-flash-late-interaction"),
+    **values("there is one server process with its engine", "grpc-port", "data-parallel-supervisor-port",
+             "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s",
+             "dp-supervisor-probe-failure-threshold"),
+    **values("thinking that is switched off is switched off for the template", "anthropic-disabled-thinking-effort"),
+    **switches("Cohere's formats are known by their templates", "cohere-is-reasoning-model"),
+    **values("Cohere's formats are known by their templates", "cohere-format"),
+    **only((), "--tool-call-parser and --reasoning-parser take a class as module:attribute", "tool-parser-plugin",
+           "reasoning-parser-plugin"),
+    **only((), "the server runs no tools", "tool-server"),
+    **only(({},), "say it in the chat template", "reasoning-effort-map"),
+    **only(([], ()), "adapters (LoRA) are not supported; serve a checkpoint into which they are merged",
+           "lora-modules"),
+    **only((), "say --max-queued-requests", "max-num-queued-reqs", "max-num-queued-tokens"),
+    **off("leave tools out of such requests", "exclude-tools-when-tool-choice-none"),
+    **off("not supported; the server speaks HTTP, text and token ids", "grpc", "headless", "tokens-only"),
+}  # fmt: skip
+
+
+def meaningless_flags() -> dict[str, Meaningless]:
+    """Flags of `vllm serve` that have no effect on `jaxllm serve`."""
+    real = {flag.flag.removeprefix("--") for flag in server_flags()}
+    every = {**MEANINGLESS, **WITHOUT_EFFECT}
+    return {name: every[name] for name in sorted(every) if name not in real}
