@@ -1,13 +1,14 @@
 """Steps with requests whose tokens are limited: what the engine does for them, beside what it does for all."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxllm.request import Request
-from jaxllm.runtime.runner import Dispatched, Runner
+from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.structured.guides import Guides
@@ -17,18 +18,21 @@ Refuse = Callable[[Request, str, str | None], None]
 
 
 @dataclass
-class Forced:
-    """Tokens that followed the sampled ones without a choice, by request id, and the requests that they end."""
+class Tail:
+    """What follows a sampled token without a choice."""
 
-    token_ids: dict[str, list[int]] = field(default_factory=dict)
-    finished: list[Request] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    complete: bool = False
+    """The output is complete with it, whatever else would let it go on."""
+    problem: str | None = None
+    """Why the request cannot go on."""
 
 
 class GuidedSteps:
     """The requests that have guides, or wait for one.
 
     The host computes which tokens they may be given (`choose`) while the device runs the forward pass, and must do so
-    before the next step is dispatched. When a token is known, those that are bound to follow come with it (`advance`):
+    before the next step is dispatched. When a token is known, those that are bound to follow come with it (`extend`):
     they are computed in one chunk, in the next step. While `requests` is empty nothing needs to be called.
     """
 
@@ -36,6 +40,7 @@ class GuidedSteps:
         self._guides, self._scheduler, self._runner, self._refuse = guides, scheduler, runner, refuse
         self.requests: set[Request] = set()
         """That have a guide, or wait for it."""
+        self._tails: dict[int, Tail] = {}  # by row of the step that was collected last
 
     def add(self, request: Request) -> None:
         """Take a request that is held in the scheduler, and release it as soon as it has its guide."""
@@ -88,73 +93,64 @@ class GuidedSteps:
             if problem is not None:
                 self._refuse(request, f"structured_outputs: {problem}", "structured_outputs")
 
-    def advance(self, step: Dispatched, token_ids: npt.NDArray[np.int32], under_way: Sequence[Dispatched]) -> Forced:
-        """Take the tokens of a step's guided rows, which the scheduler has taken: int32 [n] for all rows.
-
-        `under_way` are the later steps. Rows of requests that are refused do not count as sampled any more.
-        """
-        forced, plan = Forced(), step.plan
+    def extend(self, step: Dispatched, result: StepResult) -> None:
+        """Take the sampled tokens of a step's constrained rows, and put those behind them which are bound to follow."""
+        plan, tokens = step.plan, result.token_ids
         assert step.constrained is not None
-        for row in step.constrained.rows.tolist():
-            request = plan.requests[row]
-            if not plan.samples[row] or request.finish_reason is not None:
-                continue
-            problem = self._advance(request, int(token_ids[row]), under_way, forced)
-            if problem is not None:
-                plan.samples[row] = False
-                self._refuse(request, problem, "structured_outputs")
-        return forced
+        live = self._scheduler.table.generation[plan.slots] == plan.generations
+        rows = [row for row in step.constrained.rows.tolist() if plan.samples[row] and live[row]]
+        self._tails = {row: self._tail(plan.requests[row], int(tokens[row])) for row in rows}
+        sizes = np.zeros(plan.num_rows, np.int32)
+        sizes[rows] = [len(tail.token_ids) for tail in self._tails.values()]
+        if sizes.any():
+            forced = list(chain.from_iterable(tail.token_ids for tail in self._tails.values()))
+            result.token_ids = np.insert(tokens, np.repeat(np.arange(1, len(sizes) + 1), sizes), forced)
+            result.counts = sizes + 1
 
-    def _advance(self, request: Request, token_id: int, under_way: Sequence[Dispatched], forced: Forced) -> str | None:
-        """Take one token, and what must follow it; returns what is wrong, if anything."""
-        guide, params = request.guide, request.params
+    def settle(self, step: Dispatched) -> list[Request]:
+        """End the requests whose outputs are complete, once the scheduler has taken the tokens; returns them.
+
+        Rows of requests that are refused do not count as sampled any more.
+        """
+        finished = []
+        for row, tail in self._tails.items():
+            request = step.plan.requests[row]
+            if request.finish_reason is not None:
+                continue
+            if tail.problem is not None:
+                step.plan.samples[row] = False
+                self._refuse(request, tail.problem, "structured_outputs")
+            elif tail.complete:
+                self._scheduler.finish(request.request_id, "stop")
+                finished.append(request)
+        self._tails = {}
+        return finished
+
+    def _tail(self, request: Request, token_id: int) -> Tail:
+        """Let a request's constraint take one token; what must follow it."""
+        guide, params, table, slot = request.guide, request.params, self._scheduler.table, request.slot
         assert guide is not None
-        problem = guide.take([token_id])
-        if problem is not None:
-            return _problem(request, problem)
+        tail, problem = Tail(), guide.take([token_id])
+        room = int(table.max_total[slot] - table.num_tokens[slot]) - 1
+        num_output = int(table.num_tokens[slot] - table.num_prompt_tokens[slot]) + 1
         skips = not (params.wants_logprobs or params.uses_penalties or params.uses_bias)
-        while request.finish_reason is None:
-            # Where log-probabilities are wanted the model gives the end token, unless it is kept from that.
-            if guide.ended or (guide.finished and params.wants_logprobs and self._forbids_end(request)):
-                self._finish(request, forced)
+        while problem is None and len(tail.token_ids) < room:
+            if guide.ended:
+                tail.complete = True
                 break
-            if guide.finished and not params.wants_logprobs:
-                self._append(request, [request.eos_token_ids[0]], under_way, forced)
-                self._finish(request, forced)
+            if guide.finished:
+                # Where log-probabilities are wanted the model gives the end token, unless it is kept from that.
+                tail.complete = not params.wants_logprobs or num_output < params.min_tokens
+                tail.token_ids += [] if params.wants_logprobs else request.eos_token_ids[:1]
                 break
             following = guide.forced() if skips else []
             if not following:
                 break
-            taken = self._append(request, following, under_way, forced)
-            problem = guide.take(taken)
-            if problem is not None:
-                return _problem(request, problem)
-        return None
-
-    def _forbids_end(self, request: Request) -> bool:
-        """Whether the end token cannot be sampled yet, so that it has to be given."""
-        table, slot = self._scheduler.table, request.slot
-        return bool(table.num_tokens[slot] - table.num_prompt_tokens[slot] < request.params.min_tokens)
-
-    def _append(
-        self, request: Request, token_ids: list[int], under_way: Iterable[Dispatched], forced: Forced
-    ) -> list[int]:
-        """Give the request tokens; returns those that it takes."""
-        for step in under_way:
-            for row in np.flatnonzero((step.plan.slots == request.slot) & step.plan.samples).tolist():
-                if step.plan.requests[row] is request:
-                    self._scheduler.take_back(step.plan, row)
-        taken, ended = self._scheduler.append(request, token_ids)
-        forced.token_ids.setdefault(request.request_id, []).extend(taken)
-        if ended:
-            forced.finished.append(request)
-        return taken
-
-    def _finish(self, request: Request, forced: Forced) -> None:
-        """The grammar is complete, so the output is, whatever else would let it go on."""
-        if request.finish_reason is None:
-            self._scheduler.finish(request.request_id, "stop")
-            forced.finished.append(request)
+            tail.token_ids += following
+            problem = guide.take(following)
+        if problem is not None:
+            tail.problem = _problem(request, problem)
+        return tail
 
     def close(self) -> None:
         """End the threads that compile."""

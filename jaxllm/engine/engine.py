@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from jaxllm.beam.group import BeamGroup
 from jaxllm.config import EngineConfig
-from jaxllm.engine.constrained import Forced, GuidedSteps
+from jaxllm.engine.constrained import GuidedSteps
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, RequestError
@@ -154,16 +154,16 @@ class Engine:
         plan, result = step.plan, self.runner.collect(step)
         for chunk in result.prompts:
             self._take_prompt_logprobs(chunk)
-        finished = self.scheduler.update(plan, result.token_ids)
-        forced = None
         if step.constrained is not None:
-            forced = self._guided.advance(step, result.token_ids, [later for _, later in self._under_way])
-            finished = finished + forced.finished
+            self._guided.extend(step, result)
+        finished = self.scheduler.update(plan, result.token_ids, result.counts)
+        if step.constrained is not None:
+            finished += self._guided.settle(step)
         if self._guided.requests:
             for request in finished:
                 self._guided.forget(request)
         self._drop_wasted_steps()
-        outputs = self._outputs(plan, result, finished, forced)
+        outputs = self._outputs(plan, result, finished)
         if plan.lanes is not None:
             outputs += self._advance_beams(plan, result)
         began, self._last_end = max(began, self._last_end), time.monotonic()
@@ -240,22 +240,17 @@ class Engine:
                 )
             )
 
-    def _outputs(
-        self, plan: StepPlan, result: StepResult, finished: list[Request], forced: Forced | None
-    ) -> list[EngineOutput]:
+    def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
         outputs = []
         rows = np.flatnonzero(plan.samples).tolist()
         prompts = self._prompt_logprobs
-        for row, token_id in zip(rows, result.token_ids[plan.samples].tolist(), strict=True):
+        for row, token_ids in zip(rows, _tokens_by_row(plan, result), strict=True):
             request = plan.requests[row]
-            output = EngineOutput(request.request_id, [token_id], num_cached_tokens=request.num_cached_tokens)
+            output = EngineOutput(request.request_id, token_ids, num_cached_tokens=request.num_cached_tokens)
             if result.logprobs is not None:
                 self._add_logprobs(output, request, result, row)
             if prompts:
                 output.prompt_logprobs = prompts.pop(request, None)
-            if forced is not None:
-                # Nobody who wants log-probabilities has forced tokens.
-                output.token_ids += forced.token_ids.get(request.request_id, ())
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
@@ -353,6 +348,17 @@ def _describe(resolved: ResolvedConfig, num_pages: int, num_shapes: int) -> Engi
         num_shapes=num_shapes,
         structured_outputs_backend=config.structured.structured_outputs_backend,
     )
+
+
+def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:
+    """The tokens that were taken of each row that samples."""
+    tokens, counts, taken = result.token_ids, result.counts, plan.num_taken
+    if counts is None or taken is None:
+        by_row: list[list[int]] = tokens[plan.samples][:, None].tolist()
+        return by_row
+    firsts = (np.cumsum(counts) - counts)[plan.samples]
+    ends = firsts + taken[plan.samples]
+    return [tokens[first:end].tolist() for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
 
 
 def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, asked: int | None) -> TokenLogprobs:

@@ -55,12 +55,12 @@ class Dispatched:
         return self.sampled.token_ids, self.sampled.logprobs if self.wants_logprobs else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepResult:
     """A finished step, on the host. Rows are those of the plan."""
 
     token_ids: Int32Array
-    """[n]."""
+    """Row after row, [sum of counts]."""
     logprobs: Logprobs | None
     """NumPy arrays [n, ...], when a row asked for them."""
     prompts: list[PromptChunk]
@@ -69,6 +69,8 @@ class StepResult:
     """The shape it ran in."""
     listed: dict[int, np.ndarray] | None = None
     """Log-probabilities of listed tokens by row, when a row asked for them: float32 [K]."""
+    counts: Int32Array | None = None
+    """Tokens of each row, [n]: the sampled one and those that follow it without a choice. None: one each."""
 
 
 class Runner:

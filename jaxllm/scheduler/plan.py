@@ -20,6 +20,8 @@ class StepPlan:
     admitted: requests that got a slot in this step, for the first time or after preemption.
     preempted: requests that lost theirs.
     generations: int64 [n], tells a slot's owner from a later one.
+    num_taken: int32 [n], filled in by `Scheduler.update`: how many tokens of each row were taken. None: one of each
+    row that samples.
 
     For beam searches: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
     whose rows of the page table have changed. `lanes`, int [l], are filled in by `Scheduler.update`: rows that sampled
@@ -36,6 +38,7 @@ class StepPlan:
     admitted: list[Request]
     preempted: list[Request]
     generations: npt.NDArray[np.int64]
+    num_taken: Int32Array | None = None
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
     lanes: npt.NDArray[np.intp] | None = None

@@ -5,7 +5,7 @@ computed tokens, and each step lets it catch up. Decodes (one token behind) go f
 requests. A request that cannot get a page makes the last in order give up its own, which is computed again later.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -70,6 +70,7 @@ class Scheduler:
         self._page_tables = PageTables(self.table, pages)
         self._lanes = Lanes(self.table, pages)
         self._arrivals = 0
+        self._under_way: deque[StepPlan] = deque()  # whose tokens are still to come
 
     @property
     def num_waiting(self) -> int:
@@ -323,6 +324,7 @@ class Scheduler:
         )
         if self._lanes.groups:
             plan.copies, plan.moved = self._lanes.take_changes()
+        self._under_way.append(plan)
         return plan
 
     def _owners(self, slots: Int32Array) -> list[Request]:
@@ -331,14 +333,20 @@ class Scheduler:
         owners = self.table.requests
         return [owner for slot in slots.tolist() if (owner := owners[slot]) is not None]
 
-    def update(self, plan: StepPlan, sampled: Int32Array) -> list[Request]:
-        """Take the tokens of a step, int32 [n] beside the plan's rows. Returns the requests that end with it.
+    def update(self, plan: StepPlan, tokens: Int32Array, counts: Int32Array | None = None) -> list[Request]:
+        """Take the tokens of a step, row after row. Returns the requests that end with it.
 
-        Steps are taken in the order in which they were scheduled.
+        `counts`, int32 [n], says how many each of the plan's rows has: the sampled one, and those that follow it
+        without being sampled; None: one each. `tokens` is int32 [sum of counts]. Of those behind a token that ends the
+        request none is taken, see `StepPlan.num_taken`.
+
+        Steps are taken in the order in which they were scheduled; some may be left out when no request is unfinished.
         Tokens of rows that do not sample are ignored, and so are rows whose request has left its slot since
         `schedule`; see `StepPlan.samples`. Output tokens stay in the table while a request runs, and are in
         `Request.output_token_ids` when it finishes or is preempted.
         """
+        while self._under_way.popleft() is not plan:
+            pass
         table = self.table
         live = table.generation[plan.slots] == plan.generations
         plan.samples &= live
@@ -348,29 +356,40 @@ class Scheduler:
             plan.lanes = np.flatnonzero(plan.samples & table.is_lane[plan.slots])
             plan.samples[plan.lanes] = False
             slots = plan.slots[plan.samples]
-        ended = slots[table.append(slots, sampled[plan.samples])]
+        if counts is None:
+            ended = slots[table.append(slots, tokens[plan.samples])]
+        else:
+            ended = self._take_several(plan, tokens, counts)
         self._page_tables.publish(plan, live)
         return [self._end(slot) for slot in ended.tolist()]
 
-    def append(self, request: Request, token_ids: list[int]) -> tuple[list[int], bool]:
-        """Give a running request tokens that need not be sampled. Returns those it takes, and whether it ends by them.
+    def _take_several(self, plan: StepPlan, tokens: Int32Array, counts: Int32Array) -> Int32Array:
+        """Append the tokens of rows that may have several, a place at a time. Returns the slots whose requests end."""
+        plan.num_taken = np.zeros_like(counts)
+        firsts = np.cumsum(counts) - counts
+        rows = np.flatnonzero(plan.samples)
+        ended = [rows[:0]]
+        for place in range(int(counts.max())):
+            rows = rows[counts[rows] > place]
+            ends = self.table.append(plan.slots[rows], tokens[firsts[rows] + place])
+            plan.num_taken[rows] += 1
+            ended.append(plan.slots[rows[ends]])
+            rows = rows[~ends]
+        for row in np.flatnonzero(plan.num_taken > 1).tolist():
+            self._void_later(plan, row)
+        return np.concatenate(ended)
 
-        No token of it may be on its way (`take_back`). As with sampled ones, stop tokens and lengths end it; it is then
-        finished like those that `update` returns.
-        """
-        table, slot = self.table, request.slot
-        assert not table.num_pending[slot]
-        for count, token_id in enumerate(token_ids, start=1):
-            if table.append(np.array([slot], np.int32), np.array([token_id], np.int32))[0]:
-                self._end(slot)
-                return token_ids[:count], True
-        return token_ids, False
-
-    def take_back(self, plan: StepPlan, row: int) -> None:
-        """The token that a row of a step under way samples is not needed: what is computed for it still counts."""
-        assert plan.samples[row]
-        plan.samples[row] = False
-        self.table.num_pending[plan.slots[row]] -= 1
+    def _void_later(self, plan: StepPlan, row: int) -> None:
+        """Take back what steps under way sample for this row's request: its next tokens are known."""
+        table, slot = self.table, int(plan.slots[row])
+        end = int(plan.starts[row] + plan.num_new_tokens[row])
+        table.num_pending[slot] = 0
+        # The first token that was taken is the one they went on with, but what they sampled behind it is not.
+        table.num_computed[slot] = min(int(table.num_computed[slot]), end + 1)
+        for later in self._under_way:
+            same = (later.slots == slot) & (later.generations == plan.generations[row])
+            later.samples[same] = False
+            later.generations[same & (later.starts > end)] = -1
 
     def _end(self, slot: int) -> Request:
         """Finish the request in this slot because of its last token."""

@@ -358,3 +358,40 @@ def test_reset_prefix_cache_needs_an_idle_engine() -> None:
     scheduler.add(again := request_of("a", 9))
     step(scheduler)
     assert again.num_cached_tokens == 0
+
+
+def test_several_tokens_of_a_row_are_taken_up_to_the_one_that_ends_it() -> None:
+    scheduler = scheduler_of()
+    for name, options in (("a", {"stop_token_ids": [12]}), ("b", {"max_tokens": 2}), ("c", {}), ("d", {})):
+        scheduler.add(request_of(name, 4, **options))
+    plan = plan_of(scheduler)
+    tokens = np.array([11, 12, 13, 21, 22, 23, 31, 41, 42], np.int32)
+    finished = scheduler.update(plan, tokens, np.array([3, 3, 1, 2], np.int32))
+    scheduler.check_integrity()
+    ended = {each.request_id: (each.output_token_ids, each.finish_reason) for each in finished}
+    assert ended == {"a": ([11, 12], "stop"), "b": ([21, 22], "length")}
+    assert plan.num_taken is not None
+    assert plan.num_taken.tolist() == [2, 2, 1, 2]
+    assert rows(plan_of(scheduler)) == [("c", 4, 1, True), ("d", 4, 2, True)]
+
+
+def test_known_tokens_take_back_what_steps_under_way_sample() -> None:
+    scheduler = scheduler_of()
+    for name in "ab":
+        scheduler.add(request_of(name, 4))
+    plans = [plan_of(scheduler) for _ in range(3)]
+    assert scheduler.update(plans[0], np.array([11, 12, 21], np.int32), np.array([2, 1], np.int32)) == []
+    scheduler.check_integrity()
+    assert [plan.samples.tolist() for plan in plans] == [[True, True], [False, True], [False, True]]
+    # The third step computed with a token that does not follow.
+    later = plan_of(scheduler)
+    assert rows(later) == [("a", 5, 1, True), ("b", 6, 1, True)]
+    for plan in plans[1:]:
+        take(scheduler, plan, 31)
+    take(scheduler, later, 41)
+    outputs = {}
+    for name in "ab":
+        request = scheduler.get(name)
+        assert request is not None
+        outputs[name] = scheduler.table.output_tokens(request.slot).tolist()
+    assert outputs == {"a": [11, 12, 41], "b": [21, 31, 31, 41]}

@@ -2,12 +2,14 @@
 
 The model's next token depends on the whole sequence, and it reads the sequence from the pages as a device would. An
 oracle that knows no pages, steps or batches generates each request alone; all must agree with it. As on a device, a
-step runs when it is scheduled, and the host may learn its tokens only after it has scheduled the next ones.
+step runs when it is scheduled, and the host may learn its tokens only after it has scheduled the next ones. Behind some
+tokens the host knows more than the device would sample, and others than it samples: they come with the sampled ones.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -45,14 +47,36 @@ def next_token(state: int) -> int:
     return (state >> 7) % VOCABULARY
 
 
-def generate_alone(request: Request, max_model_len: int) -> tuple[list[int], str, int | None]:
-    """Output, finish reason and stop reason by the definition of the parameters."""
-    params, state, output = request.params, first_state(request), list[int]()
-    for token in request.prompt_token_ids.tolist():
-        state = next_state(state, token)
+def num_forced(state: int) -> int:
+    """How many tokens are known, without being sampled, behind a sampled one."""
+    return (state >> 13) % 4 if (state >> 17) % 3 == 0 else 0
+
+
+def outputs_behind(state: int) -> Iterator[tuple[int, int]]:
+    """The tokens that follow this state, and the number of those that come with each."""
     while True:
         token = next_token(state)
         state = next_state(state, token)
+        forced = num_forced(state)
+        yield token, forced
+        for _ in range(forced):
+            token = (next_token(state) + 1) % VOCABULARY
+            state = next_state(state, token)
+            yield token, 0
+
+
+def prompt_state(request: Request) -> int:
+    state = first_state(request)
+    for token in request.prompt_token_ids.tolist():
+        state = next_state(state, token)
+    return state
+
+
+def generate_alone(request: Request, max_model_len: int) -> tuple[list[int], str, int | None]:
+    """Output, finish reason and stop reason by the definition of the parameters."""
+    params, following, output = request.params, outputs_behind(prompt_state(request)), list[int]()
+    while True:
+        token, _ = next(following)
         output.append(token)
         if len(output) >= params.min_tokens:
             if token in request.eos_token_ids and not params.ignore_eos:
@@ -70,51 +94,73 @@ class Story:
     result: tuple[list[int], str, int | None]
     tokens: Ints  # prompt and output, and what would follow if the host was late to see that it ends, int64 [n]
     states: Ints  # what the pages must hold for them, int64 [n]
+    forced: Ints  # how many tokens come with each, int64 [n]
 
     @classmethod
     def of(cls, request: Request, max_model_len: int) -> "Story":
         result = generate_alone(request, max_model_len)
-        tokens = [*request.prompt_token_ids.tolist(), *result[0]]
+        prompt: list[int] = request.prompt_token_ids.tolist()
+        output = list(islice(outputs_behind(prompt_state(request)), len(result[0]) + MOST_AHEAD + 1))
+        tokens = [*prompt, *(token for token, _ in output)]
         states = list(accumulate(tokens, next_state, initial=first_state(request)))[1:]
-        for _ in range(MOST_AHEAD):
-            tokens.append(next_token(states[-1]))
-            states.append(next_state(states[-1], tokens[-1]))
-        return cls(result, np.array(tokens), np.array(states))
+        forced = [0] * len(prompt) + [count for _, count in output]
+        return cls(result, np.array(tokens), np.array(states), np.array(forced))
+
+    def tail(self, place: int) -> list[int]:
+        """The tokens that come with the one at this place."""
+        first = place + 1
+        tokens: list[int] = self.tokens[first : first + int(self.forced[place])].tolist()
+        return tokens
+
+
+WRONG = -2
+"""What is computed with a token that turns out not to follow; nobody may read it."""
 
 
 class PagedModel:
-    """Page contents as the device holds them: the state after each position, written and read by the plan alone."""
+    """Page contents as the device holds them: the state after each position, written and read by the plan alone.
+
+    Where the device goes on with a token that it sampled and the host knows better, the state is `WRONG`.
+    """
 
     def __init__(self, num_pages: int, block_size: int) -> None:
         self.block_size = block_size
         self.last_tokens: dict[int, int] = {}  # by slot
         self.contents = np.full(num_pages * block_size, -1, np.int64)
 
-    def run(self, plan: StepPlan, scheduler: Scheduler, stories: dict[str, Story]) -> npt.NDArray[np.int32]:
+    def run(
+        self, plan: StepPlan, scheduler: Scheduler, stories: dict[str, Story]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32] | None]:
+        """The tokens of a step, and how many each row has."""
         ends = (plan.starts + plan.num_new_tokens).tolist()
         rows = list(zip(plan.slots.tolist(), plan.starts.tolist(), ends, strict=True))
         of_row = [stories[request.request_id] for request in plan.requests]
         written: list[int] = []
+        computed: list[Ints] = []
         for (slot, start, end), story in zip(rows, of_row, strict=True):
             known = min(end, int(scheduler.table.num_tokens[slot]))
             assert np.array_equal(scheduler.table.token_ids[slot, :known], story.tokens[:known])
+            states = story.states[:end].copy()
             if known < end:
                 assert start == end - 1, "the device knows the last token only"
-                assert self.last_tokens[slot] == story.tokens[start]
+                if self.last_tokens[slot] != story.tokens[start]:
+                    states[start] = WRONG
             places = self._places(scheduler, slot, end)
-            assert np.array_equal(self.contents[places[:start]], story.states[:start]), "read from another's page"
-            self.contents[places[start:]] = story.states[start:end]
+            assert np.array_equal(self.contents[places[:start]], states[:start]), "read from another's page"
+            self.contents[places[start:]] = states[start:]
             written += places[start:].tolist()
+            computed.append(states)
         assert len(set(written)) == len(written), "two rows write to one place"
-        for (slot, _, end), story in zip(rows, of_row, strict=True):
+        for (slot, _, end), states in zip(rows, computed, strict=True):
             places = self._places(scheduler, slot, end)
-            assert np.array_equal(self.contents[places], story.states[:end]), "wrote into a page that another reads"
-        last = [self._places(scheduler, slot, end)[-1] for slot, _, end in rows]
-        sampled = [next_token(int(state)) for state in self.contents[last]]
+            assert np.array_equal(self.contents[places], states), "wrote into a page that another reads"
+        sampled = [WRONG if states[-1] == WRONG else next_token(int(states[-1])) for states in computed]
         self.last_tokens.update(
             (slot, token) for (slot, *_), token, counts in zip(rows, sampled, plan.samples, strict=True) if counts
         )
-        return np.array(sampled, np.int32)
+        by_row = [[token, *story.tail(end)] for token, story, (*_, end) in zip(sampled, of_row, rows, strict=True)]
+        counts = np.array([len(tokens) for tokens in by_row], np.int32)
+        return np.array(list(chain.from_iterable(by_row)), np.int32), counts if (counts > 1).any() else None
 
     def _places(self, scheduler: Scheduler, slot: int, end: int) -> Ints:
         positions = np.arange(end)
@@ -135,7 +181,7 @@ class Run:
         self.model = PagedModel(num_pages, block_size)
         self.options = options
         self.ahead = ahead
-        self.under_way: deque[tuple[StepPlan, npt.NDArray[np.int32]]] = deque()
+        self.under_way: deque[tuple[StepPlan, npt.NDArray[np.int32], npt.NDArray[np.int32] | None]] = deque()
         self.requests: dict[str, Request] = {}
         self.stories: dict[str, Story] = {}
         self.live: list[str] = []
@@ -203,7 +249,7 @@ class Run:
             assert plan.preempted == running[::-1][: len(plan.preempted)]
             assert plan.admitted == waiting[: len(plan.admitted)]
             assert not (plan.preempted and plan.admitted)
-        self.under_way.append((plan, self.model.run(plan, self.scheduler, self.stories)))
+        self.under_way.append((plan, *self.model.run(plan, self.scheduler, self.stories)))
         return True
 
     def _goes_on(self, request: Request) -> bool:
