@@ -159,10 +159,10 @@ class Engine:
         finished = self.scheduler.update(plan, result.token_ids, result.counts)
         if step.constrained is not None:
             finished += self._guided.settle(step)
-        if self._guided.requests:
-            for request in finished:
+        if finished:
+            for request in finished if self._guided.requests else ():
                 self._guided.forget(request)
-        self._drop_wasted_steps()
+            self._drop_wasted_steps()
         outputs = self._outputs(plan, result, finished)
         if plan.lanes is not None:
             outputs += self._advance_beams(plan, result)

@@ -368,7 +368,7 @@ class Scheduler:
         plan.num_taken = np.zeros_like(counts)
         firsts = np.cumsum(counts) - counts
         rows = np.flatnonzero(plan.samples)
-        ended = [rows[:0]]
+        ended: list[Int32Array] = []
         for place in range(int(counts.max())):
             rows = rows[counts[rows] > place]
             ends = self.table.append(plan.slots[rows], tokens[firsts[rows] + place])
