@@ -57,6 +57,7 @@ COMMANDS = {
     "run-batch": Entry("jaxllm.serving.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
     "plan": Entry("jaxllm.serving.cli.plan", "Work out whether a model fits some devices, and how fast it may be."),
     "compile": Entry("jaxllm.serving.cli.compile", "Compile for this machine or another, so that an engine need not."),
+    "doctor": Entry("jaxllm.serving.cli.doctor", "Check this machine: devices, their speed, kernels, a model on them."),
     "collect-env": Entry("jaxllm.serving.cli.collect_env", "Print what a bug report needs: versions, devices, memory."),
 }
 

@@ -1,0 +1,171 @@
+"""Cases of paged attention on the device beside the reference on the CPU."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.config import EngineConfig
+from jaxllm.doctor.result import Context, Outcome
+from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, make_inputs, tolerance
+from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
+from jaxllm.pallas_kernels.paged_attention.layout import from_layout, to_layout
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+
+Result = tuple[jax.Array, jax.Array]
+Implementation = Callable[[Inputs], Result]
+"""What a case gives: its result, and the cache in the canonical shape."""
+
+SHARE = 0.75
+"""Of a stage's time that cases may take; those that are not reached are counted."""
+
+_QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """`error` is the largest difference from the reference; None with the `reason` where the case did not run."""
+
+    name: str
+    limit: float
+    error: float | None
+    reason: str | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """NaN is wrong too."""
+        return self.error is not None and not self.error <= self.limit
+
+
+def resolve_model(context: Context) -> ResolvedConfig:
+    """What an engine of the model would use here."""
+    options = {"model": context.settings.model, "load_format": context.settings.load_format}
+    return resolve_config(EngineConfig.from_options(options))
+
+
+def check_cases(context: Context, implementation: Implementation | None = None) -> Outcome:
+    """Run the cases until the time is over. `implementation` in place of the engine's own."""
+    end = time.monotonic() + SHARE * context.settings.seconds
+    resolved = resolve_model(context)
+    name = resolved.attention
+    run = implementation or partial(run_case, name)
+    cases, results = list(suited_cases(resolved)), []
+    for number, case in enumerate(cases, 1):
+        if time.monotonic() > end:
+            break
+        context.say(f"{name} attention: {case.name} ({number} of {len(cases)})")
+        results.append(compare(case, run, compares_cache=name != "tpu"))
+    return _outcome(resolved, len(cases), results)
+
+
+def suited_cases(resolved: ResolvedConfig) -> Iterator[Case]:
+    """The cases with the model's heads, pages and type; those that become the same only once."""
+    model, seen = resolved.model, set()
+    for case in CASES:
+        own = replace(
+            case,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            page_size=resolved.page_size,
+            dtype=resolved.dtype,
+            kv_dtype=None if case.kv_dtype in ("float32", "bfloat16") else case.kv_dtype,
+        )
+        key = replace(own, name="")
+        if key not in seen:
+            seen.add(key)
+            yield own
+
+
+def run_case(implementation: str, inputs: Inputs) -> Result:
+    """The case on the default device. What the TPU kernel leaves as the cache only it can read."""
+    if implementation == "tpu":
+        return _run_on_tpu(inputs)
+
+    def attend(inputs: Inputs) -> Result:
+        page_size = inputs.kv_cache.shape[2]
+        own = replace(inputs, kv_cache=to_layout(implementation, inputs.kv_cache))
+        out, cache = own.call(implementation, jnp.int32(LAYER))
+        return out, from_layout(implementation, cache, page_size)
+
+    return jax.jit(attend)(inputs)
+
+
+def _run_on_tpu(inputs: Inputs) -> Result:
+    from jaxllm.pallas_kernels.paged_attention.tpu.cache import from_canonical
+    from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+
+    case = inputs.case
+    group = case.num_heads // case.num_kv_heads
+    dims = Dims(case.num_kv_heads, group, case.head_size, case.page_size, case.dtype, case.cache_dtype.name)
+
+    def attend(inputs: Inputs) -> Result:
+        packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, dims))
+        return packed.call("tpu", jnp.int32(LAYER))
+
+    return jax.jit(attend)(inputs)
+
+
+def compare(case: Case, run: Implementation, *, compares_cache: bool) -> CaseResult:
+    """Run a case with `run` and with the reference, the latter in float32 on the CPU."""
+    inputs, limit = make_inputs(case), allowed_error(case, jax.default_backend())
+    try:
+        found, cache = jax.device_get(run(inputs))
+    except NotImplementedError as refusal:
+        return CaseResult(case.name, limit, None, str(refusal))
+    wanted, wanted_cache = jax.device_get(_reference(inputs))
+    if not case.num_tokens:
+        return CaseResult(case.name, limit, 0.0)
+    difference = np.abs(found[: case.num_tokens].astype(np.float32) - wanted[: case.num_tokens])
+    error = float(np.nan_to_num(difference, nan=np.inf).max())
+    # Page 0 belongs to nobody: padding may write it.
+    if compares_cache and not np.array_equal(cache[:, 1:].view(np.uint8), wanted_cache[:, 1:].view(np.uint8)):
+        return CaseResult(case.name, limit, float("inf"), "the cache differs")
+    return CaseResult(case.name, limit, error)
+
+
+def allowed_error(case: Case, platform: str) -> float:
+    """As in the tests. Accelerators may round float32 operands to TF32 or bfloat16, which counts as bfloat16."""
+    return tolerance(case if platform == "cpu" else replace(case, dtype="bfloat16"))
+
+
+def _reference(inputs: Inputs) -> Result:
+    wide = replace(inputs, **{name: getattr(inputs, name).astype(jnp.float32) for name in ("q", "k", "v")})
+    cpu = jax.local_devices(backend="cpu")[0]
+    run = jax.jit(lambda inputs: inputs.call("reference"), compiler_options=_QUICK)
+    return run(jax.device_put(wide, cpu))
+
+
+def _outcome(resolved: ResolvedConfig, count: int, results: list[CaseResult]) -> Outcome:
+    name, model = resolved.attention, resolved.model
+    wrong = [result for result in results if result.is_wrong]
+    refused = [result for result in results if result.error is None]
+    errors = [each.error / each.limit for each in results if each.error is not None and not each.is_wrong]
+    heads = f"{model.num_heads} heads of {model.head_size}, {model.num_kv_heads} of keys, {resolved.dtype}"
+    right = len(results) - len(wrong) - len(refused)
+    summary = (
+        f"{name}, {heads}: {right} of {count} cases right, largest error {max(errors, default=0.0):.0%} of allowed"
+    )
+    summary += f"; {len(refused)} not supported" if refused else ""
+    summary += f"; {count - len(results)} not reached, give more --timeout" if len(results) < count else ""
+    figures: dict[str, Any] = {
+        "implementation": name,
+        "num_cases": count,
+        "cases": [{"name": each.name, "error": _plain(each.error), "limit": each.limit, "reason": each.reason}
+                  for each in results],
+    }  # fmt: skip
+    if wrong:
+        names = ", ".join(f"{each.name} ({each.reason or f'{each.error:.1e}'})" for each in wrong[:8])
+        advice = "serve with --attention-backend xla until this is mended, and send the report"
+        return Outcome(f"{summary}; WRONG: {names}", figures, "failed", advice)
+    return Outcome(summary, figures)
+
+
+def _plain(error: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return "infinite" if error == float("inf") else error

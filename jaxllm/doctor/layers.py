@@ -1,0 +1,119 @@
+"""Stage `layers`: one layer and four of the model, with random weights, beside float32 on the CPU."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxllm.doctor.attention_cases import resolve_model
+from jaxllm.doctor.result import Context, Outcome
+from jaxllm.models.batch import Batch
+from jaxllm.models.causal_lm import CausalLM, load_model
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.options import ForwardOptions
+from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
+from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
+from jaxllm.runtime.native import begin_kernels
+from jaxllm.runtime.resolved import ResolvedConfig
+
+LIMITS: dict[str, dict[str, float]] = {"float32": {"cpu": 1e-4}, "bfloat16": {}, "float16": {}}
+"""Root mean square of the differences of logits, as a share of that of the logits."""
+OTHER_LIMITS = {"float32": 2e-2, "bfloat16": 5e-2, "float16": 2e-2}
+"""Float32 on accelerators: products are rounded to TF32 or bfloat16 unless one asks for more."""
+
+MOST_TOKENS = 8192
+"""Of the vocabulary: the output layer needs no more to be checked."""
+
+PROMPTS = (1, 40, 9)
+"""Tokens of three prompts, which are then continued by one token. One token is a decode, and decodes come first."""
+
+
+def run(context: Context) -> Outcome:
+    """Compare the logits of prompts and of a decode."""
+    resolved = resolve_model(context)
+    platform, dtype = resolved.platform, resolved.dtype
+    limit = LIMITS[dtype].get(platform, OTHER_LIMITS[dtype])
+    found: dict[int, float] = {}
+    for layers in (1, 4):
+        model = _shortened(resolved.model, layers)
+        if model.num_layers not in found:
+            context.say(f"{layers} layer(s) in {dtype} on {platform}")
+            logits = _on_device(resolved, model)
+            context.say(f"{layers} layer(s) in float32 on the CPU")
+            wanted = _on_cpu(resolved, model)
+            difference = float(np.sqrt(np.mean((logits - wanted) ** 2) / np.mean(wanted**2)))
+            found[model.num_layers] = difference if np.isfinite(difference) else float("inf")
+    errors = ", ".join(f"{layers} layer{'s' if layers > 1 else ''} {error:.1e}" for layers, error in found.items())
+    summary = f"{dtype} with {resolved.attention} attention against float32 on the CPU: {errors} of {limit:.0e}"
+    figures: dict[str, Any] = {
+        "limit": limit,
+        "errors": {str(layers): "infinite" if error == float("inf") else error for layers, error in found.items()},
+    }
+    if max(found.values()) > limit:
+        advice = "if the attention stage is well, other kernels or the compiler are at fault: send the report"
+        return Outcome(f"{summary}: too far", figures, "failed", advice)
+    return Outcome(summary, figures)
+
+
+def _shortened(model: ModelConfig, layers: int) -> ModelConfig:
+    """The first layers of a model, with fewer tokens."""
+    windows = model.windows[:layers]
+    return replace(model, num_layers=len(windows), windows=windows, vocab_size=min(model.vocab_size, MOST_TOKENS))
+
+
+def _on_device(resolved: ResolvedConfig, model: ModelConfig) -> np.ndarray:
+    begin_kernels(resolved, None)()
+    return _logits(_random(model, resolved.forward, resolved.dtype), resolved.dtype, resolved.page_size)
+
+
+def _on_cpu(resolved: ResolvedConfig, model: ModelConfig) -> np.ndarray:
+    """The same weights, rounded as on the device."""
+    options = ForwardOptions(platform="cpu", attention="xla", stack="loop", max_model_len=resolved.max_model_len)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        made = _random(model, options, "float32")
+        graph, state = nnx.split(made)
+        rounded = jax.tree.map(lambda leaf: leaf.astype(resolved.dtype).astype(jnp.float32), state)
+        return _logits(nnx.merge(graph, rounded), "float32", resolved.page_size)
+
+
+def _random(model: ModelConfig, options: ForwardOptions, dtype: str) -> CausalLM:
+    return load_model(Path(), model, options, dtype, load_format="dummy")
+
+
+def _logits(model: CausalLM, dtype: str, page_size: int) -> np.ndarray:
+    """Of every token of the prompts, and of the token after each."""
+    config = model.config
+    prefill = Case(
+        "prompts",
+        tuple((length, 0) for length in PROMPTS),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        page_size=page_size,
+    )
+    decode = replace(prefill, rows=tuple((1, length) for length in PROMPTS))
+    after = make_inputs(decode)
+    geometry = CacheGeometry(
+        config.num_layers, after.kv_cache.shape[1], page_size, config.num_kv_heads, config.head_size, dtype
+    )
+    cache = jnp.zeros(cache_shape(model.options.attention, geometry), dtype)
+    graph, state = nnx.split(model)
+
+    @jax.jit
+    def forward(state: Any, batch: Batch, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+        merged = nnx.merge(graph, state)
+        hidden, cache = merged(batch, cache)
+        return merged.logits(hidden), cache
+
+    found = []
+    # The decodes' table: it has the pages that they grow into.
+    for case, batch in ((prefill, make_inputs(prefill).batch), (decode, after.batch)):
+        ids = np.random.default_rng(case.num_tokens).integers(0, config.vocab_size, case.num_tokens).astype(np.int32)
+        ragged = replace(batch, page_table=after.batch.page_table)
+        logits, cache = forward(state, Batch(jnp.asarray(ids), ragged), cache)
+        found.append(np.asarray(logits, np.float32))
+    return np.concatenate(found)

@@ -1,0 +1,46 @@
+"""The stages, in their order."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One check. `module` has `run(context) -> Outcome`, and is imported only in the process of the stage.
+
+    `advice` is what to do when the stage crashes or hangs, and cannot say so itself. `needs_devices`: pointless where
+    JAX did not start.
+    """
+
+    name: str
+    module: str
+    advice: str
+    needs_devices: bool = True
+
+
+_HUNG_DEVICE = (
+    "see who holds the device (the system stage); if nobody does, restart the machine or its driver, "
+    "and send the report"
+)
+_KERNEL = "serve with --attention-backend xla until this is mended, and send the report"
+
+STAGES = (
+    Stage("system", "jaxllm.doctor.system", "send the report: this stage only reads files", needs_devices=False),
+    Stage("devices", "jaxllm.doctor.devices", f"JAX does not start: {_HUNG_DEVICE}", needs_devices=False),
+    Stage("speed", "jaxllm.doctor.speed", f"plain copies and products do not work: {_HUNG_DEVICE}"),
+    Stage(
+        "all_reduce",
+        "jaxllm.doctor.all_reduce",
+        "the devices do not reach each other: serve with --tensor-parallel-size 1; look at the links "
+        "(GPU: nvidia-smi topo -m, NCCL_DEBUG=INFO; TPU: all hosts of the slice must take part)",
+    ),
+    Stage("attention", "jaxllm.doctor.attention", _KERNEL),
+    Stage("attention_checks", "jaxllm.doctor.attention_checks", _KERNEL),
+    Stage("layers", "jaxllm.doctor.layers", "send the report: the model itself does not run here"),
+    Stage("greedy", "jaxllm.doctor.greedy", "send the report: the engine does not run here"),
+    Stage(
+        "executables",
+        "jaxllm.doctor.executables",
+        'kept executables do not work here: serve with --compilation-cache-dir "", and send the report',
+    ),
+    Stage("steps", "jaxllm.doctor.steps", "send the report: the engine does not run at full size here"),
+)

@@ -1,0 +1,6 @@
+from jaxllm.doctor.result import Context, Outcome
+from jaxllm.errors import ConfigError
+
+
+def run(context: Context) -> Outcome:
+    raise ConfigError(f"model {context.settings.model!r}: there is no such folder")
