@@ -14,7 +14,7 @@ from functools import partial
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.server import Place, on_fast_loop, serve_at
-from jaxllm.serving.server.workers.order import (
+from jaxllm.serving.server.workers.messages import (
     Attach,
     EngineEnded,
     GaveUp,

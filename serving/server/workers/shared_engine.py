@@ -14,7 +14,7 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import AttachClient, DetachClient, FromEngine, Outputs
 from jaxllm.serving.options.server import ServerOptions
-from jaxllm.serving.server.workers.order import EngineEnded
+from jaxllm.serving.server.workers.messages import EngineEnded
 from jaxllm.serving.server.workers.worker import Worker
 from jaxllm.serving.telemetry.logs import ThroughputLog
 from jaxllm.serving.telemetry.metrics import Metrics

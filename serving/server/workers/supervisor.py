@@ -20,7 +20,7 @@ from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
-from jaxllm.serving.server.workers.order import Attach, GaveUp, Hangs, Line, Listening, Order
+from jaxllm.serving.server.workers.messages import Attach, GaveUp, Hangs, Line, Listening, Order
 from jaxllm.serving.server.workers.shared_engine import SharedEngine
 from jaxllm.serving.server.workers.worker import Worker
 from jaxllm.serving.telemetry.logs import banner

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from jaxllm.serving.ipc.client.process import describe_exit, environment
-from jaxllm.serving.server.workers import order
-from jaxllm.serving.server.workers.order import EngineEnded, Order
+from jaxllm.serving.server.workers import messages
+from jaxllm.serving.server.workers.messages import EngineEnded, Order
 
 MODULE = "jaxllm.serving.server.workers"
 
@@ -19,7 +19,7 @@ class Worker:
     """A child that answers HTTP. It ends with this process, however that one ends."""
 
     def __init__(
-        self, given: Order, on_line: Callable[["Worker", order.Line], None], on_exit: Callable[["Worker", str], None]
+        self, given: Order, on_line: Callable[["Worker", messages.Line], None], on_exit: Callable[["Worker", str], None]
     ) -> None:
         """Both functions are called in a thread, `on_exit` last, with what can be said of the end."""
         self.index = given.index
@@ -34,7 +34,7 @@ class Worker:
                 # Ctrl-C in a terminal goes to a whole group of processes; who drains is the supervisor's to decide.
                 start_new_session=True,
             )
-        order.send(self._channel, given)
+        messages.send(self._channel, given)
         threading.Thread(target=self._listen, name="api-server-watch", daemon=True).start()
 
     @property
@@ -49,10 +49,10 @@ class Worker:
     def tell(self, ended: EngineEnded) -> None:
         """Tell it that its engine has ended."""
         with suppress(OSError):
-            order.send(self._channel, ended)
+            messages.send(self._channel, ended)
 
     def _listen(self) -> None:
-        for line in order.lines(self._channel):
+        for line in messages.lines(self._channel):
             self._on_line(self, line)
         meaning = describe_exit(self._child.wait())
         self._channel.close()
