@@ -5,12 +5,15 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ssl import SSLContext
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.errors import ConfigError
 from jaxllm.serving.http.connection.connections import Connections
 from jaxllm.serving.http.connection.protocol import LimitedProtocol
+from jaxllm.serving.options.server import ServerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -75,3 +78,32 @@ class HttpServer(uvicorn.Server):
         for connection in connections:
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+def uvicorn_config(app: ASGIApp, options: ServerOptions, context: SSLContext | None) -> uvicorn.Config:
+    """What uvicorn is to know: the application as clients see it, the proxies, and what makes it speak TLS."""
+    return uvicorn.Config(
+        app if options.root_path is None else _under(app, options.root_path),
+        ws="none",
+        loop="none",
+        interface="asgi3",
+        # Nothing here has one, and uvicorn logs a traceback for one that is cut short.
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # AccessLog says more
+        server_header=False,
+        proxy_headers=bool(options.trusted_proxies),
+        forwarded_allow_ips=list(options.trusted_proxies),
+        timeout_keep_alive=options.timeout_keep_alive,
+        ssl_context_factory=None if context is None else lambda _config, _default: context,
+    )
+
+
+def _under(app: ASGIApp, root_path: str) -> ASGIApp:
+    """`app` behind a proxy that shows it under `root_path`, whether or not the proxy takes that off the paths."""
+
+    async def shown(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "root_path": root_path.rstrip("/")}, receive, send)
+
+    return shown

@@ -13,38 +13,39 @@ from functools import partial
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError
 from jaxllm.serving.server.listener import Listener
-from jaxllm.serving.server.server import Place, on_fast_loop, serve_at
+from jaxllm.serving.server.server import on_fast_loop, serve_at
+from jaxllm.serving.server.workers.context import WorkerContext
 from jaxllm.serving.server.workers.messages import (
-    Attach,
     EngineEnded,
-    GaveUp,
-    Hangs,
-    Line,
+    EngineHangs,
+    FromWorker,
     Listening,
-    Order,
+    RequestEngine,
+    StartFailed,
+    WorkerConfig,
     receive,
     send,
 )
 from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
 
 
-class Supervisor:
-    """The line to the process that has the engine. Thread-safe."""
+class SupervisorClient:
+    """Talks to the process that has the engine. Thread-safe."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        self._engines: dict[str, ServedBy] = {}
+        self._engines: dict[str, RemoteEngine] = {}
 
-    def say(self, line: Line) -> None:
-        """Send a line."""
+    def send(self, message: FromWorker) -> None:
+        """Send a message."""
         with self._lock:
-            send(self._channel, line)
+            send(self._channel, message)
 
-    def launch(self, folder: str, on_exit: Callable[[str], None]) -> "ServedBy":
+    def launch(self, folder: str, on_exit: Callable[[str], None]) -> "RemoteEngine":
         """Have the engine of now, or the next one, connect to the sockets in a folder."""
-        engine = self._engines[folder] = ServedBy(self, folder, on_exit)
-        self.say(Attach(folder))
+        engine = self._engines[folder] = RemoteEngine(self, folder, on_exit)
+        self.send(RequestEngine(folder))
         return engine
 
     def watch(self) -> None:
@@ -56,10 +57,10 @@ class Supervisor:
         os._exit(1)
 
 
-class ServedBy:
+class RemoteEngine:
     """An engine of the supervisor, in place of a child process (see `EngineProcess`)."""
 
-    def __init__(self, supervisor: Supervisor, folder: str, on_exit: Callable[[str], None]) -> None:
+    def __init__(self, supervisor: SupervisorClient, folder: str, on_exit: Callable[[str], None]) -> None:
         """`on_exit` is called once, with what can be said of the end."""
         self._supervisor, self._folder, self._on_exit = supervisor, folder, on_exit
         self._ended = threading.Lock()
@@ -81,28 +82,28 @@ class ServedBy:
 
     def kill(self, reason: str) -> None:
         """Have it killed, because it hangs: the supervisor will say that it has ended."""
-        self._supervisor.say(Hangs(self._folder, reason))
+        self._supervisor.send(EngineHangs(self._folder, reason))
 
 
 def main() -> int:
-    """Answer HTTP as ordered."""
+    """Answer HTTP, as the supervisor says."""
     channel = socket.socket(fileno=0)
-    order: Order = receive(channel, Order)
-    supervisor = Supervisor(channel)
+    given: WorkerConfig = receive(channel, WorkerConfig)
+    supervisor = SupervisorClient(channel)
     threading.Thread(target=supervisor.watch, name="supervisor-watch", daemon=True).start()
-    options = order.options
-    place = Place(
+    options = given.options
+    worker = WorkerContext(
         launch=supervisor.launch,
-        shared_metrics=SharedMetrics(order.shared_metrics, order.index, order.count),
-        on_listening=partial(supervisor.say, Listening()),
+        shared_metrics=SharedMetrics(given.shared_metrics, given.index, given.count),
+        on_listening=partial(supervisor.send, Listening()),
     )
     try:
-        with Listener(options, socket.socket(fileno=order.listener)) as listener:
-            return on_fast_loop(serve_at(listener, order.config, options, place=place))
+        with Listener(options, socket.socket(fileno=given.listener)) as listener:
+            return on_fast_loop(serve_at(listener, given.config, options, worker=worker))
     except (ConfigError, CapacityError, EngineError) as error:
         # A supervisor that is gone need not be told.
         with suppress(OSError):
-            supervisor.say(GaveUp(type(error).__name__, str(error)))
+            supervisor.send(StartFailed(type(error).__name__, str(error)))
         return 1
 
 

@@ -1,7 +1,7 @@
 """What the supervisor and an API server process say to each other beside the engine's messages.
 
-Over a pair of sockets, of which the worker's is its standard input: first the order, then lines from the worker, and
-to it, whenever an engine has ended, that it has. The pair lives as long as both do.
+Over a pair of sockets, of which the worker's is its standard input: first the worker's configuration, then
+messages from the worker, and to it, whenever an engine has ended, that it has. The pair lives as long as both do.
 """
 
 import socket
@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("!I")
 _ERRORS = {"ConfigError": ConfigError, "CapacityError": CapacityError}
 
 
-class Order(msgspec.Struct, kw_only=True):
+class WorkerConfig(msgspec.Struct, kw_only=True):
     """What a worker is to do. `listener` and `shared_metrics` are file descriptors that it inherits."""
 
     index: int
@@ -37,13 +37,13 @@ class EngineEnded(msgspec.Struct):
     reason: str
 
 
-class Attach(msgspec.Struct, tag=True):
+class RequestEngine(msgspec.Struct, tag=True):
     """The worker's sockets for the engine lie in this folder."""
 
     folder: str
 
 
-class Hangs(msgspec.Struct, tag=True):
+class EngineHangs(msgspec.Struct, tag=True):
     """The engine that is connected to the sockets in this folder does not answer: it is to be killed."""
 
     folder: str
@@ -54,7 +54,7 @@ class Listening(msgspec.Struct, tag=True):
     """The worker takes connections."""
 
 
-class GaveUp(msgspec.Struct, tag=True):
+class StartFailed(msgspec.Struct, tag=True):
     """The worker could not start: the name of a class in `jaxllm.errors`, and why."""
 
     kind: str
@@ -65,7 +65,7 @@ class GaveUp(msgspec.Struct, tag=True):
         return _ERRORS.get(self.kind, EngineError)(self.message)
 
 
-Line = Attach | Hangs | Listening | GaveUp
+FromWorker = RequestEngine | EngineHangs | Listening | StartFailed
 Message = TypeVar("Message")
 
 
@@ -84,10 +84,10 @@ def receive(channel: socket.socket, kind: Any) -> Any:
     return None if data is None else msgspec.json.decode(data, type=kind)
 
 
-def lines(channel: socket.socket) -> Iterator[Line]:
+def messages_from(channel: socket.socket) -> Iterator[FromWorker]:
     """What a worker says, until it is gone."""
-    while (line := receive(channel, Line)) is not None:
-        yield line
+    while (message := receive(channel, FromWorker)) is not None:
+        yield message
 
 
 def _read(channel: socket.socket, size: int) -> bytes | None:

@@ -20,7 +20,14 @@ from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
-from jaxllm.serving.server.workers.messages import Attach, GaveUp, Hangs, Line, Listening, Order
+from jaxllm.serving.server.workers.messages import (
+    EngineHangs,
+    FromWorker,
+    Listening,
+    RequestEngine,
+    StartFailed,
+    WorkerConfig,
+)
 from jaxllm.serving.server.workers.shared_engine import SharedEngine
 from jaxllm.serving.server.workers.worker import Worker
 from jaxllm.serving.telemetry.logs import banner
@@ -106,7 +113,7 @@ class ApiServers:
     def _start_worker(self, index: int) -> None:
         if self._ending:
             return
-        order = Order(
+        given = WorkerConfig(
             index=index,
             count=self._options.api_server_count,
             listener=self._listener.socket.fileno(),
@@ -115,8 +122,8 @@ class ApiServers:
             options=self._options,
         )
         self._workers[index] = Worker(
-            order,
-            lambda worker, line: self._call(self._take, worker, line),
+            given,
+            lambda worker, message: self._call(self._take, worker, message),
             lambda worker, meaning: self._call(self._worker_ended, worker, meaning),
         )
 
@@ -188,11 +195,11 @@ class ApiServers:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _take(self, worker: Worker, line: Line) -> None:
-        match line:
-            case Attach(folder):
+    def _take(self, worker: Worker, message: FromWorker) -> None:
+        match message:
+            case RequestEngine(folder):
                 self._engine.attach(worker, folder)
-            case Hangs(folder, reason):
+            case EngineHangs(folder, reason):
                 self._engine.end_hanging(worker, folder, reason)
             case Listening():
                 self._listening.add(worker)
@@ -201,10 +208,10 @@ class ApiServers:
                     _log.info("API server %d is back", worker.index)
                 elif len(self._listening) == self._options.api_server_count:
                     self._all_listen.set()
-            case GaveUp() if self._all_listen.is_set():
-                _log.error("API server %d: %s", worker.index, line.message)
-            case GaveUp():
-                self._fail(line.error())
+            case StartFailed() if self._all_listen.is_set():
+                _log.error("API server %d: %s", worker.index, message.message)
+            case StartFailed():
+                self._fail(message.error())
 
     def _worker_ended(self, worker: Worker, meaning: str) -> None:
         self._engine.detach(worker)

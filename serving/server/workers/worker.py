@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from jaxllm.serving.ipc.client.process import describe_exit, environment
 from jaxllm.serving.server.workers import messages
-from jaxllm.serving.server.workers.messages import EngineEnded, Order
+from jaxllm.serving.server.workers.messages import EngineEnded, WorkerConfig
 
 MODULE = "jaxllm.serving.server.workers"
 
@@ -19,11 +19,14 @@ class Worker:
     """A child that answers HTTP. It ends with this process, however that one ends."""
 
     def __init__(
-        self, given: Order, on_line: Callable[["Worker", messages.Line], None], on_exit: Callable[["Worker", str], None]
+        self,
+        given: WorkerConfig,
+        on_message: Callable[["Worker", messages.FromWorker], None],
+        on_exit: Callable[["Worker", str], None],
     ) -> None:
         """Both functions are called in a thread, `on_exit` last, with what can be said of the end."""
         self.index = given.index
-        self._on_line, self._on_exit = on_line, on_exit
+        self._on_message, self._on_exit = on_message, on_exit
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
@@ -52,8 +55,8 @@ class Worker:
             messages.send(self._channel, ended)
 
     def _listen(self) -> None:
-        for line in messages.lines(self._channel):
-            self._on_line(self, line)
+        for message in messages.messages_from(self._channel):
+            self._on_message(self, message)
         meaning = describe_exit(self._child.wait())
         self._channel.close()
         self._on_exit(self, meaning)

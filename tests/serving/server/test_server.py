@@ -64,7 +64,7 @@ def test_wrong_options_end_it_before_the_model_is_loaded(
 
 
 def test_the_server_process_leaves_jax_to_the_engine(run_python: RunPython) -> None:
-    code = "import sys, jaxllm.serving.server.server; print(*sys.modules)"
+    code = "import sys, jaxllm.serving.server.server, jaxllm.serving.server.answering; print(*sys.modules)"
     loaded = set(run_python("-c", code).stdout.split())
     assert "jaxllm.serving.llm.async_llm" in loaded
     assert not loaded & {"jax", "flax", "torch", "jaxllm.engine.engine", "jaxllm.runtime"}

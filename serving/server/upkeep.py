@@ -1,0 +1,44 @@
+"""What runs beside the answers of a server, again and again."""
+
+import asyncio
+import logging
+
+from jaxllm.errors import ConfigError
+from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.server.listener import Listener
+from jaxllm.serving.telemetry.shared_metrics import Published, SharedMetrics
+
+_log = logging.getLogger(__name__)
+
+_CERTIFICATE_INTERVAL = 60.0
+_KEYS_INTERVAL = 1.0
+_PUBLISH_INTERVAL = 0.2
+
+
+async def publish_metrics(state: ServerState, shared_metrics: SharedMetrics) -> None:
+    """Tell the other processes again and again what this one has measured."""
+    while True:
+        shared_metrics.publish(Published(state.llm.num_unfinished, state.metrics.measured()))
+        await asyncio.sleep(_PUBLISH_INTERVAL)
+
+
+async def follow_keys(state: ServerState) -> None:
+    """Follow the file of keys while the server runs."""
+    while state.options.api_key_file is not None:
+        await asyncio.sleep(_KEYS_INTERVAL)
+        try:
+            if await asyncio.to_thread(state.access.reload):
+                _log.info("the keys were read again")
+        except ConfigError as error:
+            _log.warning("the old keys stay: %s", error)
+
+
+async def follow_certificate(listener: Listener) -> None:
+    """Follow certificates that are renewed while the server runs."""
+    while listener.ssl_context is not None:
+        await asyncio.sleep(_CERTIFICATE_INTERVAL)
+        try:
+            if listener.reload_certificate():
+                _log.info("the certificate was read again")
+        except ConfigError as error:
+            _log.warning("the old certificate stays: %s", error)
