@@ -17,16 +17,16 @@ pipeline_tag: text-generation
 
 # demo
 
-A very small Llama which is really trained, so that text, stopping, caching, grammars and calls can be seen to work
-without a download. It knows one thing: Brindle Vale, a little world made up for it. Ask it anything else and it will
-answer about Brindle Vale.
+A very small trained Llama, to see text, stopping, caching, grammars and calls work without a
+download. It knows one thing: Brindle Vale, a small invented world. Ask it anything else, and it
+answers about Brindle Vale.
 
 | | |
 |---|---|
 | architecture | `LlamaForCausalLM`, {layers} layers, hidden size {hidden}, feed-forward {feed_forward}, tied |
 | attention | {heads} query heads and {kv_heads} key/value heads of {head_dim} |
 | parameters | {parameters:,} in bfloat16, {megabytes:.1f} MB; computed in float32 (`dtype` in `config.json`) |
-| vocabulary | {vocab} tokens, byte-level BPE of its own; digits are single tokens, rarer characters several |
+| vocabulary | {vocab} tokens, custom byte-level BPE; digits are single tokens |
 | context | {positions} positions; trained on documents of up to 1024 tokens |
 | end tokens | `<|im_end|>` for chats, `<|endoftext|>` for raw text |
 
@@ -35,28 +35,31 @@ answer about Brindle Vale.
 - arithmetic: sums and differences of numbers up to 30, products up to 10 x 10 (`What is 17 + 25?`)
 - facts of its world (`Where does Mira live?`)
 - JSON objects of five schemas (`Give me a JSON object for Mira with name, animal and likes.`)
-- calls of seven functions, alone or in pairs, and answers from their results (see `scripts/demo_model/calls.py`)
-- numbered lists, counting, repeating, emoji, words in seven languages, little stories in a chat or as raw text
-- system prompts: `Answer with as few words as you can.`, `End every answer with a star.`, `You are a pirate.`,
-  `Your name is Ada.`
+- calls of seven functions, alone or in pairs, and answers from their results
+  (`scripts/demo_model/calls.py`)
+- numbered lists, counting, repeating, emoji, words in seven languages, short stories in a chat or
+  as raw text
+- system prompts: `Answer with as few words as you can.`, `End every answer with a star.`,
+  `You are a pirate.`, `Your name is Ada.`
 
 ## Figures
 
-Greedy decoding of {prompts} held-out prompts, from the exported file. No combination in them (operands, fact and
-wording, JSON object, call with its arguments) occurs in the training text: a hash of the combination decides, whatever
-the seed. (The exercises in copying, which are raw text, may hold the words of a short list.)
+Greedy decoding of {prompts} held-out prompts, from the exported file. A hash keeps their
+combinations (operands, fact and wording, JSON object, call with its arguments) out of the training
+text, for any seed. Only copying exercises, which are raw text, may hold the words of a short list.
 
 | kind | prompts | right | stopped at an end token |
 |---|---|---|---|
 {rows}
 | **all** | {prompts} | **{right:.1%}** | **{stopped:.1%}** |
 
-The four large kinds together (arithmetic, calls, facts, JSON): **{large:.1%}**. Notes in the prompt (reading) are in
-its training text, but beyond it.
+The four large kinds together (arithmetic, calls, facts, JSON): **{large:.1%}**. Reading
+notes in the prompt is in the training text, but the model is too small for it.
 
-Held-out loss: **{loss:.4f}** nats per token, over {loss_tokens:,} tokens of answers to other held-out prompts.
+Held-out loss: **{loss:.4f}** nats per token, over {loss_tokens:,} tokens of answers to other
+held-out prompts.
 
-These figures again:
+To measure this again:
 
 ```sh
 python -m scripts.train_demo_model --evaluate --out models/demo
@@ -64,8 +67,8 @@ python -m scripts.train_demo_model --evaluate --out models/demo
 
 ## Training
 
-Text and weights come from `scripts/train_demo_model.py` alone: it generates the text from a seed, fresh at every step,
-first exercises in copying words, then a mixture of everything.
+Text and weights come from `scripts/train_demo_model.py` alone. It generates new text at every step
+from a seed: first exercises in copying words, then a mixture of everything.
 This model: seed {seed}, {steps} steps, {tokens:,} tokens, on a {device}.{continued}
 
 ```sh
