@@ -10,19 +10,19 @@ author = "the jaxllm authors"
 copyright = "the jaxllm authors; Apache-2.0"  # noqa: A001  (Sphinx's name)
 release = jaxllm.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.mermaid"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.svgbob"]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"jaxllm {release}"
 html_copy_source = False
 html_static_path = ["_static"]
-html_css_files = ["wide.css"]
+html_css_files = ["site.css"]
 toc_object_entries_show_parents = "hide"
 copybutton_exclude = ".linenos, .gp, .go"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
-myst_fence_as_directive = ["mermaid"]  # so that the same block is a picture on GitHub
+myst_fence_as_directive = ["svgbob"]  # a picture here, and readable text elsewhere
 myst_heading_anchors = 3
 # Blocks without a language are commands, trees and formulas.
 highlight_language = "text"
