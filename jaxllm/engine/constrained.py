@@ -7,10 +7,16 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.engine.collaborator import Collaborator
+from jaxllm.errors import ConfigError, RequestError
+from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.models.errors import ModelError
 from jaxllm.request import Request
+from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.guides import Guides
 
 Refuse = Callable[[Request, str, str | None], None]
@@ -28,55 +34,66 @@ class Tail:
     """Why the request cannot go on."""
 
 
-class GuidedSteps:
-    """The requests that have guides, or wait for one.
+class ConstrainedDecoding(Collaborator):
+    """The requests that have constraints on their tokens, or wait for one.
 
-    The host computes which tokens they may be given (`choose`) while the device runs the forward pass, and must do so
-    before the next step is dispatched. When a token is known, those that are bound to follow come with it (`extend`):
-    they are computed in one chunk, in the next step. While `requests` is empty nothing needs to be called.
+    The host computes which tokens they may be given while the device runs the forward pass, and must do so before the
+    next step is dispatched. When a token is known, those that are bound to follow come with it: they are computed in
+    one chunk, in the next step.
     """
 
-    def __init__(self, guides: Guides, scheduler: Scheduler, runner: Runner, refuse: Refuse) -> None:
-        self._guides, self._scheduler, self._runner, self._refuse = guides, scheduler, runner, refuse
-        self.requests: set[Request] = set()
-        """That have a guide, or wait for it."""
+    holds = True
+
+    def __init__(self, constraints: Guides, scheduler: Scheduler, runner: Runner, refuse: Refuse) -> None:
+        super().__init__()
+        self._constraints, self._scheduler, self._runner, self._refuse = constraints, scheduler, runner, refuse
         self._tails: dict[int, Tail] = {}  # by row of the step that was collected last
 
-    def add(self, request: Request) -> None:
-        """Take a request that is held in the scheduler, and release it as soon as it has its guide."""
-        self.requests.add(request)
-        if self._guides.begin(request):
+    def concerns(self, request: Request) -> bool:
+        """Whether the tokens of the request are limited."""
+        params = request.params
+        limited = params.structured_outputs is not None or params.thinking_token_budget is not None
+        return limited and params.uses_grammar
+
+    def added(self, request: Request) -> None:
+        """Take a request, and release it as soon as it has its constraint."""
+        super().added(request)
+        if self._constraints.begin(request):
             self._scheduler.release(request)
 
-    def forget(self, request: Request) -> None:
-        """The request has ended."""
-        self.requests.discard(request)
-        self._guides.forget(request)
+    def ended(self, request: Request) -> None:
+        """Forget a request."""
+        super().ended(request)
+        self._constraints.forget(request)
 
-    def admit(self) -> None:
+    def begins(self) -> None:
         """Let those run whose grammars have been compiled, and refuse those whose have not."""
-        if not self.requests:
-            return
-        for request, error in self._guides.ready():
+        for request, error in self._constraints.ready():
             if error is None:
                 self._scheduler.release(request)
             else:
                 self._refuse(request, str(error), error.parameter)
 
-    def wait(self) -> None:
+    def idle(self) -> None:
         """Wait a little for a grammar, if nothing else can be done."""
-        if self.requests and self._scheduler.only_held:
-            self._guides.wait()
+        if self._scheduler.only_held:
+            self._constraints.wait()
 
-    def rows(self, plan: StepPlan) -> npt.NDArray[np.bool_] | None:
-        """The rows of a step whose tokens are to be chosen by `choose`, bool [n]; None when there are none."""
-        if not self.requests:
-            return None
-        guided = [request.guide is not None and not request.guide.free for request in plan.requests]
-        rows: npt.NDArray[np.bool_] = np.array(guided, np.bool_) & plan.samples
-        return rows if rows.any() else None
+    def before_schedule(self, last: Dispatched) -> None:
+        """The next step reads the tokens of this one on the device."""
+        self._choose(last)
 
-    def choose(self, step: Dispatched) -> None:
+    def scheduled(self, plan: StepPlan) -> None:
+        """Say which rows of a step are constrained."""
+        constrained = [request.guide is not None and not request.guide.free for request in plan.requests]
+        rows: npt.NDArray[np.bool_] = np.array(constrained, np.bool_) & plan.samples
+        plan.constrained = rows if rows.any() else None
+
+    def before_collect(self, step: Dispatched) -> None:
+        """The tokens of this step are wanted."""
+        self._choose(step)
+
+    def _choose(self, step: Dispatched) -> None:
         """Choose the tokens that the step left out, unless that is done. All steps before it must be collected."""
         constrained, plan = step.constrained, step.plan
         if constrained is None or constrained.begun:
@@ -87,16 +104,17 @@ class GuidedSteps:
         if not len(which):
             return
         requests = [plan.requests[row] for row in constrained.rows[which].tolist()]
-        masks, problems = self._guides.fill(requests)
+        masks, problems = self._constraints.fill(requests)
         self._runner.choose(constrained, which, masks)
         for request, problem in zip(requests, problems, strict=True):
             if problem is not None:
                 self._refuse(request, f"structured_outputs: {problem}", "structured_outputs")
 
-    def extend(self, step: Dispatched, result: StepResult) -> None:
+    def collected(self, step: Dispatched, result: StepResult) -> None:
         """Take the sampled tokens of a step's constrained rows, and put those behind them which are bound to follow."""
+        if step.constrained is None:
+            return
         plan, tokens = step.plan, result.token_ids
-        assert step.constrained is not None
         live = self._scheduler.table.generation[plan.slots] == plan.generations
         rows = [row for row in step.constrained.rows.tolist() if plan.samples[row] and live[row]]
         self._tails = {row: self._tail(plan.requests[row], int(tokens[row])) for row in rows}
@@ -107,8 +125,8 @@ class GuidedSteps:
             result.token_ids = np.insert(tokens, np.repeat(np.arange(1, len(sizes) + 1), sizes), forced)
             result.counts = sizes + 1
 
-    def settle(self, step: Dispatched) -> list[Request]:
-        """End the requests whose outputs are complete, once the scheduler has taken the tokens; returns them.
+    def updated(self, step: Dispatched) -> list[Request]:
+        """End the requests whose outputs are complete; returns them.
 
         Rows of requests that are refused do not count as sampled any more.
         """
@@ -154,7 +172,7 @@ class GuidedSteps:
 
     def close(self) -> None:
         """End the threads that compile."""
-        self._guides.close()
+        self._constraints.close()
 
 
 def _problem(request: Request, problem: str) -> str:
@@ -164,3 +182,19 @@ def _problem(request: Request, problem: str) -> str:
             "parameters (logit_bias, allowed_token_ids, bad_words, min_tokens) forbid"
         )
     return f"structured_outputs: {problem}"
+
+
+def make_constraints(resolved: ResolvedConfig) -> Guides:
+    """What follows grammars: it needs to know the bytes of tokens, and no more of text.
+
+    Raises `ConfigError` for a tokenizer that is missing or wrong.
+    """
+    folder, options = resolved.folder, resolved.config.model
+    try:
+        if options.tokenizer is not None:
+            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        return Guides(
+            Vocabulary(folder, resolved.vocab_size, tuple(resolved.model.eos_token_ids)), resolved.config.structured
+        )
+    except (ModelError, RequestError) as error:
+        raise ConfigError(str(error)) from error

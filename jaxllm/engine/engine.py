@@ -3,33 +3,28 @@
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from jaxllm.beam.group import BeamGroup
 from jaxllm.config import EngineConfig
-from jaxllm.engine.constrained import GuidedSteps
+from jaxllm.engine.beams import BeamSearches
+from jaxllm.engine.collaborator import Collaborator
+from jaxllm.engine.constrained import ConstrainedDecoding, make_constraints
+from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import ConfigError, RequestError
 from jaxllm.garbage import trim_heap
 from jaxllm.info import EngineInfo
 from jaxllm.kv.manager import KVManager
-from jaxllm.models.checkpoint.checkpoint import resolve
-from jaxllm.models.errors import ModelError
-from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
-from jaxllm.runtime.runner import Dispatched, PromptChunk, Runner, StepResult
-from jaxllm.runtime.sampling.logprobs import Logprobs
+from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.guides import Guides
 
 
 class Engine:
@@ -54,12 +49,17 @@ class Engine:
             policy=config.scheduler.scheduling_policy,
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         )
-        self._guided = GuidedSteps(_guides(resolved), self.scheduler, runner, self._refuse)
+        self._collaborators: tuple[Collaborator, ...] = (
+            ConstrainedDecoding(make_constraints(resolved), self.scheduler, runner, self._refuse),
+            BeamSearches(self._finish_with_output),
+            PromptLogprobs(),
+        )
+        self._active: list[Collaborator] = []
+        """Those of them that unfinished requests concern. It is replaced and never changed, see `step`."""
         self._limits = RequestLimits.of(self.info)
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._under_way: deque[tuple[float, Dispatched]] = deque()  # with the time each was begun
         self._last_end = 0.0
-        self._prompt_logprobs: dict[Request, list[TokenLogprobs | None]] = {}
         self._scheduled: dict[str, float] = {}
         self._ended: list[EngineOutput] = []
         self._step = StepStats()
@@ -85,22 +85,19 @@ class Engine:
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
         self.check_request(request)
-        params = request.params
-        limited = params.structured_outputs is not None or params.thinking_token_budget is not None
-        guided = limited and params.uses_grammar
-        self.scheduler.add(request, held=guided)
-        if guided:
-            self._guided.add(request)
-        if params.prompt_logprobs is not None:
-            self._prompt_logprobs[request] = [None] * len(request.prompt_token_ids)
+        concerned = [each for each in self._collaborators if each.concerns(request)]
+        self.scheduler.add(request, held=any(each.holds for each in concerned))
+        for collaborator in concerned:
+            collaborator.added(request)
+        if concerned:
+            self._active = [each for each in self._collaborators if each.requests]
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         for request_id in as_request_ids(request_ids):
-            scheduled = self._scheduled.get(request_id)
-            request = self._finish(request_id, "abort", None)
+            request = self.scheduler.get(request_id)
             if request is not None:
-                self._ended.append(EngineOutput(request_id, [], finish_reason="abort", scheduled_time=scheduled))
+                self._ended.append(self._finish_with_output(request, "abort"))
 
     def finish_request(self, request_id: str, stop_reason: str) -> None:
         """End a request whose text holds a stop string. There will be no further output of it."""
@@ -119,14 +116,15 @@ class Engine:
         return any(output.request_id == request_id for output in self._ended)
 
     def step(self) -> list[EngineOutput]:
-        """Compute one batch of tokens. Returns the news, one output per request that has any."""
-        if self._guided.requests:
-            self._guided.admit()
+        """Compute one batch of tokens. Returns one output for each request that has any news."""
+        for each in self._active:
+            each.begins()
         ended, self._ended = self._ended, []
         while len(self._under_way) < self._depth and self._start():
             pass
         if not self._under_way:
-            self._guided.wait()
+            for each in self._active:
+                each.idle()
             self._step = StepStats()
             return ended
         return ended + self._complete(*self._under_way.popleft())
@@ -134,38 +132,36 @@ class Engine:
     def _start(self) -> bool:
         """Schedule a step and hand it to the device; False when there is none before the next result."""
         began = time.monotonic()
-        if self._under_way and self._guided.requests:
-            # The next step reads the tokens of this one on the device.
-            self._guided.choose(self._under_way[-1][1])
+        if self._under_way:
+            _, last = self._under_way[-1]
+            for each in self._active:
+                each.before_schedule(last)
         if self._under_way and self.runner.must_wait(self.scheduler.table):
             return False
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self._note_admissions(plan, began)
-        constrained = self._guided.rows(plan) if self._guided.requests else None
-        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table, constrained)))
+        for each in self._active:
+            each.scheduled(plan)
+        self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
         return True
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
         """Wait for a step, and take what it computed."""
-        if step.constrained is not None:
-            self._guided.choose(step)
+        for each in self._active:
+            each.before_collect(step)
         plan, result = step.plan, self.runner.collect(step)
-        for chunk in result.prompts:
-            self._take_prompt_logprobs(chunk)
-        if step.constrained is not None:
-            self._guided.extend(step, result)
+        for each in self._active:
+            each.collected(step, result)
         finished = self.scheduler.update(plan, result.token_ids, result.counts)
-        if step.constrained is not None:
-            finished += self._guided.settle(step)
-        if finished:
-            for request in finished if self._guided.requests else ():
-                self._guided.forget(request)
-            self._drop_wasted_steps()
+        for each in self._active:
+            finished += each.updated(step)
         outputs = self._outputs(plan, result, finished)
-        if plan.lanes is not None:
-            outputs += self._advance_beams(plan, result)
+        for each in self._active:
+            each.reported(plan, result, outputs)
+        if finished:
+            self._forget(finished)
         began, self._last_end = max(began, self._last_end), time.monotonic()
         self._step = StepStats(
             num_steps=1,
@@ -178,8 +174,13 @@ class Engine:
         )
         return outputs
 
-    def _drop_wasted_steps(self) -> None:
-        """Forget steps under way when no request is left that they could be for."""
+    def _forget(self, requests: Iterable[Request]) -> None:
+        """Requests have ended: drop what is only for them, and steps under way that are for nobody."""
+        if self._active:
+            for request in requests:
+                for each in self._active:
+                    each.ended(request)
+            self._active = [each for each in self._active if each.requests]
         if not self.scheduler.has_unfinished:
             self._under_way.clear()
 
@@ -205,7 +206,8 @@ class Engine:
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
         self._under_way.clear()
-        self._guided.close()
+        for each in self._collaborators:
+            each.close()
         self.runner.close()
         trim_heap()
 
@@ -213,11 +215,14 @@ class Engine:
         self._scheduled.pop(request_id, None)
         request = self.scheduler.finish(request_id, reason, stop_reason)
         if request is not None:
-            self._prompt_logprobs.pop(request, None)
-            if self._guided.requests:
-                self._guided.forget(request)
-        self._drop_wasted_steps()
+            self._forget([request])
         return request
+
+    def _finish_with_output(self, request: Request, reason: FinishReason) -> EngineOutput:
+        """End a request; returns its last output, without tokens."""
+        scheduled = self._scheduled.get(request.request_id)
+        self._finish(request.request_id, reason, None)
+        return EngineOutput(request.request_id, [], finish_reason=reason, scheduled_time=scheduled)
 
     def _note_admissions(self, plan: StepPlan, now: float) -> None:
         """Remember when new requests were scheduled, until their first output takes it along."""
@@ -227,30 +232,21 @@ class Engine:
 
     def _refuse(self, request: Request, message: str, parameter: str | None) -> None:
         """End a request that cannot be served, or not any further; a coming output says so."""
-        scheduled = self._scheduled.get(request.request_id)
-        if self._finish(request.request_id, "abort", None) is not None:
-            self._ended.append(
-                EngineOutput(
-                    request.request_id,
-                    [],
-                    finish_reason="abort",
-                    scheduled_time=scheduled,
-                    refusal=message,
-                    refused_parameter=parameter,
-                )
-            )
+        if self.scheduler.get(request.request_id) is request:
+            output = self._finish_with_output(request, "abort")
+            output.refusal, output.refused_parameter = message, parameter
+            self._ended.append(output)
 
     def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
         outputs = []
         rows = np.flatnonzero(plan.samples).tolist()
-        prompts = self._prompt_logprobs
-        for row, token_ids in zip(rows, _tokens_by_row(plan, result), strict=True):
+        one_each = result.counts is None
+        tokens = result.token_ids[plan.samples][:, None].tolist() if one_each else _tokens_by_row(plan, result)
+        for row, token_ids in zip(rows, tokens, strict=True):
             request = plan.requests[row]
             output = EngineOutput(request.request_id, token_ids, num_cached_tokens=request.num_cached_tokens)
             if result.logprobs is not None:
-                self._add_logprobs(output, request, result, row)
-            if prompts:
-                output.prompt_logprobs = prompts.pop(request, None)
+                output.logprobs = output_logprobs(request, token_ids[0], result, row)
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
@@ -261,71 +257,6 @@ class Engine:
             for output in outputs:
                 output.scheduled_time = self._scheduled.pop(output.request_id, None)
         return outputs
-
-    def _advance_beams(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
-        """Give beam searches what their lanes may go on with; the outputs of those that are over."""
-        assert plan.lanes is not None
-        outputs = []
-        for row in plan.lanes.tolist():
-            request, logprobs = plan.requests[row], result.logprobs
-            assert request.group is not None
-            assert logprobs is not None
-            request.group.take(request, np.asarray(logprobs.top_ids[row]), np.asarray(logprobs.top_logprobs[row]))
-            if request.group.search.done:
-                outputs.append(self._end_beams(request.group))
-        return outputs
-
-    def _end_beams(self, group: BeamGroup) -> EngineOutput:
-        leader, beams = group.leader, group.hypotheses()
-        scheduled = self._scheduled.get(leader.request_id)
-        reason: FinishReason = group.search.best[0].reason
-        self._finish(leader.request_id, reason, None)
-        return EngineOutput(
-            leader.request_id,
-            [],
-            finish_reason=reason,
-            num_cached_tokens=leader.num_cached_tokens,
-            scheduled_time=scheduled,
-            beams=beams,
-        )
-
-    def _add_logprobs(self, output: EngineOutput, request: Request, result: StepResult, row: int) -> None:
-        params = request.params
-        if params.logprobs is None and params.num_sequences == params.n:
-            return
-        assert result.logprobs is not None
-        found = _token_logprobs(output.token_ids[0], result.logprobs, row, params.logprobs)
-        listed = params.logprob_token_ids
-        if listed is not None:
-            assert result.listed is not None
-            found = replace(found, top_ids=listed, top_logprobs=result.listed[row][: len(listed)].tolist())
-        output.logprobs = [found]
-
-    def _take_prompt_logprobs(self, chunk: PromptChunk) -> None:
-        """Keep a chunk's log-probabilities until the prompt is complete."""
-        request = chunk.request
-        kept = self._prompt_logprobs.get(request)
-        if kept is None:
-            return  # It was aborted while the step ran.
-        for offset in range(chunk.end - chunk.begin):
-            block, row = divmod(offset, len(chunk.blocks[0].logprob))
-            position = chunk.begin + offset
-            kept[position] = _token_logprobs(
-                int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs
-            )
-
-
-def _guides(resolved: ResolvedConfig) -> Guides:
-    """What follows grammars: it needs to know the bytes of tokens, and no more of text."""
-    folder, options = resolved.folder, resolved.config.model
-    try:
-        if options.tokenizer is not None:
-            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
-        return Guides(
-            Vocabulary(folder, resolved.vocab_size, tuple(resolved.model.eos_token_ids)), resolved.config.structured
-        )
-    except (ModelError, RequestError) as error:
-        raise ConfigError(str(error)) from error
 
 
 def _describe(resolved: ResolvedConfig, num_pages: int, num_shapes: int) -> EngineInfo:
@@ -351,24 +282,10 @@ def _describe(resolved: ResolvedConfig, num_pages: int, num_shapes: int) -> Engi
 
 
 def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:
-    """The tokens that were taken of each row that samples."""
+    """The tokens that were taken of each row that samples, where some have several."""
     tokens, counts, taken = result.token_ids, result.counts, plan.num_taken
-    if counts is None or taken is None:
-        by_row: list[list[int]] = tokens[plan.samples][:, None].tolist()
-        return by_row
+    assert counts is not None
+    assert taken is not None
     firsts = (np.cumsum(counts) - counts)[plan.samples]
     ends = firsts + taken[plan.samples]
     return [tokens[first:end].tolist() for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
-
-
-def _token_logprobs(token_id: int, logprobs: Logprobs, row: int, asked: int | None) -> TokenLogprobs:
-    """The token at a place, and as many of the most likely ones as were `asked` for; -1: all that there are."""
-    values: Any = logprobs
-    num_top = values.top_ids.shape[1] if asked == -1 else asked or 0
-    return TokenLogprobs(
-        token_id,
-        float(values.logprob[row]),
-        int(values.rank[row]),
-        values.top_ids[row, :num_top].tolist(),
-        values.top_logprobs[row, :num_top].tolist(),
-    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from jaxllm.info import EngineInfo
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.backend import DEFAULT_BACKEND
+
+_TOKEN_FIELDS: Final = (
+    "stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "reasoning_end_token_ids"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,24 @@ class RequestLimits:
 
     def check_logprobs(self, params: SamplingParams) -> None:
         """Raise `RequestError` for more alternatives per token than the engine returns."""
-        self._check_logprobs("logprobs", params.logprobs)
-        self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
+        if params.logprobs is not None:
+            self._check_logprobs("logprobs", params.logprobs)
+        if params.prompt_logprobs is not None:
+            self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
 
     def check_sampling(self, request: Request) -> None:
         """Raise `RequestError` for tokens that are not of this vocabulary, and beams that do not fit."""
         params = request.params
-        self._check_tokens("stop_token_ids", params.stop_token_ids or ())
-        self._check_tokens("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_tokens("logit_bias", params.logit_bias or ())
-        self._check_tokens("logprob_token_ids", params.logprob_token_ids or ())
-        self._check_tokens("reasoning_end_token_ids", params.reasoning_end_token_ids or ())
+        for name in (
+            "stop_token_ids",
+            "allowed_token_ids",
+            "logit_bias",
+            "logprob_token_ids",
+            "reasoning_end_token_ids",
+        ):
+            token_ids = getattr(params, name)
+            if token_ids:
+                self._check_tokens(name, token_ids)
         for word in params.bad_words_token_ids or ():
             self._check_tokens("bad_words", word)
         if params.beam_search is not None:
@@ -76,8 +87,8 @@ class RequestLimits:
             "prompt",
         )
 
-    def _check_logprobs(self, name: str, value: int | None) -> None:
-        if value is not None and (self.vocab_size if value == -1 else value) > self.max_logprobs:
+    def _check_logprobs(self, name: str, value: int) -> None:
+        if (self.vocab_size if value == -1 else value) > self.max_logprobs:
             allowed = (
                 "max_logprobs=-1 at start allows it" if value == -1 else "a larger max_logprobs at start allows more"
             )

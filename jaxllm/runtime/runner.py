@@ -122,17 +122,16 @@ class Runner:
         """
         return self._sampling.must_wait(table)
 
-    def dispatch(
-        self, plan: StepPlan, table: RequestTable, constrained: npt.NDArray[np.bool_] | None = None
-    ) -> Dispatched:
+    def dispatch(self, plan: StepPlan, table: RequestTable) -> Dispatched:
         """Start a step, right after it was scheduled. Returns at once; the device works while the host goes on.
 
-        The rows in `constrained` (bool [n], of those that sample) get no token from it: `choose` must give them one
-        before the next step is dispatched.
+        The rows in `StepPlan.constrained` get no token from it: `choose` must give them one before the next step is
+        dispatched.
         """
         bucket = self._bucket_for(plan.num_tokens)
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
         executable = self._executables.step(bucket)
+        constrained = plan.constrained
         samples = plan.samples if constrained is None else plan.samples & ~constrained
         with self.watch.watching(bucket):
             if plan.copies is not None:

@@ -22,6 +22,8 @@ class StepPlan:
     generations: int64 [n], tells a slot's owner from a later one.
     num_taken: int32 [n], filled in by `Scheduler.update`: how many tokens of each row were taken. None: one of each
     row that samples.
+    constrained: bool [n], set before the step is dispatched: rows of those that sample whose tokens `Runner.choose`
+    chooses, among those that a constraint allows. None: no row.
 
     For beam searches: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
     whose rows of the page table have changed. `lanes`, int [l], are filled in by `Scheduler.update`: rows that sampled
@@ -39,6 +41,7 @@ class StepPlan:
     preempted: list[Request]
     generations: npt.NDArray[np.int64]
     num_taken: Int32Array | None = None
+    constrained: npt.NDArray[np.bool_] | None = None
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
     lanes: npt.NDArray[np.intp] | None = None

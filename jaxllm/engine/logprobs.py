@@ -1,0 +1,85 @@
+"""Log-probabilities in the outputs of an engine."""
+
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from jaxllm.engine.collaborator import Collaborator
+from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.request import Request
+from jaxllm.runtime.runner import Dispatched, PromptChunk, StepResult
+from jaxllm.runtime.sampling.logprobs import Logprobs
+from jaxllm.scheduler.plan import StepPlan
+
+
+class PromptLogprobs(Collaborator):
+    """Collects the log-probabilities of prompts, which are computed in chunks, for the first output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[Request, list[TokenLogprobs | None]] = {}
+
+    def concerns(self, request: Request) -> bool:
+        """Whether the request asks for the log-probabilities of its prompt."""
+        return request.params.prompt_logprobs is not None
+
+    def added(self, request: Request) -> None:
+        """Nothing is known of the prompt yet."""
+        super().added(request)
+        self._found[request] = [None] * len(request.prompt_token_ids)
+
+    def ended(self, request: Request) -> None:
+        """Forget a request, complete or not."""
+        super().ended(request)
+        self._found.pop(request, None)
+
+    def collected(self, step: Dispatched, result: StepResult) -> None:
+        """Keep the log-probabilities of a step's chunks."""
+        del step
+        for chunk in result.prompts:
+            if chunk.request in self._found:  # Else it was aborted while the step ran.
+                self._take(chunk, self._found[chunk.request])
+
+    def _take(self, chunk: PromptChunk, found: list[TokenLogprobs | None]) -> None:
+        request = chunk.request
+        for offset in range(chunk.end - chunk.begin):
+            block, row = divmod(offset, len(chunk.blocks[0].logprob))
+            position = chunk.begin + offset
+            found[position] = _of_token(
+                int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs
+            )
+
+    def reported(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
+        """Hand out what is complete."""
+        del result
+        if self._found:
+            for row, output in zip(np.flatnonzero(plan.samples).tolist(), outputs, strict=False):
+                output.prompt_logprobs = self._found.pop(plan.requests[row], None)
+
+
+def output_logprobs(request: Request, token_id: int, result: StepResult, row: int) -> list[TokenLogprobs] | None:
+    """Those of the token that a row of a step sampled, if the request asks for them."""
+    params = request.params
+    if params.logprobs is None and params.num_sequences == params.n:
+        return None
+    assert result.logprobs is not None
+    found = _of_token(token_id, result.logprobs, row, params.logprobs)
+    listed = params.logprob_token_ids
+    if listed is not None:
+        assert result.listed is not None
+        found = replace(found, top_ids=listed, top_logprobs=result.listed[row][: len(listed)].tolist())
+    return [found]
+
+
+def _of_token(token_id: int, logprobs: Logprobs, row: int, asked: int | None) -> TokenLogprobs:
+    """The token at a place, and as many of the most likely ones as were `asked` for; -1: all that there are."""
+    values: Any = logprobs
+    num_top = values.top_ids.shape[1] if asked == -1 else asked or 0
+    return TokenLogprobs(
+        token_id,
+        float(values.logprob[row]),
+        int(values.rank[row]),
+        values.top_ids[row, :num_top].tolist(),
+        values.top_logprobs[row, :num_top].tolist(),
+    )
