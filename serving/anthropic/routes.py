@@ -11,7 +11,7 @@ from jaxllm.serving.anthropic.errors import REQUEST_ID
 from jaxllm.serving.anthropic.requests import CountTokensRequest, MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
 from jaxllm.serving.http.body.decode import read_body
-from jaxllm.serving.http.generate import identify, json_response, respond
+from jaxllm.serving.http.generate import identify, json_response, model_name, respond
 from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.chat.call import prepare_chat
@@ -22,7 +22,7 @@ async def create_message(request: Request) -> Response:
     """Answer a conversation, with the model's thinking, text and calls as blocks."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, MessagesRequest)
+    body = await read_body(request, server, MessagesRequest)
     identity = identify(request, server, body, "msg")
     chat = await server.bodies.work(request, lambda: read_chat(body))
     with renaming(FIELDS, chat.origins):
@@ -39,8 +39,8 @@ async def create_message(request: Request) -> Response:
 async def count_message_tokens(request: Request) -> Response:
     """Count the tokens of a conversation, as the model would read it."""
     server = server_of(request)
-    body = await read_body(request, CountTokensRequest)
-    server.model_name(body.model)
+    body = await read_body(request, server, CountTokensRequest)
+    model_name(server, body.model)
     chat = await server.bodies.work(request, lambda: read_chat(body))
     with renaming(FIELDS, chat.origins):
         count = await count_tokens(server, await server.bodies.work(request, lambda: chat_request(body, chat)))

@@ -18,6 +18,7 @@ from jaxllm.owner import Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.http.disconnect import unless_gone
+from jaxllm.serving.http.errors import unknown_model
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import EventStream, EventWriter
@@ -76,13 +77,21 @@ def identify(request: Request, server: ServerState, body: Named, prefix: str, nu
     # Clients may use an id twice at the same time; the engine must not notice.
     unique = f"{name}-{uuid.uuid4().hex[:8]}"
     engine_ids = [unique] if num_prompts == 1 else [f"{unique}-{index}" for index in range(num_prompts)]
-    return Identity(name, engine_ids, int(time.time()), server.model_name(body.model))
+    return Identity(name, engine_ids, int(time.time()), model_name(server, body.model))
+
+
+def model_name(server: ServerState, asked: str | None) -> str:
+    """The name to answer with. Raises an error of status 404 for one that is not served."""
+    if asked is None:
+        return server.model_names[0]
+    if asked not in server.model_names:
+        raise unknown_model(asked, server.model_names)
+    return asked
 
 
 async def try_grammar(request: Request, server: ServerState, params: SamplingParams) -> None:
     """Have the grammar that is asked for tried, if it is a new one; that ends when the client leaves."""
-    if params.structured_outputs is not None:
-        await unless_gone(request.receive, server.llm.try_grammar(params, owner_of(request)))
+    await unless_gone(request.receive, server.llm.try_grammar(params, owner_of(request)))
 
 
 def submit(request: Request, server: ServerState, requests: Sequence[TextRequest]) -> list[OutputStream]:
@@ -90,24 +99,29 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     request.scope[ENGINE_REQUESTS] = requests
-    owner = owner_of(request)
-    for child in (child for each in requests for child in each.children):
-        child.owner = owner
+    with owned(request, server, requests) as owner:
         if server.options.isolate_prefix_cache:
-            # No name of an owner has a line break.
-            child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
-    with reserved(server, owner, requests):
+            for child in (child for each in requests for child in each.children):
+                # No name of an owner has a line break.
+                child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
         return server.llm.submit(requests)
 
 
 @contextmanager
-def reserved(server: ServerState, owner: Owner, requests: Sequence[Any]) -> Iterator[None]:
-    """Reserve of the owner's quota what requests may use; given back if they are not taken. Raises `QuotaError`."""
+def owned(request: Request, server: ServerState, requests: Sequence[Any]) -> Iterator[Owner]:
+    """Give prepared requests to the owner of the HTTP request, and reserve of its quota what they may use.
+
+    That is given back if the requests are not taken. Raises `QuotaError`.
+    """
+    owner = owner_of(request)
+    for each in requests:
+        for child in each.children:
+            child.owner = owner
     account = server.access.account(owner)
     if account is not None:
-        reserve(account, requests, server.llm.info.max_model_len)
+        reserve(account, requests, server.limits.max_model_len)
     try:
-        yield
+        yield owner
     except Exception:
         for each in requests:
             if each.reservation is not None:

@@ -62,14 +62,6 @@ class ServerState:
         identity = f"{__version__} {info.model} {info.dtype} {info.device_kind} {info.num_devices}"
         self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
-    def model_name(self, asked: str | None) -> str:
-        """The name to answer with. Raises an error of status 404 for one that is not served."""
-        if asked is None:
-            return self.model_names[0]
-        if asked not in self.model_names:
-            raise errors.unknown_model(asked, self.model_names)
-        return asked
-
     def check_accepting(self) -> None:
         """Raise an error of status 503 when nothing new is taken."""
         if not self.accepting:

@@ -226,7 +226,7 @@ class AsyncLLM:
         Raises `QueueFullError` when too many wait already, `EngineError` when the engine is dead or hangs, and
         `RequestError` for an id in use.
         """
-        return self._engine.submit(requests, OutputStream, lambda request: Add.of(request.children))
+        return self._engine.submit(requests, OutputStream, Add.of)
 
     # Pooling
 
@@ -262,9 +262,7 @@ class AsyncLLM:
 
     async def pool(self, requests: Sequence[PooledText]) -> list[PoolingRequestOutput]:
         """Results of prepared texts, in their order; if this is cancelled, the rest is aborted. Raises as `submit`."""
-        waiting: list[PooledResult] = self._engine.submit(
-            requests, PooledResult, lambda request: Pool.of(request.children[0])
-        )
+        waiting: list[PooledResult] = self._engine.submit(requests, PooledResult, lambda children: Pool.of(children[0]))
         try:
             return [await each.get() for each in waiting]
         finally:

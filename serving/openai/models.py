@@ -4,7 +4,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.generate import json_response, model_name
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.protocol.models import Model, ModelList
 
@@ -22,7 +22,7 @@ async def retrieve_model(request: Request) -> Response:
     if not name:
         # /v1/models/, which is no path of its own.
         raise HTTPException(404)
-    return json_response(_model(server, server.model_name(name)))
+    return json_response(_model(server, model_name(server, name)))
 
 
 def _model(server: ServerState, name: str) -> Model:

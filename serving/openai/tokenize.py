@@ -9,6 +9,7 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError
 from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.errors import not_enabled
+from jaxllm.serving.http.generate import model_name
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.chat.prompt import render
 from jaxllm.serving.openai.generation.validation import check_decodable, check_encodable
@@ -23,8 +24,8 @@ from jaxllm.serving.openai.protocol.tokenize import (
 async def tokenize(request: Request) -> Response:
     """Turn a prompt or a conversation into token ids."""
     server = server_of(request)
-    body = await read_body(request, TokenizeRequest)
-    server.model_name(body.model)
+    body = await read_body(request, server, TokenizeRequest)
+    model_name(server, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     return Response(await server.llm.run_text(_tokenized, server, body), media_type="application/json")
@@ -47,8 +48,8 @@ def _tokenized(server: ServerState, body: TokenizeRequest) -> bytes:
 async def detokenize(request: Request) -> Response:
     """Turn token ids into text, special tokens included."""
     server = server_of(request)
-    body = await read_body(request, DetokenizeRequest)
-    server.model_name(body.model)
+    body = await read_body(request, server, DetokenizeRequest)
+    model_name(server, body.model)
     check_decodable("tokens", len(body.tokens), server.limits)
     return Response(await server.llm.run_text(_detokenized, server, body.tokens), media_type="application/json")
 

@@ -139,6 +139,8 @@ class InputProcessor:
                 if id(own) not in finished:
                     finished[id(own)] = self._finished(own)
             for index, prompt in enumerate(prompts):
+                if stream:
+                    _check_stream(params[index])
                 self._bound(prompt, params[index])
             self._encode(prompts, add_special_tokens)
             for index, name in enumerate(request_ids):
@@ -147,7 +149,6 @@ class InputProcessor:
                 for child in made.children:
                     child.grammar_bytes = grammar_bytes
                 made.stream, made.arrival_time = stream, arrival
-                _check_stream(made)
                 requests.append(made)
         except RequestError as error:
             with naming_prompt(index, len(prompts)):
@@ -159,7 +160,7 @@ class InputProcessor:
         self._forms.close()
 
     def _make(self, request_id: str, prompt: ParsedPrompt, params: SamplingParams, priority: int) -> TextRequest:
-        token_ids = as_token_ids(prompt.token_ids)
+        token_ids: IntArray = prompt.token_ids
         if not token_ids.size or prompt.text == "":
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if params.truncate_prompt_tokens is not None:
@@ -187,16 +188,19 @@ class InputProcessor:
 
     def _bound(self, prompt: ParsedPrompt, params: SamplingParams) -> None:
         """Refuse a prompt that is surely too long, or cut off what is surely not needed, before work is done on it."""
-        if prompt.token_ids is None:
-            check_text(prompt.text)
         cut = params.truncate_prompt_tokens is not None
         most = self._kept(params)
-        if isinstance(prompt.token_ids, (list, tuple)) and len(prompt.token_ids) > most:
-            if not cut:
-                raise self._limits.too_long(f"{len(prompt.token_ids)} tokens")
-            prompt.token_ids = prompt.token_ids[-most:]
-        elif prompt.token_ids is None and self._tokenizer is not None and len(prompt.text or "") > SHORT:
-            assert prompt.text is not None
+        if prompt.token_ids is not None:
+            if isinstance(prompt.token_ids, (list, tuple)) and len(prompt.token_ids) > most:
+                if not cut:
+                    raise self._limits.too_long(f"{len(prompt.token_ids)} tokens")
+                prompt.token_ids = prompt.token_ids[-most:]
+            prompt.token_ids = as_token_ids(prompt.token_ids)
+            return
+        check_text(prompt.text)
+        assert prompt.text is not None
+        assert self._tokenizer is not None
+        if len(prompt.text) > SHORT:
             length = self._tokenizer.length
             if not cut and length.exceeds(prompt.text, most):
                 raise self._limits.too_long(f"{len(prompt.text)} characters")
@@ -214,7 +218,7 @@ class InputProcessor:
         texts = [prompt.text or "" if prompt.end is None else prompt.end for prompt in waiting]
         encoded = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens)
         for prompt, token_ids in zip(waiting, encoded, strict=True):
-            prompt.token_ids = token_ids
+            prompt.token_ids = np.asarray(token_ids, np.int32)
 
     def _finished(self, params: SamplingParams) -> tuple[SamplingParams, int]:
         """Parameters with their bad words as token ids, and the bytes that their grammar takes, if known."""
@@ -261,11 +265,11 @@ class InputProcessor:
         return children
 
 
-def _check_stream(request: TextRequest) -> None:
-    best_of, n = request.params.best_of, request.params.n
-    if request.stream and request.params.beam_search is not None:
+def _check_stream(params: SamplingParams) -> None:
+    best_of, n = params.best_of, params.n
+    if params.beam_search is not None:
         raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
-    if request.stream and best_of is not None and best_of > n:
+    if best_of is not None and best_of > n:
         raise RequestError(f"best_of={best_of} cannot be streamed: which {n} are best is known at the end", "best_of")
 
 

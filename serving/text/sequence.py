@@ -113,7 +113,7 @@ class Sequence:
             and state.request.stream
             and self._stops is None
             and params.logprobs is None
-            and params.num_sequences == params.n
+            and params.best_of in (None, params.n)
         )
         self.quick = False
 

@@ -15,7 +15,7 @@ from jaxllm.serving.http.body.base import Body
 from jaxllm.serving.http.body.ignored_fields import IGNORED, IgnoredFields
 from jaxllm.serving.http.body.unserved import prune, settle
 from jaxllm.serving.http.errors import BodyError, not_json
-from jaxllm.serving.http.state import server_of
+from jaxllm.serving.http.state import ServerState, server_of
 
 Kind = TypeVar("Kind", bound=Body)
 
@@ -35,7 +35,7 @@ _EXPLAINED_BYTES = 2**16
 """Larger malformed bodies are not looked at a second time for a better message."""
 
 
-async def read_body(request: Request, kind: type[Kind]) -> Kind:
+async def read_body(request: Request, server: ServerState, kind: type[Kind]) -> Kind:
     """The body of a request, without what is ignored. Raises `RequestError`s that name the field, and `HttpError`."""
     content_type = request.headers.get("content-type")
     if content_type is not None:
@@ -45,19 +45,19 @@ async def read_body(request: Request, kind: type[Kind]) -> Kind:
     elif "origin" in request.headers:
         # A browser sends this from any web page without asking the server whether the page may.
         raise not_json("")
-    ignored = _ignored(request)
+    ignored = _ignored(request, server)
 
     def read(text: bytes) -> Kind:
         body = decode(text, kind, ignored)
         settle(body, "", ignored)
         return body
 
-    return await server_of(request).bodies.read(request, read)
+    return await server.bodies.read(request, read)
 
 
-def _ignored(request: Request) -> IgnoredFields:
+def _ignored(request: Request, server: ServerState) -> IgnoredFields:
     """What becomes known to be ignored of a request; `errors.guarded` names it in the response."""
-    ignored: IgnoredFields = request.scope.setdefault(IGNORED, IgnoredFields(server_of(request).fields))
+    ignored: IgnoredFields = request.scope.setdefault(IGNORED, IgnoredFields(server.fields))
     return ignored
 
 
@@ -113,7 +113,7 @@ def read_query(request: Request, kind: type[Kind]) -> Kind:
             given.setdefault(name, []).append(value)
         else:
             given[name] = value
-    ignored = _ignored(request)
+    ignored = _ignored(request, server_of(request))
     if not ignored.strict:
         prune(given, kind, "", ignored)
     try:

@@ -44,14 +44,11 @@ class IgnoredFields:
     """The fields of one request that are ignored."""
 
     def __init__(self, policy: FieldPolicy) -> None:
+        self.strict = policy.strict
+        """Whether nothing may be ignored."""
         self._policy = policy
         self._names: dict[str, None] = {}
         self._unknown: set[tuple[type[Body], str]] = set()
-
-    @property
-    def strict(self) -> bool:
-        """Whether nothing may be ignored."""
-        return self._policy.strict
 
     def add(self, place: str) -> None:
         """Ignore what stands at a place such as `messages[0].name`."""

@@ -30,17 +30,16 @@ class LargeBodies:
     async def read(self, request: Request, decode: Callable[[bytes], Result]) -> Result:
         """What `decode` makes of the body of a request, which is not held any longer. Raises `BodyError`."""
         parts = [part async for part in request.stream() if part]
-        request.scope[_MARK] = sum(map(len, parts)) > _LARGE
+        large = request.scope[_MARK] = sum(map(len, parts)) > _LARGE
 
-        def join() -> Result:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
+        def read_large() -> Result:
+            body = b"".join(parts)
             parts.clear()
-            if request.scope[_MARK]:
-                self._check(body)
+            self._check(body)
             return decode(body)
 
         try:
-            return await self.work(request, join)
+            return await self.work(request, read_large) if large else decode(b"".join(parts))
         finally:
             upload_of(request.scope).release()
 

@@ -97,25 +97,24 @@ class AsyncEngine:
         self,
         requests: Sequence[Any],
         make_reader: Callable[[Any, Callable[[str], None]], Any],
-        make_message: Callable[[Any], ToEngine],
+        make_message: Callable[[list[Any]], ToEngine],
     ) -> list[Any]:
         """Send prepared requests, all or none; a reader for each, made of it and of what ends it early.
 
-        Raises `QueueFullError` when too many wait already, `EngineError` when there is no engine and none to come
-        soon, and `RequestError` for an id in use.
+        `make_message` is called with the children of a request. Raises `QueueFullError` when too many wait already,
+        `EngineError` when there is no engine and none to come soon, and `RequestError` for an id in use.
         """
+        outputs, send = self._outputs, self._supervisor.connection.send
+        readers = [make_reader(request, self._abort_one) for request in requests]
         self.health.check_soon()
         most = None if self._max_queued is None else self.info.max_num_seqs + self._max_queued
         self._in_flight.check(requests, most)
         if self.health.down is None:
             self._heartbeat.expect()
-        readers = []
-        for request in requests:
-            reader = make_reader(request, self._abort_one)
+        for request, reader in zip(requests, readers, strict=True):
             self._in_flight.add(request, reader)
-            self._outputs.add(request, reader)
-            self._send(make_message(request))
-            readers.append(reader)
+            outputs.add(request, reader)
+            send(make_message(request.children))
         return readers
 
     def abort(self, request_ids: str | Iterable[str]) -> None:

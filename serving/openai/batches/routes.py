@@ -27,8 +27,9 @@ _DEFAULT_LISTED, _MOST_LISTED = 20, 100
 
 async def create_batch(request: Request) -> Response:
     """Answer a file of requests, while nobody waits."""
-    server_of(request).check_accepting()
-    body = await read_body(request, BatchRequestBody)
+    server = server_of(request)
+    server.check_accepting()
+    body = await read_body(request, server, BatchRequestBody)
     store = batches_of(request)
     source = find_file(request, body.input_file_id, "input_file_id")
     if source.purpose != "batch":

@@ -9,7 +9,7 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http.generate import try_grammar
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.openai.chat.plan import ChatCall, asked_tokens, build_request, plan_and_build
+from jaxllm.serving.openai.chat.plan import ChatCall, build_request, plan_and_build
 from jaxllm.serving.openai.chat.tools import NO_TOOLS, ToolUse, tool_use
 from jaxllm.serving.openai.generation.parameters import naming_form
 from jaxllm.serving.openai.generation.validation import (
@@ -34,12 +34,14 @@ async def prepare_chat(
     Other interfaces write theirs as a `ChatCompletionRequest` and rename the fields of errors (`http.renaming`).
     `limit` is the name by which they know the most tokens to generate. Raises `RequestError`.
     """
-    limit = limit or ("max_tokens" if body.max_completion_tokens is None else "max_completion_tokens")
+    older = body.max_completion_tokens is None
+    limit = limit or ("max_tokens" if older else "max_completion_tokens")
+    asked = body.max_tokens if older else body.max_completion_tokens
     use = tool_use(body) if body.tools or body.tool_choice else NO_TOOLS
     try:
-        priority = _check(body, server.limits, limit)
+        priority = _check(body, server.limits, limit, asked)
         build = partial(build_request, server.llm.inputs, body, engine_ids, priority)
-        plan, made = await server.llm.run_text(plan_and_build, server, body, use, build)
+        plan, made = await server.llm.run_text(plan_and_build, server, body, use, asked, build)
         if made is None:
             await try_grammar(request, server, plan.params)
             made = await server.llm.run_text(build, plan)
@@ -48,14 +50,14 @@ async def prepare_chat(
     return ChatCall(made, plan)
 
 
-def _check(body: ChatCompletionRequest, limits: AdmissionLimits, limit: str) -> int:
+def _check(body: ChatCompletionRequest, limits: AdmissionLimits, limit: str, asked: int | None) -> int:
     """The priority. Raises `RequestError` for fields that do not go together, or are too large."""
     check_generation(body, limits, top_logprobs=body.top_logprobs)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs=true", "top_logprobs")
     if body.logprob_token_ids is not None and not body.logprobs:
         raise RequestError("logprob_token_ids needs logprobs=true", "logprob_token_ids")
-    check_max_tokens(limit, asked_tokens(body), limits)
+    check_max_tokens(limit, asked, limits)
     return checked_priority(body, limits)
 
 

@@ -57,13 +57,14 @@ class ChatCall:
 
 
 def plan_and_build(
-    server: ServerState, body: ChatCompletionRequest, use: ToolUse, build: Build
+    server: ServerState, body: ChatCompletionRequest, use: ToolUse, max_tokens: int | None, build: Build
 ) -> tuple[ReplyPlan, TextRequest | None]:
     """The plan of a request, and the engine's request unless it has a grammar, which is to be tried before.
 
-    All that takes long where the body is large is here, for threads. Raises `RequestError`.
+    `max_tokens` are asked for, under whichever name. All that takes long where the body is large is here, for threads.
+    Raises `RequestError`.
     """
-    plan = _plan(server, body, use)
+    plan = _plan(server, body, use, max_tokens)
     return plan, None if plan.params.structured_outputs is not None else build(plan)
 
 
@@ -88,28 +89,19 @@ def build_request(
     return made
 
 
-def _plan(server: ServerState, body: ChatCompletionRequest, use: ToolUse) -> ReplyPlan:
-    params = _params(body, server.llm.default_params)
+def _plan(server: ServerState, body: ChatCompletionRequest, use: ToolUse, max_tokens: int | None) -> ReplyPlan:
+    defaults = server.llm.default_params
+    params = sampling_params(
+        body,
+        defaults,
+        max_tokens=recommended_max_tokens(defaults) if max_tokens is None else max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
     messages, prompt = render(server, body)
     plan = plan_reply(server.replies, server.tokenizer, body, use, prompt, params)
     if not body.echo:
         return plan
     return replace(plan, begin=last_content(messages, server.options.response_role))
-
-
-def asked_tokens(body: ChatCompletionRequest) -> int | None:
-    """The most tokens that are to be generated, if the request says so."""
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-
-
-def _params(body: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    asked = asked_tokens(body)
-    return sampling_params(
-        body,
-        defaults,
-        max_tokens=recommended_max_tokens(defaults) if asked is None else asked,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
 
 
 def plan_reply(

@@ -15,7 +15,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, ChatCompletionRequest)
+    body = await read_body(request, server, ChatCompletionRequest)
     identity = identify(request, server, body, "chatcmpl")
     call = await prepare_chat(request, server, body, identity.engine_ids)
     return await respond(request, server, [call.request], ChatWriter(server, body, identity, call))

@@ -26,7 +26,7 @@ async def create_chat_batch(request: Request) -> Response:
     """Answer several conversations; choice i is the answer to conversation i."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, BatchChatRequest)
+    body = await read_body(request, server, BatchChatRequest)
     count = len(body.messages)
     most = min(MOST_CONVERSATIONS, server.limits.max_sequences)
     if not 1 <= count <= most:

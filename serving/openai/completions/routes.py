@@ -33,7 +33,7 @@ async def create_completion(request: Request) -> Response:
     """Continue one prompt or several."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, CompletionRequest)
+    body = await read_body(request, server, CompletionRequest)
     prompts = await server.bodies.work(request, lambda: split_prompts(body.prompt))
     identity = identify(request, server, body, "cmpl", len(prompts))
     priority = _check(body, server.limits, len(prompts))

@@ -39,7 +39,7 @@ async def create_cohere_embedding(request: Request) -> Response:
     """Make an embedding of each text."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, CohereEmbedRequest)
+    body = await read_body(request, server, CohereEmbedRequest)
     texts, field = _texts(body)
     with calling(dimensions="output_dimension", truncate_prompt_tokens="max_tokens"):
         params = PoolingParams(

@@ -27,7 +27,7 @@ async def create_embedding(request: Request) -> Response:
     """Make an embedding of each text."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, EmbeddingRequest)
+    body = await read_body(request, server, EmbeddingRequest)
     form = VectorFormat(body)
     params = PoolingParams(
         task="embed",
@@ -51,7 +51,7 @@ async def create_pooling(request: Request) -> Response:
     """Pool each text, or each of its tokens, as the task says."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, PoolingBody)
+    body = await read_body(request, server, PoolingBody)
     form = VectorFormat(body)
     params = PoolingParams(
         task=body.task,
@@ -76,7 +76,7 @@ async def create_classification(request: Request) -> Response:
     """Tell the class of each text."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, ClassifyRequest)
+    body = await read_body(request, server, ClassifyRequest)
     params = PoolingParams(
         task="classify",
         use_activation=body.use_activation,

@@ -10,7 +10,7 @@ from jaxllm.errors import RequestError
 from jaxllm.info import PoolingInfo
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.http.disconnect import unless_gone
-from jaxllm.serving.http.generate import Identity, Named, calling, identify, log_requests, reserved
+from jaxllm.serving.http.generate import Identity, Named, calling, identify, log_requests, owned
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.prompt import render
 from jaxllm.serving.openai.completions.routes import split_prompts
@@ -19,7 +19,6 @@ from jaxllm.serving.openai.protocol.pooling import TextsRequest, TextUsage
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
-from jaxllm.serving.tenancy.owners import owner_of
 from jaxllm.serving.text.prompts import Prompt
 
 
@@ -55,9 +54,7 @@ async def pool(
         )
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
-    for each in requests:
-        each.children[0].owner = owner_of(request)
-    with reserved(server, owner_of(request), requests):
+    with owned(request, server, requests):
         return identity, await unless_gone(request.receive, server.llm.pool(requests))
 
 

@@ -36,7 +36,7 @@ async def create_score(request: Request) -> Response:
     """Tell how well two texts fit, or each of several pairs."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, ScoreRequest)
+    body = await read_body(request, server, ScoreRequest)
     names, pair = _pair(body)
     first, second = ([text] if isinstance(text, str) else text for text in pair)
     with calling(text_1=names[0], text_2=names[1]):
@@ -51,7 +51,7 @@ async def create_rerank(request: Request) -> Response:
     """Put documents in the order in which they fit a query."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, RerankRequest)
+    body = await read_body(request, server, RerankRequest)
     if not body.documents:
         raise RequestError("documents: the list is empty", "documents")
     if body.top_n is not None and body.top_n < 0:

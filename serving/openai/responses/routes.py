@@ -12,7 +12,7 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.decode import read_body, read_query
-from jaxllm.serving.http.generate import identify, json_response, respond, submit
+from jaxllm.serving.http.generate import identify, json_response, model_name, respond, submit
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.chat.plan import ChatCall
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat
@@ -37,7 +37,7 @@ async def create_response(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     stores = stores_of(request.app)
-    body = await read_body(request, ResponsesRequest)
+    body = await read_body(request, server, ResponsesRequest)
     identity = identify(request, server, body, "resp")
     check(body, stores.responses)
     owner = owner_of(request).name
@@ -62,8 +62,8 @@ async def count_input_tokens(request: Request) -> Response:
     """Count the tokens of a conversation, as the model would read it."""
     server = server_of(request)
     stores = stores_of(request.app)
-    body = await read_body(request, ResponsesRequest)
-    server.model_name(body.model)
+    body = await read_body(request, server, ResponsesRequest)
+    model_name(server, body.model)
     check(body, stores.responses)
     items = await server.bodies.work(request, lambda: read_input(body.input))
     turn = read_turn(body, items, stores.responses, owner_of(request).name)
