@@ -17,7 +17,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.guard import guarded, handle
 from jaxllm.serving.http.middleware.body_size import BodyLimit
-from jaxllm.serving.http.middleware.custom import load_middleware
+from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.http.middleware.keys import ApiKeys
 from jaxllm.serving.http.middleware.request_ids import RequestIds
 from jaxllm.serving.tenancy.access import Access
@@ -132,9 +132,10 @@ def operator_module(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_middleware_of_the_operator(operator_module: str) -> None:
-    for name in ("Upper", "around"):
-        assert (await ask([load_middleware(f"{operator_module}:{name}")])).text == "0 FROM A CLASS"
-    assert (await ask([load_middleware(f"{operator_module}:teapot")])).status_code == 418
+    for separator in (":", "."):
+        for name in ("Upper", "around"):
+            assert (await ask([load_middleware(f"{operator_module}{separator}{name}")])).text == "0 FROM A CLASS"
+        assert (await ask([load_middleware(f"{operator_module}{separator}teapot")])).status_code == 418
 
 
 async def test_an_error_in_the_operators_middleware(operator_module: str) -> None:
@@ -144,8 +145,16 @@ async def test_an_error_in_the_operators_middleware(operator_module: str) -> Non
     assert "secret" not in response.text
 
 
-@pytest.mark.parametrize("path", ["no_such_module:x", "operator_module:absent", "operator_module:number"])
+WRONG = ["no_such_module:x", "no_such_module.x", "operator_module:absent", "operator_module:number"]
+
+
+@pytest.mark.parametrize("path", WRONG)
 def test_middleware_that_is_none(operator_module: str, path: str) -> None:
     assert operator_module
     with pytest.raises(ConfigError, match=path):
         load_middleware(path)
+
+
+def test_a_router_that_is_none(operator_module: str) -> None:
+    with pytest.raises(ConfigError, match="not a router"):
+        load_router(f"{operator_module}.number")
