@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Before any test module imports jax or transformers, and inherited by every subprocess a test starts.
-os.environ["JAX_PLATFORMS"] = "cpu"
+# Before any test module imports jax or transformers, and inherited by every subprocess a test starts. Tests marked
+# `device` run on whatever is there.
+if "JAXLLM_TEST_ON_DEVICE" not in os.environ:
+    os.environ["JAX_PLATFORMS"] = "cpu"
 # Virtual devices, for what is split over several.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # A float32 that an int or a bfloat16 turned into something else is a bug; this makes it an error.

@@ -80,7 +80,8 @@ def engine_answers(
     return msgspec.json.decode(done.stdout, type=Answers)
 
 
-def _generate(wanted: Wanted) -> Answers:
+def generate(wanted: Wanted) -> Answers:
+    """Start an engine in this process and have it generate."""
     import jax
     from flax import nnx
 
@@ -113,6 +114,7 @@ def _generate(wanted: Wanted) -> Answers:
             alternatives[output.request_id] += [
                 dict(zip(each.top_ids, each.top_logprobs, strict=True)) for each in output.logprobs or ()
             ]
+    engine.close()
     model = abstract_model(resolved.model, resolved.forward, resolved.dtype)
     return Answers(
         tokens=list(tokens.values()),
@@ -143,7 +145,7 @@ def main() -> None:
     from jaxllm.doctor.child import private_stdout
 
     answers = private_stdout()
-    answers.write(msgspec.json.encode(_generate(msgspec.json.decode(sys.stdin.buffer.read(), type=Wanted))).decode())
+    answers.write(msgspec.json.encode(generate(msgspec.json.decode(sys.stdin.buffer.read(), type=Wanted))).decode())
     answers.close()
 
 

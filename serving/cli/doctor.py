@@ -1,6 +1,7 @@
 """`jaxllm doctor`: what works on this machine, what does not, and how fast it is."""
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the stages: 0 when all is well, 1 when something is broken. Raises `ConfigError` for wrong arguments."""
     if args.timeout <= 0:
         raise ConfigError(f"--timeout {args.timeout:g}: a stage needs some seconds")
+    # Its children are in sessions of their own, and end only if it lives to end them.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings(args.model, args.load_format, args.timeout)
     report = run_doctor(__version__, settings, named(args.stage), _listener(in_text=not args.json))
     if args.json:

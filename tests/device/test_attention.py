@@ -1,0 +1,25 @@
+"""Every case of paged attention on the device, in all implementations that it runs, beside the reference on the CPU."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from jaxllm.doctor.attention_cases import compare, run_case
+from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
+
+pytestmark = pytest.mark.device
+
+
+@pytest.mark.parametrize("implementation", ["xla", "own"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case(case: Case, implementation: str, platform: str) -> None:
+    name = platform if implementation == "own" else implementation
+    if name == "gpu":
+        # The kernel takes 16 bits.
+        kv_dtype = None if case.kv_dtype == "float32" else case.kv_dtype
+        case = replace(case, dtype="bfloat16", kv_dtype=kv_dtype)
+    result = compare(case, partial(run_case, name), compares_cache=name != "tpu")
+    if result.error is None:
+        pytest.skip(str(result.reason))
+    assert not result.is_wrong, f"{result.error:.2e} of {result.limit:.0e} ({result.reason or 'the result differs'})"
