@@ -22,18 +22,11 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.ipc.messages import Add, Pool
-from jaxllm.serving.llm.loading import (
-    check_vocabulary,
-    default_params,
-    find_tokenizer,
-    form_checker,
-    load_whole_tokenizer,
-)
+from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
-from jaxllm.serving.pooling.processor import PoolingProcessor
-from jaxllm.serving.pooling.result import PooledResult
+from jaxllm.serving.pooling.processor import PooledResult, PoolingProcessor
 from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.measurements import Observer
@@ -45,10 +38,8 @@ from jaxllm.structured.checking import CanaryChecker
 
 TEXT_THREADS = 2
 """Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""
-
 CANARY_SECONDS = 1.0
 """After the engine is ready, the process that tries grammars is started, if no grammar has come before."""
-
 Result = TypeVar("Result")
 
 
@@ -106,7 +97,7 @@ class AsyncLLM:
         """
         template = None if chat_template is None else load_chat_template(chat_template)
         # Weights may take minutes to download and to read: not for nothing.
-        await asyncio.to_thread(find_tokenizer, config.model)
+        await asyncio.to_thread(loading.find_tokenizer, config.model)
         engine = AsyncEngine(
             max_queued_requests=max_queued_requests,
             step_timeout=step_timeout,
@@ -114,7 +105,7 @@ class AsyncLLM:
             restarts=RestartBudget(max_restarts, restart_window),
         )
         llm = cls(config, engine, template)
-        tokenizer = llm.run_text(load_whole_tokenizer, config.model)
+        tokenizer = llm.run_text(loading.load_whole_tokenizer, config.model)
         try:
             await engine.start(config, progress=progress, log_level=log_level, json_logs=json_logs)
             llm._take_tokenizer(await tokenizer)
@@ -126,14 +117,14 @@ class AsyncLLM:
 
     def _take_tokenizer(self, tokenizer: Tokenizer) -> None:
         info = self.info
-        check_vocabulary(tokenizer, info.vocab_size)
+        loading.check_vocabulary(tokenizer, info.vocab_size)
         self.tokenizer = tokenizer
-        self.default_params = default_params(self.config.model, Path(info.model_folder))
+        self.default_params = loading.default_params(self.config.model, Path(info.model_folder))
         if info.pooling is not None:
             self.inputs = PoolingInputs(tokenizer, info)
             self._engine.serve(PoolingProcessor())
         else:
-            self._forms = form_checker(self.config, info, tokenizer)
+            self._forms = loading.form_checker(self.config, info, tokenizer)
             self.inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
             # Starting it takes some of the processor, which others need more until the first requests are served.
             self._canary_start = self._loop.call_later(CANARY_SECONDS, self.run_text, self._forms.start)

@@ -11,13 +11,12 @@ from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.foreign import MEANINGLESS, drop_meaningless
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.llm.llm_engine import LLMEngine, open_engine
+from jaxllm.serving.llm.llm_engine import LLMEngine, PoolingLLMEngine, open_engine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_prompts
 from jaxllm.serving.llm.offline_pooling import OfflinePooling
 from jaxllm.serving.llm.offline_pooling import Params as PoolingParamsOf
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
-from jaxllm.serving.pooling.engine import PoolingLLMEngine
 from jaxllm.serving.pooling.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,

@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.validation import RequestLimits
@@ -10,7 +10,9 @@ from jaxllm.errors import ConfigError, RequestError
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
-from jaxllm.serving.pooling.engine import PoolingLLMEngine
+from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs
+from jaxllm.serving.pooling.outputs import PoolingRequestOutput
+from jaxllm.serving.pooling.processor import PoolingProcessor
 from jaxllm.serving.text.engine import TextEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
@@ -107,6 +109,19 @@ class LLMEngine(TextEngine[TextRequest]):
         if processed.aborted:
             self.engine.abort_request(processed.aborted)
         return processed.outputs, processed.refused
+
+
+class PoolingLLMEngine(TextEngine[PooledText]):
+    """`LLMEngine` for models that pool. Not thread-safe."""
+
+    def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None) -> None:
+        super().__init__(engine, tokenizer, PoolingProcessor())
+        self.inputs = PoolingInputs(tokenizer, engine.info)
+
+    def step(self) -> list[PoolingRequestOutput]:
+        """Run one step; the results that are complete."""
+        found: list[Any] = list(self._outputs.process(self.engine.step()).outputs)
+        return found
 
 
 def open_engine(
