@@ -37,7 +37,7 @@ from jaxllm.serving.reply.parts import (
     PlainParser,
     ReasoningDelta,
     ReplyPart,
-    ToolCallDelta,
+    ToolCallArguments,
     ToolCallStart,
 )
 from jaxllm.serving.text.outputs import RequestOutput
@@ -133,7 +133,7 @@ class MessageWriter:
                     self._more(text, MoreThinking(thinking=text))
                 case ToolCallStart():
                     self._begin(ToolUseBlock(id=part.id, name=part.name, input={}))
-                case ToolCallDelta(_, arguments):
+                case ToolCallArguments(_, arguments):
                     self._more(arguments, MoreInput(partial_json=arguments))
 
     def _more(self, text: str, delta: MoreText | MoreThinking | MoreInput) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxllm.serving.reply.lark import Lark
-from jaxllm.serving.reply.parts import ContentDelta, ReplyPart, ToolCallDelta, ToolCallStart
+from jaxllm.serving.reply.parts import ContentDelta, ReplyPart, ToolCallArguments, ToolCallStart
 from jaxllm.serving.reply.source import SPACE, Parsing, Source, behind
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -39,9 +39,9 @@ class Calls:
         self._count += 1
         return ToolCallStart(self._count - 1, call_id or self._new_id(), name)
 
-    def arguments(self, text: str) -> ToolCallDelta:
+    def arguments(self, text: str) -> ToolCallArguments:
         """Arguments of the call that was started last."""
-        return ToolCallDelta(self._count - 1, text)
+        return ToolCallArguments(self._count - 1, text)
 
 
 def json_call(source: Source, calls: Calls, *, needs_arguments: bool = False) -> Parsing[bool]:

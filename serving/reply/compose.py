@@ -11,7 +11,7 @@ from jaxllm.serving.reply.parts import (
     PlainParser,
     ReasoningDelta,
     ReplyParser,
-    ToolCallDelta,
+    ToolCallArguments,
     ToolCallStart,
 )
 from jaxllm.serving.reply.source import Parsing, Source, SourceParser
@@ -53,7 +53,7 @@ def make_parser(
 
     def wanted(source: Source) -> Parsing[None]:
         for part in parse(source):
-            index = part.index if isinstance(part, (ToolCallStart, ToolCallDelta)) else -1
+            index = part.index if isinstance(part, (ToolCallStart, ToolCallArguments)) else -1
             if (most_calls is None or index < most_calls) and not isinstance(part, left_out):
                 yield part
 

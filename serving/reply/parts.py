@@ -29,18 +29,18 @@ class ToolCallStart:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+class ToolCallArguments:
     """More of the arguments of call `index`, which joined are JSON text (if the model wrote JSON)."""
 
     index: int
     arguments: str
 
 
-ReplyPart: TypeAlias = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta
+ReplyPart: TypeAlias = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallArguments
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class FunctionCall:
     """A call of a function; `arguments` is JSON text (if the model wrote JSON)."""
 
     id: str
@@ -54,7 +54,7 @@ class Reply:
 
     content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[FunctionCall] = field(default_factory=list)
 
 
 class ReplyParser(Protocol):
@@ -89,7 +89,7 @@ class Fold:
                 case ToolCallStart():
                     assert part.index == len(self._calls)
                     self._calls.append((part, []))
-                case ToolCallDelta(index, arguments):
+                case ToolCallArguments(index, arguments):
                     self._calls[index][1].append(arguments)
 
     @property
@@ -98,7 +98,7 @@ class Fold:
         return Reply(
             content="".join(self._content) if self._content else None,
             reasoning="".join(self._reasoning) if self._reasoning else None,
-            tool_calls=[ToolCall(start.id, start.name, "".join(pieces)) for start, pieces in self._calls],
+            tool_calls=[FunctionCall(start.id, start.name, "".join(pieces)) for start, pieces in self._calls],
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 from jaxllm.serving.reply.nesting import Nesting
-from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta
+from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments
 
 T = TypeVar("T")
 Parsing: TypeAlias = Generator[ReplyPart | None, None, T]
@@ -233,6 +233,6 @@ def _joined(first: ReplyPart, then: ReplyPart) -> ReplyPart | None:
             return ContentDelta(first.text + then.text)
         case (ReasoningDelta(), ReasoningDelta()):
             return ReasoningDelta(first.text + then.text)
-        case (ToolCallDelta(), ToolCallDelta()) if first.index == then.index:
-            return ToolCallDelta(first.index, first.arguments + then.arguments)
+        case (ToolCallArguments(), ToolCallArguments()) if first.index == then.index:
+            return ToolCallArguments(first.index, first.arguments + then.arguments)
     return None

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from jaxllm.errors import QuotaError
-from jaxllm.serving.openai.batches.client import Answer
+from jaxllm.serving.openai.batches.client import RouteAnswer
 from jaxllm.serving.tenancy.quotas import Account
 
 _RETRY_SECONDS = 1.0
@@ -19,7 +19,7 @@ class Admission:
         self._slots, self._account = slots, account
         self._counting, self._retrying = asyncio.Lock(), asyncio.Lock()
 
-    async def run(self, post: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def run(self, post: Callable[[], Awaitable[RouteAnswer]]) -> RouteAnswer:
         """The answer to a request, which is sent again while there is no room for it."""
         await self._count()
         answer = await self._try(post)
@@ -32,7 +32,7 @@ class Admission:
                 answer = await self._try(post)
         return answer
 
-    async def _try(self, post: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _try(self, post: Callable[[], Awaitable[RouteAnswer]]) -> RouteAnswer:
         async with self._slots:
             return await post()
 

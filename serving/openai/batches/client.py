@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message
 
 
 @dataclass(frozen=True)
-class Answer:
+class RouteAnswer:
     """A response: its status, its body, and in how many seconds to try again, where it says so."""
 
     status: int
@@ -17,7 +17,7 @@ class Answer:
     retry_after: float | None = None
 
 
-async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more: Any) -> Answer:
+async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more: Any) -> RouteAnswer:
     """Send a JSON body to a path of `app` and wait for the whole answer; the scope has `more`.
 
     Raises what the application raises, unless it has answered by then.
@@ -46,7 +46,7 @@ async def post(app: ASGIApp, path: str, body: bytes, request_id: str, /, **more:
     except Exception:
         if not status:
             raise
-    return Answer(status, b"".join(parts), retry_after)
+    return RouteAnswer(status, b"".join(parts), retry_after)
 
 
 def _scope(path: str, length: int, request_id: str) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import msgspec
 
 from jaxllm.errors import JaxLLMError
 from jaxllm.serving.openai.batches.admission import Admission
-from jaxllm.serving.openai.batches.client import Answer
+from jaxllm.serving.openai.batches.client import RouteAnswer
 from jaxllm.serving.openai.batches.input import BatchInput
 from jaxllm.serving.openai.batches.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
 from jaxllm.serving.openai.batches.record import BatchRecord
 from jaxllm.serving.openai.protocol.batches import Batch, BatchProblem, BatchProblems
 
-Post = Callable[[str, bytes, str], Awaitable[Answer]]
+Post = Callable[[str, bytes, str], Awaitable[RouteAnswer]]
 """Sends a body to a path under a request's id."""
 
 MOST_PROBLEMS = 100

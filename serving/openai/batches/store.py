@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from jaxllm.errors import CapacityError, JaxLLMError, QueueFullError
 from jaxllm.owner import Owner
 from jaxllm.serving.openai.batches.admission import Admission
-from jaxllm.serving.openai.batches.client import Answer, post
+from jaxllm.serving.openai.batches.client import RouteAnswer, post
 from jaxllm.serving.openai.batches.job import BatchJob, is_ours
 from jaxllm.serving.openai.files.store import FileStore, write_whole
 from jaxllm.serving.openai.protocol.batches import Batch, BatchProblem, BatchProblems, BatchRequestBody
@@ -143,7 +143,7 @@ class BatchStore:
         # FastAPI's routes want what its outermost middleware puts into the scope.
         routes = AsyncExitStackMiddleware(app.router)
 
-        async def send(path: str, body: bytes, request_id: str) -> Answer:
+        async def send(path: str, body: bytes, request_id: str) -> RouteAnswer:
             return await post(routes, path, body, request_id, app=app, owner=stored.owner)
 
         def reserve(num_bytes: int) -> None:

@@ -61,7 +61,7 @@ class Answers:
         return completion.finish_reason
 
 
-def _call(call: reply.ToolCall) -> ToolCallAnswer:
+def _call(call: reply.FunctionCall) -> ToolCallAnswer:
     return ToolCallAnswer(id=call.id, function=CalledFunctionAnswer(name=call.name, arguments=call.arguments))
 
 
@@ -74,5 +74,5 @@ def _delta(part: reply.ReplyPart) -> ChatDelta:
         case reply.ToolCallStart(index, call_id, name):
             function = FunctionDelta(name=name, arguments="")
             return ChatDelta(tool_calls=(ToolCallDelta(index=index, id=call_id, type="function", function=function),))
-        case reply.ToolCallDelta(index, arguments):
+        case reply.ToolCallArguments(index, arguments):
             return ChatDelta(tool_calls=(ToolCallDelta(index=index, function=FunctionDelta(arguments=arguments)),))

@@ -31,7 +31,7 @@ from jaxllm.serving.openai.protocol.response_events import (
 from jaxllm.serving.openai.protocol.response_items import CustomTool, ItemStatus
 from jaxllm.serving.openai.responses.items import new_id
 from jaxllm.serving.openai.responses.tools import GivenTool, custom_input
-from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta, ToolCallStart
+from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments, ToolCallStart
 
 Emit = Callable[[ResponseEvent], None]
 
@@ -65,7 +65,7 @@ class OutputBuilder:
                     self._add_reasoning(text)
                 case ToolCallStart():
                     self._begin(self._call(part))
-                case ToolCallDelta(_, arguments):
+                case ToolCallArguments(_, arguments):
                     self._add_arguments(arguments)
 
     def finish(self, *, complete: bool) -> None:

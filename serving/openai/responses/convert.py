@@ -64,7 +64,7 @@ class AllowedTools(Body, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class Chat:
+class ItemMessages:
     """A conversation as messages, and for each the field that it was made of."""
 
     messages: list[Message] = field(default_factory=list)
@@ -138,7 +138,7 @@ def _content(
     return parts
 
 
-def chat_request(body: ResponsesRequest, chat: Chat) -> ChatCompletionRequest:
+def chat_request(body: ResponsesRequest, chat: ItemMessages) -> ChatCompletionRequest:
     """The chat request that answers `body` with this conversation. Raises `RequestError`."""
     tools = given_tools(body)
     return ChatCompletionRequest(

@@ -16,7 +16,7 @@ from jaxllm.serving.openai.chat.prompt import count_tokens
 from jaxllm.serving.openai.protocol.messages import Message
 from jaxllm.serving.openai.protocol.response_items import Item, ItemReference, MessageItem
 from jaxllm.serving.openai.protocol.responses import LOGPROBS, ResponsesRequest
-from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
+from jaxllm.serving.openai.responses.convert import FIELDS, ItemMessages, chat_request
 from jaxllm.serving.openai.responses.items import numbered
 from jaxllm.serving.openai.responses.store import ResponseStore, Turn
 
@@ -139,8 +139,8 @@ async def _work(server: ServerState, turn: Turn, function: Callable[[], Result])
     return await server.llm.run_text(function)
 
 
-def _conversation(body: ResponsesRequest, turn: Turn) -> Chat:
-    chat = Chat()
+def _conversation(body: ResponsesRequest, turn: Turn) -> ItemMessages:
+    chat = ItemMessages()
     if body.instructions is not None:
         chat.add(MessageItem(type="message", role="system", content=body.instructions), "instructions")
     for item in turn.before.items() if turn.before is not None else ():

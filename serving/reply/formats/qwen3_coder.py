@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.serving.reply.calls import Calls, new_call_id, tagged_calls
 from jaxllm.serving.reply.lark import Lark, either
-from jaxllm.serving.reply.parts import ToolCallDelta
+from jaxllm.serving.reply.parts import ToolCallArguments
 from jaxllm.serving.reply.schemas import is_of_type, parameter_schemas, resolved, schema_types
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -108,7 +108,7 @@ class _Call:
             yield self._calls.arguments('"')
         return marker
 
-    def _quoted(self, text: str) -> ToolCallDelta:
+    def _quoted(self, text: str) -> ToolCallArguments:
         return self._calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _json(self, types: set[str]) -> Parsing[str | None]:

@@ -18,7 +18,7 @@ from jaxllm.serving.anthropic.requests import MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
 from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.openai.chat.plan import ChatCall, ReplyPlan
-from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallDelta, ToolCallStart
+from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments, ToolCallStart
 from jaxllm.serving.text.input_processor import TextRequest
 from tests.serving.openai.responses.test_writer import PARTS, Script, news
 
@@ -212,7 +212,7 @@ def test_the_clients_accumulation_agrees(shape: list[Any], pushes: int) -> None:
         if isinstance(each, dict):
             text = json.dumps(each)
             parts.append(ToolCallStart(calls, f"c{calls}", "f"))
-            parts += [ToolCallDelta(calls, text[:1]), ToolCallDelta(calls, text[1:])]
+            parts += [ToolCallArguments(calls, text[:1]), ToolCallArguments(calls, text[1:])]
             calls += 1
         else:
             parts.append(ReasoningDelta(each[1]) if each[0] == "r" else ContentDelta(each[1]))

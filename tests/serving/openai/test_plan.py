@@ -12,7 +12,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.openai.chat.plan import ReplyPlan, plan_reply
 from jaxllm.serving.openai.chat.tools import tool_use
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
-from jaxllm.serving.reply.parts import Reply, ToolCall, read_whole
+from jaxllm.serving.reply.parts import FunctionCall, Reply, read_whole
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -107,4 +107,4 @@ def test_special_tokens_that_are_marks_stay_in_the_text(tokenizer: Tokenizer) ->
     assert text == 'So[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]'
     assert made.new_parser is not None
     reply = read_whole(made.new_parser(), text)
-    assert reply == Reply("So", None, [ToolCall(reply.tool_calls[0].id, "add", '{"a": 1}')])
+    assert reply == Reply("So", None, [FunctionCall(reply.tool_calls[0].id, "add", '{"a": 1}')])

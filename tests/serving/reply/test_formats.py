@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from jaxllm.serving.reply.compose import make_parser
 from jaxllm.serving.reply.parts import (
     ContentDelta,
+    FunctionCall,
     Reply,
     ReplyParser,
     ReplyPart,
-    ToolCall,
-    ToolCallDelta,
+    ToolCallArguments,
     ToolCallStart,
     fold,
     read_whole,
@@ -196,9 +196,9 @@ def test_text_around_calls(name: str) -> None:
 def test_arguments_come_as_they_are_written() -> None:
     parser = parser_of("hermes")
     assert parser.push('Hm.\n<tool_call>\n{"name": "weather", "argu') == [ContentDelta("Hm.")]
-    assert parser.push('ments": {"pl') == [ToolCallStart(0, "call-0", "weather"), ToolCallDelta(0, '{"pl')]
-    assert parser.push("ace") == [ToolCallDelta(0, "ace")]
-    assert parser.push('": "Oak"}}') == [ToolCallDelta(0, '": "Oak"}')]
+    assert parser.push('ments": {"pl') == [ToolCallStart(0, "call-0", "weather"), ToolCallArguments(0, '{"pl')]
+    assert parser.push("ace") == [ToolCallArguments(0, "ace")]
+    assert parser.push('": "Oak"}}') == [ToolCallArguments(0, '": "Oak"}')]
     assert parser.push("\n</tool_") == []
     assert parser.push("call>") == []
     assert parser.finish() == []
@@ -207,10 +207,10 @@ def test_arguments_come_as_they_are_written() -> None:
 def test_texts_of_qwens_parameters_come_as_they_are_written() -> None:
     parser = parser_of("qwen3_coder")
     parser.push("<tool_call>\n<function=note>\n<parameter=text>\n")
-    assert parser.push('say "') == [ToolCallDelta(0, 'say \\"')]
-    assert parser.push("hi\n") == [ToolCallDelta(0, "hi")]
+    assert parser.push('say "') == [ToolCallArguments(0, 'say \\"')]
+    assert parser.push("hi\n") == [ToolCallArguments(0, "hi")]
     assert parser.push("</param") == []
-    assert parser.push("eter>\n</function>") == [ToolCallDelta(0, '"}')]
+    assert parser.push("eter>\n</function>") == [ToolCallArguments(0, '"}')]
 
 
 def test_no_more_is_held_back_than_may_be_a_marker() -> None:
@@ -251,7 +251,7 @@ def test_arguments_cut_short_stay_as_they_came() -> None:
         "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=place>\nOa",
         "openai": '<|channel|>commentary to=functions.weather<|message|>{"place": "Oa',
     }.items():
-        assert read_whole(parser_of(name), text).tool_calls == [ToolCall("call-0", "weather", '{"place": "Oa')]
+        assert read_whole(parser_of(name), text).tool_calls == [FunctionCall("call-0", "weather", '{"place": "Oa')]
 
 
 def test_qwens_values_are_of_the_schemas_types() -> None:
@@ -307,7 +307,7 @@ def test_harmony() -> None:
         "<|start|>assistant<|channel|>final<|message|>Done.<|return|>"
     )
     reply = read_whole(parser_of("openai", "openai"), text)
-    assert reply == Reply("I look.Done.", "one\ntwo", [ToolCall("call-0", "weather", "{}")])
+    assert reply == Reply("I look.Done.", "one\ntwo", [FunctionCall("call-0", "weather", "{}")])
     without = read_whole(parser_of(None, "openai"), text)
     assert (without.content, without.tool_calls) == ("I look.\n{}\nDone.", [])
     assert read_whole(parser_of("openai"), "plain words") == Reply("plain words")

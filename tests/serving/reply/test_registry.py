@@ -12,7 +12,7 @@ from jaxllm.serving.reply.compose import make_parser
 from jaxllm.serving.reply.formats.hermes import Hermes
 from jaxllm.serving.reply.formats.mistral import MistralNamed
 from jaxllm.serving.reply.lark import Lark
-from jaxllm.serving.reply.parts import Reply, ToolCall, read_whole
+from jaxllm.serving.reply.parts import FunctionCall, Reply, read_whole
 from jaxllm.serving.reply.registry import (
     REASONING_FORMATS,
     TOOL_FORMATS,
@@ -64,7 +64,7 @@ def test_every_reasoning_format_says_what_it_needs_to(name: str) -> None:
 
 def test_a_class_of_the_users_own() -> None:
     parser = make_parser(tool_format(f"{__name__}:Shouting"), new_id=lambda: "call")
-    assert read_whole(parser, "I CALL home!") == Reply("I", None, [ToolCall("call", "home", "{}")])
+    assert read_whole(parser, "I CALL home!") == Reply("I", None, [FunctionCall("call", "home", "{}")])
 
 
 @pytest.mark.parametrize("name", ["os:nothing", "no.such.module:Format", "os:name"])

@@ -12,22 +12,22 @@ from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest
-from jaxllm.serving.openai.responses.convert import FIELDS, Chat, chat_request
+from jaxllm.serving.openai.responses.convert import FIELDS, ItemMessages, chat_request
 from jaxllm.serving.openai.responses.items import from_output, listed, read_input
 from jaxllm.serving.openai.responses.prepare import read_turn
 from jaxllm.serving.openai.responses.store import ResponseStore
 from tests.serving.openai.responses.test_writer import PARTS, news, writer
 
 
-def chat_of(items: list[dict[str, Any]]) -> Chat:
+def chat_of(items: list[dict[str, Any]]) -> ItemMessages:
     body = ResponsesRequest(input=items)
-    chat = Chat()
+    chat = ItemMessages()
     for index, item in enumerate(read_turn(body, read_input(items), ResponseStore(1, 1000), "").given):
         chat.add(item, f"input[{index}]")
     return chat
 
 
-def plain(chat: Chat) -> Any:
+def plain(chat: ItemMessages) -> Any:
     return msgspec.to_builtins(chat.messages)
 
 
@@ -114,7 +114,7 @@ def test_output_is_input_of_what_follows() -> None:
 
 def check_reply(items: list[Any]) -> None:
     """The items are the reply of `PARTS`."""
-    chat = Chat()
+    chat = ItemMessages()
     for item in items:
         chat.add(item, "x")
     first, second = plain(chat)
@@ -160,7 +160,7 @@ F = {"type": "function", "function": {"name": "f"}}
 )
 def test_tools(choice: Any, expected: Any) -> None:
     body = ResponsesRequest(input="x", tools=[TOOL, {"type": "function", "name": "g"}], tool_choice=choice)
-    made = chat_request(body, Chat())
+    made = chat_request(body, ItemMessages())
     assert made.tool_choice == expected
     assert [tool.function.name for tool in made.tools or () if tool.function] == ["f", "g"]
 
@@ -185,7 +185,7 @@ def test_tools(choice: Any, expected: Any) -> None:
 def test_wrong_fields(fields: dict[str, Any], path: str) -> None:
     body = as_body({"input": "x", **fields}, ResponsesRequest, "")
     with pytest.raises(RequestError) as caught:
-        chat_request(body, Chat())
+        chat_request(body, ItemMessages())
     assert caught.value.parameter == path
 
 
@@ -198,7 +198,7 @@ def test_formats() -> None:
         (schema, {"type": "json_schema", "json_schema": {key: schema[key] for key in ("name", "schema", "strict")}}),
     ):
         body = as_body({"input": "x", "text": {"format": given}}, ResponsesRequest, "")
-        assert msgspec.to_builtins(chat_request(body, Chat()).response_format) == expected
+        assert msgspec.to_builtins(chat_request(body, ItemMessages()).response_format) == expected
 
 
 @pytest.mark.parametrize(

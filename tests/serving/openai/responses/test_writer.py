@@ -21,7 +21,7 @@ from jaxllm.serving.reply.parts import (
     ReasoningDelta,
     Reply,
     ReplyPart,
-    ToolCallDelta,
+    ToolCallArguments,
     ToolCallStart,
     fold,
 )
@@ -37,10 +37,10 @@ PARTS: list[ReplyPart] = [
     ContentDelta("I "),
     ContentDelta("ask."),
     ToolCallStart(0, "call_a", "get_weather"),
-    ToolCallDelta(0, '{"city": '),
-    ToolCallDelta(0, '"Rome"}'),
+    ToolCallArguments(0, '{"city": '),
+    ToolCallArguments(0, '"Rome"}'),
     ToolCallStart(1, "call_b", "get_time"),
-    ToolCallDelta(1, "{}"),
+    ToolCallArguments(1, "{}"),
     ContentDelta("Bye."),
 ]
 
@@ -101,7 +101,10 @@ def of_output(answer: Any) -> Reply:
             case "reasoning":
                 parts += [ReasoningDelta(part["text"]) for part in item["content"]]
             case "function_call":
-                parts += [ToolCallStart(calls, item["call_id"], item["name"]), ToolCallDelta(calls, item["arguments"])]
+                parts += [
+                    ToolCallStart(calls, item["call_id"], item["name"]),
+                    ToolCallArguments(calls, item["arguments"]),
+                ]
                 calls += 1
     return fold(parts)
 
@@ -142,7 +145,7 @@ def replies(draw: st.DrawFn) -> list[ReplyPart]:
         texts = draw(st.lists(_texts, min_size=1, max_size=3))
         if kind == "t":
             parts.append(ToolCallStart(calls, f"call_{calls}", f"f{calls}"))
-            parts += [ToolCallDelta(calls, text) for text in texts]
+            parts += [ToolCallArguments(calls, text) for text in texts]
             calls += 1
         else:
             parts += [ReasoningDelta(text) if kind == "r" else ContentDelta(text) for text in texts]
