@@ -30,7 +30,7 @@ from jaxllm.pallas_kernels.paged_attention.cases import (
     minimum_bytes,
     tolerance,
 )
-from jaxllm.pallas_kernels.paged_attention.layout import canonical, head_major
+from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
 
 REPEATS = 20
 """Times that an operation runs in one call, each waiting for the one before: what the host does is not measured."""

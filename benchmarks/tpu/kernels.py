@@ -51,10 +51,10 @@ def jaxllm_call(case: Case, **blocks: Any) -> Call:
 
     What is the same in every layer is made before, as a model does.
     """
-    from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
     from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
     from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
     from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
+    from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
 
     model, starts, lengths = case.model, case.query_start(), case.kv_lens()
     news = np.diff(starts)

@@ -6,7 +6,7 @@ import jax
 
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 from jaxllm.pallas_kernels.paged_attention.reference import reference_paged_attention
-from jaxllm.pallas_kernels.paged_attention.xla import xla_paged_attention
+from jaxllm.pallas_kernels.paged_attention.xla.attention import xla_paged_attention
 
 
 class PagedAttention(Protocol):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxllm.pallas_kernels.paged_attention.backend import Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
     MULTIPROCESSORS,
     choose_tile,
@@ -14,7 +15,6 @@ from jaxllm.pallas_kernels.paged_attention.gpu.kernel import launch
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
-from jaxllm.pallas_kernels.paged_attention.prepare import Heads
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
 
 SHARED_MEMORY = 227 * 1024

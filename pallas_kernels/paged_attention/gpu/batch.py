@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 import jax
 import jax.numpy as jnp
 
+from jaxllm.pallas_kernels.paged_attention.backend import Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
-from jaxllm.pallas_kernels.paged_attention.prepare import Heads
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 MULTIPROCESSORS = 132

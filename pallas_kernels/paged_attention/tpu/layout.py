@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 if TYPE_CHECKING:
-    from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry
+    from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry
 
 LANES = 128
 

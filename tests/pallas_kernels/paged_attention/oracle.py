@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from jaxllm.pallas_kernels.paged_attention.layout import from_layout, to_layout
+from jaxllm.pallas_kernels.paged_attention.xla.layout import from_layout, to_layout
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Compiler options: compiling takes nearly all the time of these tests, and their arrays are too small to care."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
-from jaxllm.pallas_kernels.paged_attention.layout import to_layout
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.xla.layout import to_layout
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
 
 TOKENS = (300, 200)

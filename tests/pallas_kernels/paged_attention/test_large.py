@@ -9,7 +9,7 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention.cases import LONG_CASES, Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Inputs
-from jaxllm.pallas_kernels.paged_attention.layout import from_layout, to_layout
+from jaxllm.pallas_kernels.paged_attention.xla.layout import from_layout, to_layout
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
 
 PAGES = 270_000

@@ -10,7 +10,7 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention import paged_attention
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
-from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
 from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function
 
 PORTABLE = ("reference", "xla", "cpu")

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.pallas_kernels.paged_attention.backend import Heads, prepare
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import MULTIPROCESSORS, GpuBatch, make_plans, plans_of
 from jaxllm.pallas_kernels.paged_attention.inputs import Case, make_inputs
-from jaxllm.pallas_kernels.paged_attention.prepare import Heads, prepare
 from jaxllm.pallas_kernels.paged_attention.tpu.batch import TpuBatch, tpu_prepare
 
 CASE = Case("prepare", ((1, 3), (1, 70), (5, 0), (7, 200)), padding_rows=2, padding_tokens=3)

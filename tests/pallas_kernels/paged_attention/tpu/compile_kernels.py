@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch, paged_attention
-from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
 
 SHAPES = {
     "llama-3-8b": (32, 8, 128, "bfloat16"),
