@@ -21,7 +21,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads
 from jaxllm.models.stack import make_stack
 from jaxllm.pallas_kernels.linear import linear
-from jaxllm.pallas_kernels.paged_attention.backend import Heads, prepare
+from jaxllm.pallas_kernels.paged_attention import Heads, prepare
 
 
 class CausalLM(nnx.Module):

@@ -24,8 +24,7 @@ from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.layers.projection import DenseLayer, Projection, projection_weights
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention import NULL_PAGE, CacheGeometry, RaggedBatch, cache_shape
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 

@@ -51,10 +51,9 @@ def jaxllm_call(case: Case, **blocks: Any) -> Call:
 
     What is the same in every layer is made before, as a model does.
     """
-    from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+    from jaxllm.pallas_kernels.paged_attention import AttentionOptions, CacheGeometry, RaggedBatch, cache_shape
     from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
     from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
-    from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
 
     model, starts, lengths = case.model, case.query_start(), case.kv_lens()
     news = np.diff(starts)
@@ -68,7 +67,7 @@ def jaxllm_call(case: Case, **blocks: Any) -> Call:
 
     def call(q: Any, k: Any, v: Any, cache: Any, layer: Any, *fields: Any) -> Any:
         batch = jax.tree.unflatten(structure, fields)
-        return tpu_paged_attention(q, k, v, cache, layer, batch, scale=model.head_size**-0.5, **blocks)
+        return tpu_paged_attention(q, k, v, cache, layer, batch, AttentionOptions(model.head_size**-0.5), **blocks)
 
     new_kv = _shape(case.num_tokens, model.num_kv_heads, model.head_size)
     q, cache = _shape(case.num_tokens, model.num_heads, model.head_size), _shape(*cache_shape("tpu", geometry))

@@ -1,5 +1,6 @@
 """Grouped-query attention over the paged KV cache."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +17,7 @@ from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
 from jaxllm.models.layers.rope import Rotation, rotate
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, partition, split_kv_heads
-from jaxllm.pallas_kernels.paged_attention.api import paged_attention
-from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention, takes_merged
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, find, paged_attention
 
 
 class Context(NamedTuple):
@@ -56,9 +55,9 @@ class Attention(nnx.Module):
         self.output = linear(queries, config.hidden_size, bias=config.output_bias, axes=("hidden", "heads"))
         self.query_norm = self._norm(config, options, dtype) if config.qk_norm else None
         self.key_norm = self._norm(config, options, dtype) if config.qk_norm else None
-        # On CPU the kernel takes what the product makes, and rotates it on the way.
-        takes = takes_merged(config.head_size, dtype.name) and not config.qk_norm
-        self.is_merged = takes and options.attention == "cpu" and options.mesh is None
+        # Some backends take what the product makes, and rotate it on the way.
+        takes_merged = find(options.attention).takes_merged(config.head_size, dtype.name)
+        self.is_merged = takes_merged and not config.qk_norm and options.mesh is None
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1
@@ -76,10 +75,10 @@ class Attention(nnx.Module):
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
         rotation, ragged, layer, window = context
         layer = jnp.asarray(0 if self.one_layer_cache else layer, jnp.int32)
-        if self.is_merged:
-            return merged_attention(
-                projected, *rotation, kv_cache, layer, ragged, scale=self.head_size**-0.5, window=window
-            )
+        options = AttentionOptions(self.head_size**-0.5, window)
+        merged = find(self.implementation).merged if self.is_merged else None
+        if merged is not None:
+            return merged(projected, rotation, kv_cache, layer, ragged, options)
         tokens = len(projected)
         query, key, value = (part.reshape(tokens, -1, self.head_size) for part in self.parts.split(projected))
         if self.query_norm is not None and self.key_norm is not None:
@@ -87,41 +86,21 @@ class Attention(nnx.Module):
         query, key = rotate(query, rotation), rotate(key, rotation)
         if self.rotates_before:
             query, key = lax.optimization_barrier(query), lax.optimization_barrier(key)
-        out, kv_cache = self._paged(query, key, value, kv_cache, layer, window, ragged)
+        out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, options=options)
         return out.reshape(tokens, -1), kv_cache
 
-    def _paged(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        kv_cache: jax.Array,
-        layer: jax.Array,
-        window: int | jax.Array | None,
-        ragged: RaggedBatch,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Paged attention, by each device for its own heads."""
+    def _paged(self, *arrays: Any, options: AttentionOptions) -> tuple[jax.Array, jax.Array]:
+        """`paged_attention`, by each device for its own heads; `arrays` are its arguments."""
+        traced = (options.window,) if isinstance(options.window, jax.Array) else ()
 
-        def attend(
-            query: jax.Array, key: jax.Array, value: jax.Array, kv_cache: jax.Array, layer: jax.Array, *rest: Any
-        ) -> tuple[jax.Array, jax.Array]:
-            ragged, *traced_window = rest
-            return paged_attention(
-                query,
-                key,
-                value,
-                kv_cache,
-                layer,
-                ragged,
-                scale=self.head_size**-0.5,
-                window=traced_window[0] if traced_window else window,
-                implementation=self.implementation,
-            )
+        def attend(*arrays: Any) -> tuple[jax.Array, jax.Array]:
+            query, key, value, kv_cache, layer, ragged, *window = arrays
+            own = replace(options, window=window[0]) if window else options
+            return paged_attention(query, key, value, kv_cache, layer, ragged, own, implementation=self.implementation)
 
-        arguments = (query, key, value, kv_cache, layer, ragged, *((window,) if isinstance(window, jax.Array) else ()))
         if self.mesh is None:
-            return attend(*arguments)
+            return attend(*arrays, *traced)
         heads, cache, whole = partition(None, "heads"), partition(None, None, None, "kv_heads"), PartitionSpec()
-        in_specs = (heads, *(partition(None, "kv_heads"),) * 2, cache, *(whole,) * (len(arguments) - 4))
+        in_specs = (heads, *(partition(None, "kv_heads"),) * 2, cache, *(whole,) * (2 + len(traced)))
         sharded = jax.shard_map(attend, mesh=self.mesh, in_specs=in_specs, out_specs=(heads, cache), check_vma=False)
-        return sharded(*arguments)
+        return sharded(*arrays, *traced)

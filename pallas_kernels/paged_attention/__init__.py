@@ -1,6 +1,19 @@
 """Ragged paged attention over a KV cache of all layers."""
 
-from jaxllm.pallas_kernels.paged_attention.api import IMPLEMENTATIONS, paged_attention
+from jaxllm.pallas_kernels.paged_attention.api import cache_shape, paged_attention, prepare
+from jaxllm.pallas_kernels.paged_attention.backend import BACKENDS, CacheGeometry, Heads, find
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
 
-__all__ = ["IMPLEMENTATIONS", "NULL_PAGE", "RaggedBatch", "paged_attention"]
+__all__ = [
+    "BACKENDS",
+    "NULL_PAGE",
+    "AttentionOptions",
+    "CacheGeometry",
+    "Heads",
+    "RaggedBatch",
+    "cache_shape",
+    "find",
+    "paged_attention",
+    "prepare",
+]

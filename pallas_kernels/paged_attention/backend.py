@@ -1,9 +1,17 @@
-"""What is the same in every layer, made once per step."""
+"""What a backend of paged attention is, and the registry of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
 
+import jax
+
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+
+Attended = tuple[jax.Array, jax.Array]
+"""Results [T, N, H] and the updated cache."""
 
 
 @dataclass(frozen=True)
@@ -18,27 +26,82 @@ class Heads:
     """Sliding windows that are known when compiled; 0 is none."""
 
 
-def _tpu_prepare(batch: RaggedBatch, heads: Heads) -> RaggedBatch:
-    # Imported when it is wanted, as the implementations are.
-    from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
+@dataclass(frozen=True)
+class CacheGeometry:
+    """What a cache holds: L layers, P pages of C tokens, K KV heads of size H, in an array type (NumPy's name)."""
 
-    return tpu_prepare(batch)
-
-
-def _gpu_prepare(batch: RaggedBatch, heads: Heads) -> RaggedBatch:
-    from jaxllm.pallas_kernels.paged_attention.gpu.batch import gpu_prepare
-
-    return gpu_prepare(batch, heads)
-
-
-PREPARE: dict[str, Callable[[RaggedBatch, Heads], RaggedBatch]] = {"tpu": _tpu_prepare, "gpu": _gpu_prepare}
-"""By implementation, where it has anything to prepare."""
+    layers: int
+    pages: int
+    page_size: int
+    num_kv_heads: int
+    head_size: int
+    dtype: str
 
 
-def prepare(implementation: str, batch: RaggedBatch, heads: Heads) -> RaggedBatch:
-    """A batch for all layers of a step: `paged_attention` takes it in place of `batch`, and gives the same.
+class PagedAttention(Protocol):
+    """`paged_attention` without the choice."""
 
-    The implementation would make what it holds in every layer otherwise.
-    """
-    prepared = PREPARE.get(implementation)
-    return batch if prepared is None else prepared(batch, heads)
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        batch: RaggedBatch,
+        options: AttentionOptions,
+    ) -> Attended:
+        """See `paged_attention`."""
+        ...
+
+
+class MergedAttention(Protocol):
+    """Paged attention of queries, keys and values as one product makes them, before the rotary embedding."""
+
+    def __call__(
+        self,
+        qkv: jax.Array,
+        rotation: tuple[jax.Array, jax.Array],
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        batch: RaggedBatch,
+        options: AttentionOptions,
+    ) -> Attended:
+        """[T, N * H] from `qkv` [T, (N + 2 K) * H]; `rotation` is cosine and sine [T, H / 2]."""
+        ...
+
+
+def canonical_shape(geometry: CacheGeometry) -> tuple[int, ...]:
+    """[L, P, C, 2K, H]: in a page, key head 0, value head 0, key head 1, ..."""
+    return (geometry.layers, geometry.pages, geometry.page_size, 2 * geometry.num_kv_heads, geometry.head_size)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An implementation of paged attention."""
+
+    call: PagedAttention
+    cache_shape: Callable[[CacheGeometry], tuple[int, ...]] = canonical_shape
+    """Axis 0 is the layer, axis 1 the page, and axis 3 the KV heads, which may be split over devices."""
+    prepare: Callable[[RaggedBatch, Heads], RaggedBatch] = lambda batch, heads: batch
+    """Adds to a batch what would otherwise be made in every layer; `call` also takes a batch without."""
+    merged: MergedAttention | None = None
+    takes_merged: Callable[[int, str], bool] = lambda head_size, dtype: False
+    """Whether `merged` can, for heads of a size, and activations and a cache of a type (NumPy's name)."""
+
+
+BACKENDS: Mapping[str, str] = {
+    "reference": "reference",
+    "xla": "xla.attention",
+    "tpu": "tpu.attention",
+    "gpu": "gpu.attention",
+    "cpu": "cpu.attention",
+}
+"""The module that has each as its `BACKEND`: `reference` is slow and obvious, `xla` runs everywhere, `tpu` is a Mosaic
+kernel, `gpu` a Mosaic kernel for Hopper, `cpu` a kernel compiled by Numba."""
+
+
+def find(name: str) -> Backend:
+    """A backend by its name. Other machines do not load its compiler. Raises `KeyError` where there is none."""
+    module = import_module(f"{__package__}.{BACKENDS[name]}")
+    return cast(Backend, module.BACKEND)

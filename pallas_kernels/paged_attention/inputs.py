@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.paged_attention.api import paged_attention
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 LAYER = 1
@@ -101,26 +102,17 @@ class Inputs:
     traced: tuple[jax.Array | None, jax.Array | None, jax.Array | None]
     """Window, key scale and value scale of a case whose are traced."""
 
-    def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
-        """`paged_attention` on these arrays: [T, N, H] and the updated cache."""
+    @property
+    def options(self) -> AttentionOptions:
+        """All that the case asks for."""
         case = self.case
         window, k_scale, v_scale = self.traced if case.traced else (case.window, case.k_scale, case.v_scale)
-        return paged_attention(
-            self.q,
-            self.k,
-            self.v,
-            self.kv_cache,
-            layer,
-            self.batch,
-            scale=case.scale,
-            window=window,
-            soft_cap=case.soft_cap,
-            sinks=self.sinks,
-            alibi_slopes=self.alibi_slopes,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            implementation=implementation,
-        )
+        return AttentionOptions(case.scale, window, case.soft_cap, self.sinks, self.alibi_slopes, k_scale, v_scale)
+
+    def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
+        """`paged_attention` on these arrays: [T, N, H] and the updated cache."""
+        arrays = self.q, self.k, self.v, self.kv_cache
+        return paged_attention(*arrays, layer, self.batch, self.options, implementation=implementation)
 
 
 def make_inputs(case: Case) -> Inputs:

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
 
 
@@ -13,39 +15,35 @@ def reference_paged_attention(
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | jax.Array | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    k_scale: float | jax.Array | None = None,
-    v_scale: float | jax.Array | None = None,
+    options: AttentionOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`. Time and memory grow with T x W, whatever is in the batch."""
-    kv_cache = write_kv(kv_cache, k, v, layer, batch, k_scale, v_scale)
+    kv_cache = write_kv(kv_cache, k, v, layer, batch, options.k_scale, options.v_scale)
     tokens, num_heads, head_size = q.shape
     num_kv_heads = kv_cache.shape[3] // 2
     tables = batch.page_table[batch.token_rows]
     context = kv_cache[layer, tables].reshape(tokens, -1, num_kv_heads, 2, head_size).astype(jnp.float32)
-    keys = context[:, :, :, 0] * (1.0 if k_scale is None else k_scale)
-    values = context[:, :, :, 1] * (1.0 if v_scale is None else v_scale)
+    keys = context[:, :, :, 0] * (1.0 if options.k_scale is None else options.k_scale)
+    values = context[:, :, :, 1] * (1.0 if options.v_scale is None else options.v_scale)
     queries = q.reshape(tokens, num_kv_heads, num_heads // num_kv_heads, head_size).astype(jnp.float32)
 
-    scores = jnp.einsum("tkgh,tskh->tkgs", queries, keys) * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.einsum("tkgh,tskh->tkgs", queries, keys) * options.scale
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     key_positions = jnp.arange(keys.shape[1], dtype=jnp.int32)
-    if alibi_slopes is not None:
+    if options.alibi_slopes is not None:
         distances = (key_positions - batch.positions[:, None]).astype(jnp.float32)
-        scores += alibi_slopes.reshape(1, num_kv_heads, -1, 1) * distances[:, None, None, :]
+        scores += options.alibi_slopes.reshape(1, num_kv_heads, -1, 1) * distances[:, None, None, :]
     visible = key_positions <= batch.positions[:, None]
-    visible &= key_positions >= window_start(batch.positions, window)[:, None]
+    visible &= key_positions >= window_start(batch.positions, options.window)[:, None]
     scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
-    if sinks is not None:
-        sink = jnp.broadcast_to(sinks.reshape(1, num_kv_heads, -1, 1), (*scores.shape[:-1], 1))
+    if options.sinks is not None:
+        sink = jnp.broadcast_to(options.sinks.reshape(1, num_kv_heads, -1, 1), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sink], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]]
     out = jnp.einsum("tkgs,tskh->tkgh", weights, values).reshape(q.shape)
     is_token = jnp.arange(tokens, dtype=jnp.int32) < batch.num_tokens
     return jnp.where(is_token[:, None, None], out, 0.0).astype(q.dtype), kv_cache
+
+
+BACKEND = Backend(reference_paged_attention)

@@ -10,8 +10,8 @@ from flax import nnx
 
 from jaxllm.models.batch import Batch
 from jaxllm.models.causal_lm import CausalLM
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
 
 PAGE_SIZE, NUM_PAGES, WIDTH, ROWS = 4, 48, 16, 4
 State = nnx.State[Any, Any]

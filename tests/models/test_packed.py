@@ -13,7 +13,7 @@ from flax import nnx
 from jaxllm.models.causal_lm import abstract_model, load_model
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
 

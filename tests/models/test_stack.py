@@ -19,7 +19,7 @@ from jaxllm.models.families.family import Family
 from jaxllm.models.layers.decoder import DecoderLayer
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.stack import ScanStack
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
 

@@ -13,7 +13,7 @@ from jaxllm.config import CacheOptions
 from jaxllm.errors import CapacityError
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.sharding import split_kv_heads
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 CPU_SHARE = 0.25

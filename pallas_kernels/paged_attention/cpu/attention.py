@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.numba.targets import Target, provide
+from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.cpu.layout import transposed_shape
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
 
 MULTIPLE = 16
@@ -34,27 +37,17 @@ def cpu_paged_attention(
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | jax.Array | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    k_scale: float | jax.Array | None = None,
-    v_scale: float | jax.Array | None = None,
+    options: AttentionOptions,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `paged_attention`. The cache is [L, P, 2, K, C * H], see `layout.transposed_shape`.
+    """See `paged_attention`. The cache is [L, P, 2, K, C * H], see `transposed_shape`.
 
     Raises:
         ValueError: heads or pages are no multiples of 16.
     """
-    stored = k, v
+    stored, k_scale, v_scale = (k, v), options.k_scale, options.v_scale
     if k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
         stored = quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)
-    k_factor, v_factor = (1.0 if factor is None else factor for factor in (k_scale, v_scale))
-    floats = [scale * k_factor, soft_cap or 0.0, v_factor]
-    arrays = q.astype(jnp.float32), *stored
-    out, kv_cache = _call(arrays, q.shape[1], kv_cache, layer, batch, floats, window, sinks, alibi_slopes, None)
+    out, kv_cache = _call((q.astype(jnp.float32), *stored), q.shape[1], kv_cache, layer, batch, options, None)
     return out.astype(q.dtype), kv_cache
 
 
@@ -65,39 +58,33 @@ def takes_merged(head_size: int, dtype: str) -> bool:
 
 def merged_attention(
     qkv: jax.Array,
-    cos: jax.Array,
-    sin: jax.Array,
+    rotation: tuple[jax.Array, jax.Array],
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | jax.Array | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
+    options: AttentionOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """`cpu_paged_attention` of queries, keys and values that one product has made, before the rotary embedding.
 
     Args:
         qkv: float32 [T, (N + 2 K) * H]: the query heads of a token, then its keys, then its values.
-        cos, sin: float32 [T, H / 2], of the angles by which the pairs (i, i + H / 2) of queries and keys are turned.
+        rotation: cosine and sine, float32 [T, H / 2], of the angles by which the pairs (i, i + H / 2) of queries and
+            keys are turned.
         kv_cache: float32 [L, P, 2, K, C * H].
-        layer, batch, scale, window, soft_cap, sinks, alibi_slopes: see `paged_attention`.
+        layer, batch, options: see `paged_attention`; no scales of the cache.
 
     Returns float32 [T, N * H] and the cache.
 
     Raises:
         ValueError: a type is not float32, or half a head is no multiple of 16.
     """
+    cos, sin = rotation
     head_size = 2 * cos.shape[1]
     if not qkv.dtype == kv_cache.dtype == cos.dtype == sin.dtype == jnp.float32 or cos.shape[1] % MULTIPLE:
         raise ValueError(f"{qkv.dtype} of heads of {head_size} for a cache of {kv_cache.dtype}: float32, 32 at a time")
     tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
     arrays = (qkv.reshape(tokens, -1, head_size),) * 3
-    floats: list[float | jax.Array] = [scale, soft_cap or 0.0, 1.0]
-    angles = cos, sin
-    out, kv_cache = _call(arrays, num_heads, kv_cache, layer, batch, floats, window, sinks, alibi_slopes, angles)
+    out, kv_cache = _call(arrays, num_heads, kv_cache, layer, batch, options, rotation)
     return out.reshape(tokens, num_heads * head_size), kv_cache
 
 
@@ -107,13 +94,10 @@ def _call(
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
-    floats: list[float | jax.Array],
-    window: int | jax.Array | None,
-    sinks: jax.Array | None,
-    alibi_slopes: jax.Array | None,
-    angles: tuple[jax.Array, jax.Array] | None,
+    options: AttentionOptions,
+    rotation: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Results float32 [T, N, H] and the cache; `arrays` and `floats` are as in `job`."""
+    """Results float32 [T, N, H] and the cache; `arrays` are as in `job`."""
     tokens, _, head_size = arrays[0].shape
     page_size = kv_cache.shape[4] // head_size
     if head_size % MULTIPLE or page_size % MULTIPLE:
@@ -121,8 +105,11 @@ def _call(
     target = attention_target(kv_cache.dtype.name)
     provide(target)
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
-    ints = [layer, 0 if window is None else window, batch.num_requests, batch.num_tokens]
-    ints += [int(sinks is not None), int(alibi_slopes is not None), num_heads]
+    sinks, slopes = options.sinks, options.alibi_slopes
+    k_scale, v_scale = (1.0 if factor is None else factor for factor in (options.k_scale, options.v_scale))
+    floats = [options.scale * k_scale, options.soft_cap or 0.0, v_scale]
+    ints = [layer, 0 if options.window is None else options.window, batch.num_requests, batch.num_tokens]
+    ints += [int(sinks is not None), int(slopes is not None), num_heads]
     out, kv_cache = jax.ffi.ffi_call(
         target.name,
         (
@@ -140,9 +127,12 @@ def _call(
         jnp.concatenate(
             [
                 jnp.stack([jnp.float32(each) for each in floats]),
-                *(none if each is None else jnp.asarray(each, jnp.float32) for each in (sinks, alibi_slopes)),
+                *(none if each is None else jnp.asarray(each, jnp.float32) for each in (sinks, slopes)),
             ]
         ),
-        *(angles or (no_angles, no_angles)),
+        *(rotation or (no_angles, no_angles)),
     )
     return out, kv_cache
+
+
+BACKEND = Backend(cpu_paged_attention, transposed_shape, merged=merged_attention, takes_merged=takes_merged)

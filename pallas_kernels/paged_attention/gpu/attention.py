@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.backend import Heads
+from jaxllm.pallas_kernels.paged_attention.backend import Backend, Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
     MULTIPROCESSORS,
     choose_tile,
+    gpu_prepare,
     most_splits,
     plans_of,
 )
@@ -15,6 +16,7 @@ from jaxllm.pallas_kernels.paged_attention.gpu.kernel import launch
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
 
 SHARED_MEMORY = 227 * 1024
@@ -38,14 +40,8 @@ def gpu_paged_attention(
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
+    options: AttentionOptions,
     *,
-    scale: float,
-    window: int | jax.Array | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    k_scale: float | jax.Array | None = None,
-    v_scale: float | jax.Array | None = None,
     interpret: bool = False,
     blocks: int = MULTIPROCESSORS,
 ) -> tuple[jax.Array, jax.Array]:
@@ -60,7 +56,7 @@ def gpu_paged_attention(
     _check(q, kv_cache)
     if not interpret:
         _check_device()
-    kv_cache = write_kv(kv_cache, k, v, layer, batch, k_scale, v_scale)
+    kv_cache = write_kv(kv_cache, k, v, layer, batch, options.k_scale, options.v_scale)
     layers, pages, page_size, heads, head_size = kv_cache.shape
     tokens, num_heads, _ = q.shape
     group = num_heads // (heads // 2)
@@ -71,13 +67,14 @@ def gpu_paged_attention(
     )
     queries = jnp.pad(grouped.reshape(-1, head_size), ((0, WARPGROUPS * ROWS), (0, 0)))
     flat = kv_cache.reshape(layers * pages * page_size, heads * head_size)
-    factor = jnp.float32(scale if k_scale is None else scale * k_scale)
+    soft_cap, sinks, window = options.soft_cap, options.sinks, options.window
+    factor = jnp.float32(options.scale if options.k_scale is None else options.scale * options.k_scale)
     factor = factor * LOG2E if soft_cap is None else factor / soft_cap
-    slopes = _row_slopes(alibi_slopes, heads // 2, group)
+    slopes = _row_slopes(options.alibi_slopes, heads // 2, group)
 
     def run(plan: Plan, *, decode: bool) -> tuple[jax.Array, jax.Array]:
         tile = choose_tile(head_size, kv_dtype, decode=decode)
-        options = KernelOptions(
+        kernel = KernelOptions(
             decode=decode,
             layers=layers,
             num_kv_heads=heads // 2,
@@ -89,13 +86,13 @@ def gpu_paged_attention(
             blocks=blocks,
             windowed=window is not None,
             soft_cap=soft_cap,
-            alibi=alibi_slopes is not None,
+            alibi=options.alibi_slopes is not None,
             dtype=dtype,
             kv_dtype=kv_dtype,
             interpret=interpret,
         )
         out, sums = launch(
-            options,
+            kernel,
             plan.units,
             batch.page_table.reshape(-1),
             jnp.asarray(layer, jnp.int32)[None],
@@ -105,7 +102,7 @@ def gpu_paged_attention(
             flat,
         )
         places = (plan.units.shape[0], heads // 2, WARPGROUPS)
-        return out.reshape(*places, options.out_rows, head_size), sums.reshape(*places, ROWS)
+        return out.reshape(*places, kernel.out_rows, head_size), sums.reshape(*places, ROWS)
 
     shape = Heads(num_heads, heads // 2, head_size, kv_dtype, frozenset())
     decodes, others = plans_of(batch, window, shape, blocks)
@@ -115,8 +112,8 @@ def gpu_paged_attention(
         prefilled = combine_prefill(others, batch, *run(others, decode=False), sinks, group)
         is_decode = jnp.arange(tokens, dtype=jnp.int32) < batch.num_decodes
         attended = jnp.where(is_decode[:, None, None], attended, prefilled)
-    if v_scale is not None:
-        attended = attended * v_scale
+    if options.v_scale is not None:
+        attended = attended * options.v_scale
     return attended.astype(q.dtype), kv_cache
 
 
@@ -164,3 +161,6 @@ def choose_stages(tile: int, head_size: int, kv_dtype: str) -> int:
     rows = WARPGROUPS * (ROWS + (tile if size == 1 else 0))
     stages = (SHARED_MEMORY - rows * head_size * 2 - 8 * 1024) // (2 * tile * head_size * size)
     return min(stages // 2 * 2, 8)
+
+
+BACKEND = Backend(gpu_paged_attention, prepare=gpu_prepare)

@@ -7,12 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
 from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
 from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars, with_tables
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims, pack_kv, pack_kv_words, pack_q, unpack_q
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
+    LANES,
+    Dims,
+    pack_kv,
+    pack_kv_words,
+    pack_q,
+    tpu_cache_shape,
+    unpack_q,
+)
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
 
 
@@ -23,14 +33,8 @@ def tpu_paged_attention(
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
+    options: AttentionOptions,
     *,
-    scale: float,
-    window: int | jax.Array | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    k_scale: float | jax.Array | None = None,
-    v_scale: float | jax.Array | None = None,
     decode_blocks: Blocks | None = None,
     prefill_blocks: Blocks | None = None,
     interpret: pltpu.InterpretParams | bool = False,
@@ -38,10 +42,12 @@ def tpu_paged_attention(
     """See `paged_attention`; the cache is in the shape of `tpu_cache_shape`."""
     dims = Dims(k.shape[1], q.shape[1] // k.shape[1], q.shape[2], kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
     pack = pack_kv_words if interpret is False and dims.kv_packing > 1 else pack_kv
-    new = pack(quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype), dims)
-    factor = scale * (1.0 if k_scale is None else jnp.asarray(k_scale, jnp.float32))
+    new = pack(quantise(k, options.k_scale, kv_cache.dtype), quantise(v, options.v_scale, kv_cache.dtype), dims)
+    k_scale, v_scale = (1.0 if x is None else jnp.asarray(x, jnp.float32) for x in (options.k_scale, options.v_scale))
+    window, soft_cap = options.window, options.soft_cap
+    factor = options.scale * k_scale
     factor = factor * LOG2_E if soft_cap is None else factor / soft_cap
-    factors = [jnp.asarray(x, jnp.float32).reshape(()) for x in (factor, 1.0 if v_scale is None else v_scale)]
+    factors = [jnp.asarray(x, jnp.float32).reshape(()) for x in (factor, v_scale)]
     prepared = tpu_prepare(batch)
     scalars = Scalars(
         jnp.asarray(layer, jnp.int32).reshape(1),
@@ -59,18 +65,24 @@ def tpu_paged_attention(
     layers, pages, _, *rest = kv_cache.shape
     cache = kv_cache.reshape(layers, pages, *rest)
     has_window = window is not None and not (isinstance(window, int) and window == 0)
-    common = (soft_cap, has_window, sinks is not None, alibi_slopes is not None, interpret is not False)
+    switches = (
+        soft_cap,
+        has_window,
+        options.sinks is not None,
+        options.alibi_slopes is not None,
+        interpret is not False,
+    )
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
-    options = Options(dims, with_tables(blocks, prepared.table.shape[2]), *common)
-    per_head = _per_head(dims, alibi_slopes, sinks)
+    kernel = Options(dims, with_tables(blocks, prepared.table.shape[2]), *switches)
+    per_head = _per_head(dims, options.alibi_slopes, options.sinks)
     heads = _along_sublanes(per_head, dims)
-    rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, options, interpret)
+    rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
     if q.shape[0] > 1:
         blocks = prefill_blocks or choose_blocks("prefill", dims, q.shape[0], chip)
-        options = Options(dims, blocks, *common)
+        kernel = Options(dims, blocks, *switches)
         heads = _along_lanes(per_head, dims)
-        rows, cache = prefill(scalars, prepared.table, new, heads, rows, cache, options, interpret)
+        rows, cache = prefill(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
     return unpack_q(rows, dims), cache.reshape(kv_cache.shape)
 
 
@@ -99,3 +111,6 @@ def _along_lanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
         return jnp.zeros((2, 1, 1, LANES), jnp.float32)
     lanes = math.lcm(dims.group_rows, LANES)
     return jnp.tile(per_head, (1, 1, lanes // dims.group_rows))[:, :, None]
+
+
+BACKEND = Backend(tpu_paged_attention, tpu_cache_shape, lambda batch, heads: tpu_prepare(batch))

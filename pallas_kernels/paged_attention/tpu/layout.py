@@ -7,13 +7,11 @@ one head as one dense block. Axis letters: F = head size / 128, J packs (rows pe
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry
+from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry
 
 LANES = 128
 
@@ -28,7 +26,7 @@ def padded_head_size(head_size: int) -> int:
     return -(-head_size // LANES) * LANES
 
 
-def tpu_cache_shape(geometry: "CacheGeometry") -> tuple[int, ...]:
+def tpu_cache_shape(geometry: CacheGeometry) -> tuple[int, ...]:
     """[L, P, 1, J, C, packing, 128]; J = F * ceil(2K / packing), the KV heads, may be split over devices."""
     per_word = packing(geometry.dtype)
     packs = -(-2 * geometry.num_kv_heads // per_word) * (padded_head_size(geometry.head_size) // LANES)
@@ -131,3 +129,23 @@ def unpack_q(rows: jax.Array, dims: Dims) -> jax.Array:
     q = rows.reshape(shape).transpose(0, 1, 3, 4, 2, 5)
     q = q.reshape(rows.shape[0], dims.num_kv_heads, dims.group_rows, dims.folds * LANES)
     return q[:, :, : dims.group, : dims.head_size].reshape(rows.shape[0], -1, dims.head_size)
+
+
+def from_canonical(cache: jax.Array, dims: Dims) -> jax.Array:
+    """[L, P, C, 2K, H] as [L, P, 1, J, C, packing, 128], for tests and tools; a running engine never converts."""
+    layers, pages, page_size, twice_heads, head_size = cache.shape
+    heads = dims.packs // dims.folds * dims.kv_packing
+    pad = ((0, 0), (0, 0), (0, 0), (0, heads - twice_heads), (0, dims.folds * LANES - head_size))
+    cache = jnp.pad(cache, pad)
+    cache = cache.reshape(layers, pages, page_size, -1, dims.kv_packing, dims.folds, LANES)
+    cache = cache.transpose(0, 1, 3, 5, 2, 4, 6)
+    return cache.reshape(layers, pages, 1, dims.packs, page_size, dims.kv_packing, LANES)
+
+
+def to_canonical(cache: jax.Array, dims: Dims) -> jax.Array:
+    """What `from_canonical` made, back."""
+    layers, pages, _, _, page_size, per_word, _ = cache.shape
+    cache = cache.reshape(layers, pages, -1, dims.folds, page_size, per_word, LANES)
+    cache = cache.transpose(0, 1, 4, 2, 5, 3, 6)
+    cache = cache.reshape(layers, pages, page_size, -1, dims.folds * LANES)
+    return cache[:, :, :, : 2 * dims.num_kv_heads, : dims.head_size]

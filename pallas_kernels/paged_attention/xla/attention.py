@@ -15,7 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_head_major
+from jaxllm.pallas_kernels.paged_attention.xla.layout import head_major_shape
 
 MASKED = -1e30
 """Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
@@ -105,25 +108,19 @@ def xla_paged_attention(
     kv_cache: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
-    *,
-    scale: float,
-    window: int | jax.Array | None = None,
-    soft_cap: float | None = None,
-    sinks: jax.Array | None = None,
-    alibi_slopes: jax.Array | None = None,
-    k_scale: float | jax.Array | None = None,
-    v_scale: float | jax.Array | None = None,
+    options: AttentionOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`. The cache is [L, P, 2, K, C, H]."""
-    kv_cache = write_head_major(kv_cache, k, v, layer, batch, k_scale, v_scale)
+    kv_cache = write_head_major(kv_cache, k, v, layer, batch, options.k_scale, options.v_scale)
     _, _, _, num_kv_heads, page_size, head_size = kv_cache.shape
     sinks, alibi_slopes, k_scale, v_scale = (
-        None if value is None else jnp.asarray(value, jnp.float32) for value in (sinks, alibi_slopes, k_scale, v_scale)
+        None if value is None else jnp.asarray(value, jnp.float32)
+        for value in (options.sinks, options.alibi_slopes, options.k_scale, options.v_scale)
     )
     # The key scale goes into the scores and the value scale into the result: both once, not for every key.
-    scale_of_stored = scale if k_scale is None else scale * k_scale
-    heads = _Heads(q.shape[1], num_kv_heads, head_size, scale_of_stored, soft_cap, sinks, alibi_slopes, v_scale)
-    starts = window_start(batch.positions, window)
+    scale = options.scale if k_scale is None else options.scale * k_scale
+    heads = _Heads(q.shape[1], num_kv_heads, head_size, scale, options.soft_cap, sinks, alibi_slopes, v_scale)
+    starts = window_start(batch.positions, options.window)
     context = _Context(kv_cache, jnp.asarray(layer, jnp.int32), page_size, batch.page_table)
     out = _decode(q, context, batch, starts, heads)
     if q.shape[0] > 1:
@@ -312,3 +309,6 @@ def _prefill_block(
     run = lax.fori_loop(lax.div(first_key, jnp.int32(keys)), _blocks(end_key, keys), visit, run)
     attended = heads.finish(run).reshape(heads.num_kv_heads, heads.group, size, heads.head_size)
     return attended.transpose(2, 0, 1, 3).reshape(queries.shape)
+
+
+BACKEND = Backend(xla_paged_attention, head_major_shape)

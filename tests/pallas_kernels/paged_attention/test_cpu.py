@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.xla.layout import to_layout
-from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function, to_layout
 
 TOKENS = (300, 200)
 """Of two prompts."""
@@ -140,16 +139,11 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
     qkv = jnp.concatenate([inputs.q, inputs.k, inputs.v], axis=1).reshape(inputs.q.shape[0], -1)
     out, found_cache = merged_attention(
         qkv,
-        jnp.asarray(cos),
-        jnp.asarray(sin),
+        (jnp.asarray(cos), jnp.asarray(sin)),
         cache,
         1,
         inputs.batch,
-        scale=case.scale,
-        window=case.window,
-        soft_cap=case.soft_cap,
-        sinks=inputs.sinks,
-        alibi_slopes=inputs.alibi_slopes,
+        inputs.options,
     )
     np.testing.assert_allclose(out.reshape(wanted.shape), wanted, rtol=0, atol=5e-6)
     np.testing.assert_allclose(found_cache, wanted_cache, rtol=0, atol=1e-6)
@@ -158,10 +152,9 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
 def test_merged_wants_float32() -> None:
     inputs = cached_inputs(Case("bfloat16", ((1, 5),), dtype="bfloat16"))
     angles = jnp.zeros((1, 32))
+    cache = to_layout("cpu", inputs.kv_cache)
     with pytest.raises(ValueError, match="float32"):
-        merged_attention(
-            inputs.q.reshape(1, -1), angles, angles, to_layout("cpu", inputs.kv_cache), 1, inputs.batch, scale=1.0
-        )
+        merged_attention(inputs.q.reshape(1, -1), (angles, angles), cache, 1, inputs.batch, inputs.options)
 
 
 def test_a_prompt_of_several_items_among_rows_without_tokens() -> None:

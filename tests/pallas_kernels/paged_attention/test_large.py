@@ -9,8 +9,7 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention.cases import LONG_CASES, Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Inputs
-from jaxllm.pallas_kernels.paged_attention.xla.layout import from_layout, to_layout
-from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, from_layout, run_function, to_layout
 
 PAGES = 270_000
 """2 layers of them at 4096 bytes are 2.2 GB."""

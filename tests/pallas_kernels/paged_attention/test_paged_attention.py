@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.pallas_kernels.paged_attention import paged_attention
+from jaxllm.pallas_kernels.paged_attention import AttentionOptions, CacheGeometry, cache_shape, paged_attention
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
 from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function
 
 PORTABLE = ("reference", "xla", "cpu")
@@ -37,10 +36,8 @@ def test_cache_is_updated_in_place(implementation: str, case: Case) -> None:
     def all_layers(kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
         def layer(carry: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             q, kv_cache = carry
-            q, kv_cache = paged_attention(
-                q, inputs.k, inputs.v, kv_cache, index, inputs.batch, scale=0.25, implementation=implementation
-            )
-            return (q, kv_cache), None
+            arrays, options = (q, inputs.k, inputs.v, kv_cache), AttentionOptions(0.25)
+            return paged_attention(*arrays, index, inputs.batch, options, implementation=implementation), None
 
         return jax.lax.scan(layer, (inputs.q, kv_cache), jnp.arange(8))[0]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.pallas_kernels.paged_attention.backend import Heads, prepare
+from jaxllm.pallas_kernels.paged_attention import Heads, prepare
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import MULTIPROCESSORS, GpuBatch, make_plans, plans_of
 from jaxllm.pallas_kernels.paged_attention.inputs import Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.tpu.batch import TpuBatch, tpu_prepare

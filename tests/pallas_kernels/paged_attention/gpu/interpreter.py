@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxllm.pallas_kernels.paged_attention import api
+from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
-from jaxllm.pallas_kernels.paged_attention.gpu.attention import gpu_paged_attention
+from jaxllm.pallas_kernels.paged_attention.gpu import attention
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 
 interpreter = pytest.importorskip(
@@ -49,8 +49,8 @@ def bfloat16(case: Case) -> Case:
 
 def interpret(inputs: Inputs, monkeypatch: pytest.MonkeyPatch, blocks: int = 2) -> tuple[jax.Array, jax.Array]:
     """Result and cache of a case; fails where a race was found."""
-    function = partial(gpu_paged_attention, interpret=True, blocks=blocks)
-    monkeypatch.setitem(api.IMPLEMENTATIONS, "gpu", function)
+    function = partial(attention.gpu_paged_attention, interpret=True, blocks=blocks)
+    monkeypatch.setattr(attention, "BACKEND", Backend(function))
     interpreter.reset_gpu_interpret_mode_state()
     _compile_once(monkeypatch)
     run = jax.jit(lambda inputs: inputs.call("gpu", jnp.int32(LAYER)), compiler_options=QUICK)

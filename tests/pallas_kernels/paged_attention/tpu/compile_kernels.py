@@ -11,8 +11,13 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.pallas_kernels.paged_attention import RaggedBatch, paged_attention
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention import (
+    AttentionOptions,
+    CacheGeometry,
+    RaggedBatch,
+    cache_shape,
+    paged_attention,
+)
 
 SHAPES = {
     "llama-3-8b": (32, 8, 128, "bfloat16"),
@@ -50,12 +55,9 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
         def layer(carry: Any, index_and_window: Any) -> Any:
             q, cache = carry
             index, window = index_and_window
-            q, cache = paged_attention(
-                q, kv, kv, cache, index, batch, scale=0.1, window=window, soft_cap=soft_cap,
-                sinks=per_head, alibi_slopes=per_head, k_scale=window.astype(jnp.float32),
-                implementation=implementation,
-            )  # fmt: skip
-            return (q, cache), None
+            k_scale = window.astype(jnp.float32)
+            options = AttentionOptions(0.1, window, soft_cap, sinks=per_head, alibi_slopes=per_head, k_scale=k_scale)
+            return paged_attention(q, kv, kv, cache, index, batch, options, implementation=implementation), None
 
         layers = jnp.arange(LAYERS, dtype=jnp.int32)
         return jax.lax.scan(layer, (q, cache), (layers, windows))[0]

@@ -9,14 +9,13 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.paged_attention import api
+from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
+from jaxllm.pallas_kernels.paged_attention.tpu import attention
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import whole_queries
-from jaxllm.pallas_kernels.paged_attention.tpu.cache import from_canonical, to_canonical
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, from_canonical, to_canonical
 
 DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=6), Blocks(keys=256, chunk=128, slots=2, queries=32)
 """Small, so that small cases have several blocks."""
@@ -35,12 +34,12 @@ def interpret(
     dims = dims_of(inputs.case)
     prefill = replace(prefill, queries=whole_queries(prefill.queries, dims))
     function = partial(
-        tpu_paged_attention,
+        attention.tpu_paged_attention,
         decode_blocks=replace(decode, keys=max(decode.keys, inputs.case.page_size)),
         prefill_blocks=replace(prefill, keys=max(prefill.keys, inputs.case.page_size)),
         interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
     )
-    monkeypatch.setitem(api.IMPLEMENTATIONS, "tpu", function)
+    monkeypatch.setattr(attention, "BACKEND", Backend(function))
 
     def run(inputs: Inputs, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
         packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, dims))

@@ -5,10 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, choose_blocks
-from jaxllm.pallas_kernels.paged_attention.tpu.cache import from_canonical, to_canonical
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, pack_kv, pack_kv_words, pack_q, unpack_q
-from jaxllm.pallas_kernels.paged_attention.xla.layout import CacheGeometry, cache_shape
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
+    Dims,
+    from_canonical,
+    pack_kv,
+    pack_kv_words,
+    pack_q,
+    to_canonical,
+    unpack_q,
+)
 
 
 def _random(dtype: str, *shape: int) -> jax.Array:

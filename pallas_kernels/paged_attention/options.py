@@ -1,0 +1,28 @@
+"""What is computed beside plain causal attention."""
+
+from dataclasses import dataclass
+
+import jax
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Options of one call. Arrays may be traced, as a scan over layers gives them."""
+
+    scale: float
+    """Factor on the scores, usually H ** -0.5."""
+    window: int | jax.Array | None = None
+    """A token at position p sees the keys at p - window + 1 to p; None or 0 sees all up to p."""
+    soft_cap: float | None = None
+    """Scores become soft_cap * tanh(score / soft_cap)."""
+    sinks: jax.Array | None = None
+    """float32 [N], a score per head that takes part in the softmax and has no value (gpt-oss)."""
+    alibi_slopes: jax.Array | None = None
+    """float32 [N], slope * (key position - query position) is added to the scores, after the cap (arXiv 2108.12409)."""
+    k_scale: float | jax.Array | None = None
+    """A stored key times this is the key; None means 1.
+
+    Values are clipped to what the cache's type holds, and rounded where it holds integers.
+    """
+    v_scale: float | jax.Array | None = None
+    """Likewise for values."""
