@@ -20,7 +20,7 @@ class Batch:
 
 @register_dataclass
 @dataclass(frozen=True)
-class WholeTexts:
+class PackedSequences:
     """Whole texts side by side, for models that keep nothing of them.
 
     `token_ids` int32 [T]; `token_types` int32 [T], 1 for those of the second of two texts that are read together.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.models.batch import WholeTexts
+from jaxllm.models.batch import PackedSequences
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError, nearest
@@ -89,7 +89,7 @@ class Encoder(nnx.Module):
         self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps, dtype=dtype, options=options)
         self.layers = nnx.List([EncoderLayer(config, options, dtype) for _ in range(config.num_layers)])
 
-    def __call__(self, texts: WholeTexts) -> jax.Array:
+    def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] of the last layer."""
         x = self.embedding(texts.token_ids) + self.positions(texts.segments.positions + self.config.position_offset)
         if self.types is not None:

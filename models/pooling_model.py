@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models.batch import Batch, WholeTexts
+from jaxllm.models.batch import Batch, PackedSequences
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.checkpoint.loading import load_into, tensors_in
 from jaxllm.models.config import ModelConfig
@@ -31,7 +31,7 @@ from jaxllm.pallas_kernels.segment_attention.segments import Segments
 class Backbone(Protocol):
     """What turns texts into hidden states."""
 
-    def __call__(self, texts: WholeTexts) -> jax.Array:
+    def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] of all tokens."""
         ...
 
@@ -47,7 +47,7 @@ class Decoder(nnx.Module):
         self.model = CausalLM(replace(config, tie_word_embeddings=True), options, dtype)
         self.config, self.options, self.dtype = config, options, dtype
 
-    def __call__(self, texts: WholeTexts) -> jax.Array:
+    def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] after the final norm. Texts of one token come first."""
         tokens, rows = texts.token_ids.shape[0], texts.segments.starts.shape[0] - 1
         config, page_size = self.config, self.options.page_size
@@ -123,7 +123,7 @@ class PoolingModel(nnx.Module):
         self.head = None if labels is None else Head(config, family.head, labels, options, dtype)
         self.projection = Projection(dense, options) if dense else None
 
-    def __call__(self, texts: WholeTexts) -> jax.Array:
+    def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D]."""
         return cast(Backbone, self.backbone)(texts)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxllm.models.batch import WholeTexts
+from jaxllm.models.batch import PackedSequences
 from jaxllm.models.pooling_model import PoolingModel
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pooling.settings import PoolingSettings
@@ -54,7 +54,7 @@ def make_step(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, bucket: Bu
         model = nnx.merge(graph, parameters)
         inputs = layout.unpack(packed)
         segments = Segments(*(inputs[name] for name in ("starts", "rows", "num_tokens", "num_rows")))
-        hidden = model(WholeTexts(inputs["token_ids"], inputs["token_types"], segments))
+        hidden = model(PackedSequences(inputs["token_ids"], inputs["token_types"], segments))
         pooled = model.project(pool(hidden, segments, shape.settings.pooling_type))
         return finish(model, shape.settings, pooled, inputs["sizes"], inputs["flags"]), hidden
 

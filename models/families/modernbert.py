@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxllm.models.batch import WholeTexts
+from jaxllm.models.batch import PackedSequences
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig, RopeConfig
 from jaxllm.models.errors import ModelError
@@ -107,7 +107,7 @@ class ModernBert(nnx.Module):
         self.layers = nnx.List([ModernBertLayer(config, options, layer, dtype) for layer in range(config.num_layers)])
         self.norm = norm()
 
-    def __call__(self, texts: WholeTexts) -> jax.Array:
+    def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] after the final norm."""
         config = self.config
         whole, local = (

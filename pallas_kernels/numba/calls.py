@@ -31,8 +31,8 @@ _SCHEDULE, _NUM_THREADS = 17, 18
 
 _NEXT, _FINISHED, _HOLDERS, _ITEMS, _SCRATCH, THREADS = range(6)
 FIRST = 6
-"""Words of a job, what all threads that work on a call share: the next item, items done, threads that may still look at
-it, items, bytes of memory that a thread works in, threads of XLA's pool; from `FIRST` on the kernel's own."""
+"""Words of a work descriptor, which all threads of a call share: the next item, items done, threads that may still look
+at it, items, bytes of memory that a thread works in, threads of XLA's pool; from `FIRST` on the kernel's own."""
 
 malloc = types.ExternalFunction("malloc", types.intp(types.intp))
 free = types.ExternalFunction("free", types.void(types.intp))
@@ -63,9 +63,9 @@ size = _pointer_chase(_ARGUMENTS, None, _DIMS, None)
 
 
 @compiled
-def set_scratch(job: int, size: int) -> None:
-    """Have `size` bytes of memory of its own given to every thread that works on the job."""
-    set_word(job, _SCRATCH, size)
+def set_scratch(work: int, size: int) -> None:
+    """Have `size` bytes of memory of its own given to every thread that works on a call."""
+    set_word(work, _SCRATCH, size)
 
 
 @compiled
@@ -84,23 +84,23 @@ def _threads(frame: int) -> int:
 
 
 @compiled
-def _schedule(frame: int, task: int, job: int) -> None:
-    """Have a thread of XLA's pool call `task(job)`."""
+def _schedule(frame: int, task: int, work: int) -> None:
+    """Have a thread of XLA's pool call `task(work)`."""
     arguments = malloc(40)
     set_word(arguments, 0, 40)
     set_word(arguments, 1, 0)
     set_word(arguments, 2, word(frame, _CONTEXT))
     set_word(arguments, 3, task)
-    set_word(arguments, 4, job)
+    set_word(arguments, 4, work)
     call(word(word(frame, _API), _SCHEDULE), arguments)
     free(arguments)
 
 
 @compiled
-def _leave(job: int) -> None:
-    """Whoever looks at a job last frees it."""
-    if fetch_add(job, _HOLDERS, -1) == 1:
-        free(job)
+def _leave(work: int) -> None:
+    """Whoever looks at a work descriptor last frees it."""
+    if fetch_add(work, _HOLDERS, -1) == 1:
+        free(work)
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ class Kernel:
     """A kernel as Numba functions."""
 
     words: int
-    """Words of the job that are its own."""
+    """Words of the work descriptor that are its own."""
     plan: Callable[[int, int], int]
-    """`plan(frame, job)` reads the call frame, puts what items need into the job, and returns the number of items."""
+    """`plan(frame, work)` reads the call frame, puts what items need into the work, and returns the number of items."""
     item: Callable[[int, int, int], None]
-    """`item(job, index, scratch)` computes one. Any thread may, in any order."""
+    """`item(work, index, scratch)` computes one. Any thread may, in any order."""
     finish: Callable[[int], None]
-    """`finish(job)` frees what `plan` has reserved, when all items are done."""
+    """`finish(work)` frees what `plan` has reserved, when all items are done."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class EntryPoints:
     handler: Callable[[int], int]
     """Takes the call frame of an execution, returns 0, no error."""
     task: Callable[[int], int]
-    """Takes a job."""
+    """Takes a work descriptor."""
 
 
 def entry_points(kernel: Kernel, task_symbol: str) -> EntryPoints:
@@ -132,42 +132,42 @@ def entry_points(kernel: Kernel, task_symbol: str) -> EntryPoints:
     plan, item, finish, words = kernel.plan, kernel.item, kernel.finish, kernel.words
 
     @compiled
-    def work(job: int) -> None:
-        items = word(job, _ITEMS)
-        index = fetch_add(job, _NEXT, 1)
+    def run_items(work: int) -> None:
+        items = word(work, _ITEMS)
+        index = fetch_add(work, _NEXT, 1)
         if index < items:
-            scratch = malloc(word(job, _SCRATCH))
+            scratch = malloc(word(work, _SCRATCH))
             while index < items:
-                item(job, index, scratch)
-                fetch_add(job, _FINISHED, 1)
-                index = fetch_add(job, _NEXT, 1)
+                item(work, index, scratch)
+                fetch_add(work, _FINISHED, 1)
+                index = fetch_add(work, _NEXT, 1)
             free(scratch)
 
-    def task(job: int) -> int:
-        work(job)
-        _leave(job)
+    def task(work: int) -> int:
+        run_items(work)
+        _leave(work)
         return 0
 
     address_of_task = external(task_symbol)
 
     def handler(frame: int) -> int:
-        job = malloc(8 * (FIRST + words))
-        set_word(job, _SCRATCH, 8)
-        set_word(job, THREADS, _threads(frame))
-        items = plan(frame, job)
-        helpers = max(0, min(word(job, THREADS), items) - 1)
-        set_word(job, _NEXT, 0)
-        set_word(job, _FINISHED, 0)
-        set_word(job, _HOLDERS, helpers + 1)
-        set_word(job, _ITEMS, items)
+        work = malloc(8 * (FIRST + words))
+        set_word(work, _SCRATCH, 8)
+        set_word(work, THREADS, _threads(frame))
+        items = plan(frame, work)
+        helpers = max(0, min(word(work, THREADS), items) - 1)
+        set_word(work, _NEXT, 0)
+        set_word(work, _FINISHED, 0)
+        set_word(work, _HOLDERS, helpers + 1)
+        set_word(work, _ITEMS, items)
         for _ in range(helpers):
-            _schedule(frame, address_of_task(), job)
-        work(job)
+            _schedule(frame, address_of_task(), work)
+        run_items(work)
         # Only items that another thread has begun are missing: one that begins now finds nothing to do.
-        while fetch(job, _FINISHED) < items:
+        while fetch(work, _FINISHED) < items:
             pass
-        finish(job)
-        _leave(job)
+        finish(work)
+        _leave(work)
         return 0
 
     return EntryPoints(handler, task)

@@ -31,7 +31,7 @@ def tolerance(case: Case) -> float:
 
 
 _MIXED = ((1, 5), (1, 0), (1, 33), (7, 0), (70, 3), (3, 29))
-_ALIKE = ((1, 260), (1, 300), (1, 20), (1, 256), (1, 389), (1, 257), (20, 256), (3, 31))
+_SHARED_PREFIX = ((1, 260), (1, 300), (1, 20), (1, 256), (1, 389), (1, 257), (20, 256), (3, 31))
 _FEW = ((1, 20), (1, 47), (17, 9), (20, 0))
 
 _BATCHES: tuple[Case, ...] = (
@@ -42,7 +42,7 @@ _BATCHES: tuple[Case, ...] = (
     Case("prefill_chunk", ((65, 61),)),
     Case("prefills", ((5, 0), (64, 0), (65, 0), (2, 300))),
     Case("mixed", _MIXED, padding_tokens=5, padding_rows=3),
-    Case("shared_prefix", _ALIKE, prefix=256, padding_tokens=3, padding_rows=2),
+    Case("shared_prefix", _SHARED_PREFIX, prefix=256, padding_tokens=3, padding_rows=2),
     Case("empty", (), padding_tokens=8, padding_rows=4),
     Case("empty_rows", ((1, 5), (0, 20), (3, 4), (0, 0), (2, 17)), padding_tokens=2),
 )
@@ -78,7 +78,7 @@ _SCORES: tuple[Case, ...] = (
     Case("sinks_padding", ((1, 5), (3, 4)), sinks=True, padding_tokens=4, padding_rows=2),
     Case("alibi", _MIXED, alibi=True),
     Case("alibi_multi_query", _FEW, num_heads=8, num_kv_heads=1, alibi=True, dtype="bfloat16"),
-    Case("shared_prefix_scores", _ALIKE, prefix=256, num_heads=8, soft_cap=5.0, sinks=True, alibi=True),
+    Case("shared_prefix_scores", _SHARED_PREFIX, prefix=256, num_heads=8, soft_cap=5.0, sinks=True, alibi=True),
     Case("every_score", _FEW, window=24, soft_cap=5.0, sinks=True, alibi=True),
 )
 
@@ -91,7 +91,7 @@ _TYPES: tuple[Case, ...] = (
     Case("e4m3_clipped", _FEW, kv_dtype="float8_e4m3fn", k_scale=2**-8, v_scale=2**-7),
     Case("e5m2", _FEW, dtype="bfloat16", kv_dtype="float8_e5m2", k_scale=0.25, v_scale=2.0, traced=True),
     Case("int8", _MIXED, dtype="bfloat16", kv_dtype="int8", k_scale=2**-5, v_scale=2**-4),
-    Case("shared_prefix_e4m3", _ALIKE, prefix=256, num_heads=6, kv_dtype="float8_e4m3fn"),
+    Case("shared_prefix_e4m3", _SHARED_PREFIX, prefix=256, num_heads=6, kv_dtype="float8_e4m3fn"),
     Case("int8_traced", _FEW, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4, traced=True),
     Case("int8_sinks_window", _FEW, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4, sinks=True, window=24),
     Case("e4m3_head_128", _FEW, head_size=128, dtype="bfloat16", kv_dtype="float8_e4m3fn", soft_cap=5.0, k_scale=0.5),

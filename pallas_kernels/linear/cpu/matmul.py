@@ -30,7 +30,7 @@ AHEAD = 4096
 # layer; weight of the norm [in], or [0] for none; its epsilon float32 [1]; what is added, [T, out], or [0, 0].
 # Results: y [T, out], and the rows as prepared [T, in], or [0, 0] if x is taken as it is.
 _X, _WEIGHT, _INTS, _NORM, _EPSILON, _PLUS = range(6)
-# Words of a job.
+# Words of the work descriptor.
 _X_ROWS, _IN, _NORM_WEIGHT, _EPS, _PLUS_ROWS, _W, _Y, _T, _K, _P, _PREPARES, _CHUNKS, _NEXT, _DONE = range(
     FIRST, FIRST + 14
 )
@@ -39,7 +39,7 @@ WORDS = 14
 
 def _make_plan(bytes_each: int) -> Any:
     @compiled
-    def plan(frame: int, job: int) -> int:
+    def plan(frame: int, work: int) -> int:
         rows, layer = int32(argument(frame, _INTS), 0), int32(argument(frame, _INTS), 1)
         blocks, depth = size(frame, _WEIGHT, 1), size(frame, _WEIGHT, 2)
         y, columns = result(frame, 0), blocks * BLOCK
@@ -48,35 +48,35 @@ def _make_plan(bytes_each: int) -> Any:
         is_prepared = is_normed or size(frame, _X, 1) != depth
         prepares = (rows + PREPARED - 1) // PREPARED if is_prepared else 0
         chunks = (rows + CHUNK - 1) // CHUNK
-        set_word(job, _X_ROWS, argument(frame, _X))
-        set_word(job, _IN, result(frame, 1) if is_prepared else argument(frame, _X))
-        set_word(job, _NORM_WEIGHT, argument(frame, _NORM) if is_normed else 0)
-        set_word(job, _EPS, argument(frame, _EPSILON))
-        set_word(job, _PLUS_ROWS, argument(frame, _PLUS) if size(frame, _PLUS, 0) > 0 else 0)
-        set_word(job, _W, argument(frame, _WEIGHT) + layer * blocks * depth * BLOCK * bytes_each)
-        set_word(job, _Y, y)
-        set_word(job, _T, rows)
-        set_word(job, _K, depth)
-        set_word(job, _P, blocks)
-        set_word(job, _PREPARES, prepares)
-        set_word(job, _CHUNKS, chunks)
+        set_word(work, _X_ROWS, argument(frame, _X))
+        set_word(work, _IN, result(frame, 1) if is_prepared else argument(frame, _X))
+        set_word(work, _NORM_WEIGHT, argument(frame, _NORM) if is_normed else 0)
+        set_word(work, _EPS, argument(frame, _EPSILON))
+        set_word(work, _PLUS_ROWS, argument(frame, _PLUS) if size(frame, _PLUS, 0) > 0 else 0)
+        set_word(work, _W, argument(frame, _WEIGHT) + layer * blocks * depth * BLOCK * bytes_each)
+        set_word(work, _Y, y)
+        set_word(work, _T, rows)
+        set_word(work, _K, depth)
+        set_word(work, _P, blocks)
+        set_word(work, _PREPARES, prepares)
+        set_word(work, _CHUNKS, chunks)
         # Threads take items in turn: how far it is to the strip that this one will have next.
-        strips = (word(job, THREADS) + chunks - 1) // max(chunks, 1)
-        set_word(job, _NEXT, strips * BLOCKS * depth * BLOCK * bytes_each)
-        set_word(job, _DONE, 0)
+        strips = (word(work, THREADS) + chunks - 1) // max(chunks, 1)
+        set_word(work, _NEXT, strips * BLOCKS * depth * BLOCK * bytes_each)
+        set_word(work, _DONE, 0)
         return prepares + (blocks + BLOCKS - 1) // BLOCKS * chunks
 
     return plan
 
 
 @compiled
-def _prepare(job: int, first: int, last: int) -> None:
+def _prepare(work: int, first: int, last: int) -> None:
     """Normalise, or gate, rows from `first` up to `last`."""
-    depth, source, to = word(job, _K), word(job, _X_ROWS), word(job, _IN)
-    norm = word(job, _NORM_WEIGHT)
+    depth, source, to = word(work, _K), word(work, _X_ROWS), word(work, _IN)
+    norm = word(work, _NORM_WEIGHT)
     for row in range(first, last):
         if norm:
-            normalise(to + 4 * row * depth, source + 4 * row * depth, depth, norm, word(job, _EPS))
+            normalise(to + 4 * row * depth, source + 4 * row * depth, depth, norm, word(work, _EPS))
         else:
             gate(to + 4 * row * depth, source + 8 * row * depth, depth)
 
@@ -94,26 +94,26 @@ def _make_strip(kind: str, bytes_each: int, blocks: int) -> Any:
     many, half, one = (make_block_tile(rows, blocks, kind) for rows in (ROWS, ROWS // 2, 1))
 
     @compiled
-    def strip(job: int, block: int, first: int, last: int) -> None:
-        depth, columns, plus = word(job, _K), word(job, _P) * BLOCK, word(job, _PLUS_ROWS)
+    def strip(work: int, block: int, first: int, last: int) -> None:
+        depth, columns, plus = word(work, _K), word(work, _P) * BLOCK, word(work, _PLUS_ROWS)
         step = BLOCK * bytes_each
         stride = depth * step
-        is_last = block * stride + word(job, _NEXT) >= word(job, _P) * stride
+        is_last = block * stride + word(work, _NEXT) >= word(work, _P) * stride
         tiles = (last - first + ROWS - 1) // ROWS
         for begin in range(0, depth, DEPTH):
             length, more = min(DEPTH, depth - begin), 1 if begin else 0
-            weights = word(job, _W) + block * stride + begin * step
+            weights = word(work, _W) + block * stride + begin * step
             # How far it is to what comes next: the rest of these blocks, the next strip, or nothing but these again.
             if begin + DEPTH < depth:
                 then = DEPTH * step
             else:
-                then = (0 if is_last else word(job, _NEXT)) - begin * step
+                then = (0 if is_last else word(work, _NEXT)) - begin * step
             pace = (step + tiles - 1) // tiles
             row, tile = first, 0
             while row < last:
-                x = word(job, _IN) + 4 * (row * depth + begin)
+                x = word(work, _IN) + 4 * (row * depth + begin)
                 place = 4 * (row * columns + block * BLOCK)
-                y = word(job, _Y) + place
+                y = word(work, _Y) + place
                 rows = 1
                 ahead = AHEAD if tiles == 1 else then + tile * length * pace
                 if row + ROWS <= last:
@@ -138,26 +138,26 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
     narrow = wide if BLOCKS == 1 else _make_strip(kind, bytes_each, 1)
 
     @compiled
-    def item(job: int, index: int, scratch: int) -> None:
-        rows, prepares, chunks = word(job, _T), word(job, _PREPARES), word(job, _CHUNKS)
+    def item(work: int, index: int, scratch: int) -> None:
+        rows, prepares, chunks = word(work, _T), word(work, _PREPARES), word(work, _CHUNKS)
         if index < prepares:
-            _prepare(job, index * PREPARED, min(index * PREPARED + PREPARED, rows))
-            fetch_add(job, _DONE, 1)
+            _prepare(work, index * PREPARED, min(index * PREPARED + PREPARED, rows))
+            fetch_add(work, _DONE, 1)
             return
         # These items come first, so whoever has taken one is at work on it.
-        while fetch(job, _DONE) < prepares:
+        while fetch(work, _DONE) < prepares:
             pass
         block = (index - prepares) // chunks * BLOCKS
         first = (index - prepares) % chunks * CHUNK
         last = min(first + CHUNK, rows)
-        if block + BLOCKS <= word(job, _P):
-            wide(job, block, first, last)
+        if block + BLOCKS <= word(work, _P):
+            wide(work, block, first, last)
         else:
-            for each in range(block, word(job, _P)):
-                narrow(job, each, first, last)
+            for each in range(block, word(work, _P)):
+                narrow(work, each, first, last)
 
     @compiled
-    def finish(job: int) -> None:
+    def finish(work: int) -> None:
         pass
 
     return Kernel(WORDS, _make_plan(bytes_each), item, finish)

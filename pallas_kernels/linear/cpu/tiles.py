@@ -6,18 +6,15 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.numba.tiles import Tile
 from jaxllm.pallas_kernels.numba.vectors import (
     BYTE,
     FLOAT,
     LANES,
     WORD,
-    emit_fma,
     emit_load,
     emit_prefetch,
-    emit_splat,
-    emit_store,
     multiples,
-    number,
     operation,
     pointer,
 )
@@ -47,9 +44,7 @@ def make_block_tile(rows: int, blocks: int, kind: str) -> Any:
         ahead: ir.Value,
         pace: ir.Value,
     ) -> None:
-        totals = [
-            [cgutils.alloca_once_value(builder, number(0.0)) for _ in range(blocks * registers)] for _ in range(rows)
-        ]
+        tile = Tile(builder, rows, blocks * registers)
         x_rows = [pointer(builder, x, start, FLOAT) for start in multiples(builder, x_stride, rows)]
         starts = [builder.add(w, offset) for offset in multiples(builder, w_stride, blocks)]
         with cgutils.for_range(builder, length) as loop:
@@ -62,20 +57,9 @@ def make_block_tile(rows: int, blocks: int, kind: str) -> Any:
                 weights += [
                     emit_load(builder, here, ir.Constant(WORD, each * LANES), kind) for each in range(registers)
                 ]
-            for row, line in zip(x_rows, totals, strict=True):
-                scalar = emit_splat(builder, builder.load(builder.gep(row, [loop.index])))
-                for weight, total in zip(weights, line, strict=True):
-                    builder.store(emit_fma(builder, scalar, weight, builder.load(total)), total)
-        places = [
-            [builder.add(start, ir.Constant(WORD, index * LANES)) for index in range(blocks * registers)]
-            for start in multiples(builder, y_stride, rows)
-        ]
-        with builder.if_then(builder.trunc(more, ir.IntType(1))):
-            for line, into in zip(places, totals, strict=True):
-                for place, total in zip(line, into, strict=True):
-                    builder.store(builder.fadd(emit_load(builder, y, place), builder.load(total)), total)
-        for line, into in zip(places, totals, strict=True):
-            for place, total in zip(line, into, strict=True):
-                emit_store(builder, y, place, builder.load(total))
+            tile.add(x_rows, loop.index, weights)
+        places = tile.places(y_stride)
+        tile.combine(more, y, places, builder.fadd)
+        tile.store(y, places)
 
     return operation(types.void, (types.intp,) * 10, emit)

@@ -97,7 +97,7 @@ def _call(
     options: AttentionOptions,
     rotation: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Results float32 [T, N, H] and the cache; `arrays` are as in `job`."""
+    """Results float32 [T, N, H] and the cache; `arrays` are as in `work`."""
     tokens, _, head_size = arrays[0].shape
     page_size = kv_cache.shape[4] // head_size
     if head_size % MULTIPLE or page_size % MULTIPLE:

@@ -14,20 +14,23 @@ from jaxllm.pallas_kernels.numba.calls import Kernel, free, result, size
 from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.numba.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.chunks import chunk_parts, plan_chunks
-from jaxllm.pallas_kernels.paged_attention.cpu.job import (
+from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, find_block, find_values, make_score, make_weigh
+from jaxllm.pallas_kernels.paged_attention.cpu.softmax import adjust, soften
+from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, finish_rows, start_rows, tile_parts
+from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     BLOCK,
-    J_CHUNKS,
-    J_H,
-    J_K,
-    J_N,
-    J_POSITIONS,
-    J_RESULTS,
-    J_RUN,
-    J_TOKENS,
-    J_WRITES,
-    J_WRITTEN,
-    PANELS,
     TILE,
+    VECTORS,
+    W_CHUNKS,
+    W_H,
+    W_K,
+    W_N,
+    W_POSITIONS,
+    W_RESULTS,
+    W_RUN,
+    W_TOKENS,
+    W_WRITES,
+    W_WRITTEN,
     WORDS,
     Q,
     block_parts,
@@ -35,29 +38,26 @@ from jaxllm.pallas_kernels.paged_attention.cpu.job import (
     read_call,
     scratch_parts,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, find_block, find_values, make_score, make_weigh
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import adjust, soften
-from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, finish_rows, start_rows, tile_parts
 from jaxllm.pallas_kernels.paged_attention.cpu.write import make_write
 
 
 def _make_attend(kind: str) -> Any:
-    wide, narrow = by_rows(PANELS, kind), by_rows(1, kind)
+    wide, narrow = by_rows(VECTORS, kind), by_rows(1, kind)
     score, weigh = make_score(wide, narrow), make_weigh(wide, narrow)
 
     @compiled
     def go_through(
-        job: int, row: int, head: int, first: int, rows: int, state: int, memory: int, begin: int, end: int
+        work: int, row: int, head: int, first: int, rows: int, state: int, memory: int, begin: int, end: int
     ) -> None:
         """Have the rows of a state, of tokens from `first` on, see the keys of a row from `begin` up to `end`."""
-        head_size, group, positions = word(job, J_H), word(job, J_N) // word(job, J_K), word(job, J_POSITIONS)
-        decays, scores, keys, values, keys_next, values_next, runs, nexts = block_parts(job, memory)
-        find_block(job, row, head, begin, end, keys, values)
+        head_size, group, positions = word(work, W_H), word(work, W_N) // word(work, W_K), word(work, W_POSITIONS)
+        decays, scores, keys, values, keys_next, values_next, runs, nexts = block_parts(work, memory)
+        find_block(work, row, head, begin, end, keys, values)
         for start in range(begin, end, BLOCK):
             stop = min(start + BLOCK, end)
-            find_block(job, row, head, start + BLOCK, end, keys_next, values_next)
-            find_values(job, stop - start, values, keys_next, runs, nexts)
-            count_runs = (stop - start + word(job, J_RUN) - 1) // word(job, J_RUN)
+            find_block(work, row, head, start + BLOCK, end, keys_next, values_next)
+            find_values(work, stop - start, values, keys_next, runs, nexts)
+            count_runs = (stop - start + word(work, W_RUN) - 1) // word(work, W_RUN)
             for tile in range(0, rows, TILE):
                 count = min(TILE, rows - tile)
                 # The tile's last query sees no further.
@@ -65,23 +65,23 @@ def _make_attend(kind: str) -> Any:
                 if length <= 0:
                     continue
                 columns = (length + LANES - 1) // LANES * LANES
-                maxima, totals, queries, sums = tile_parts(job, state, tile // TILE)
-                score(job, count, columns, queries, scores, keys, values)
+                maxima, totals, queries, sums = tile_parts(work, state, tile // TILE)
+                score(work, count, columns, queries, scores, keys, values)
                 for each in range(count):
                     position = int32(positions, first + (tile + each) // group)
-                    adjust(job, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, position, start)
+                    adjust(work, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, position, start)
                 soften(count, scores, columns, maxima, totals, sums, head_size, decays)
-                weigh(job, count, count_runs, length, scores, sums, runs, nexts)
+                weigh(work, count, count_runs, length, scores, sums, runs, nexts)
             keys, values, keys_next, values_next = keys_next, values_next, keys, values
 
     @compiled
-    def attend(job: int, chunk: int, head: int, scratch: int) -> None:
+    def attend(work: int, chunk: int, head: int, scratch: int) -> None:
         """Results of a chunk and the query heads of one KV head."""
-        group, positions = word(job, J_N) // word(job, J_K), word(job, J_POSITIONS)
-        row, first, tokens, shared = chunk_parts(job, chunk)
-        state, own, memory = scratch_parts(job, scratch)
-        start_rows(job, first, tokens, head, state)
-        begin, end = first_seen(job, int32(positions, first)) // BLOCK * BLOCK, int32(positions, first) + tokens
+        group, positions = word(work, W_N) // word(work, W_K), word(work, W_POSITIONS)
+        row, first, tokens, shared = chunk_parts(work, chunk)
+        state, own, memory = scratch_parts(work, scratch)
+        start_rows(work, first, tokens, head, state)
+        begin, end = first_seen(work, int32(positions, first)) // BLOCK * BLOCK, int32(positions, first) + tokens
         if shared:
             begin, end = 0, shared
         # Shared keys for all rows, then for each the rest. A loop, since LLVM puts in what is called at every place.
@@ -90,10 +90,10 @@ def _make_attend(kind: str) -> Any:
             if turn:
                 skip, count, rows = turn - 1, 1, own
                 begin, end = shared, int32(positions, first + skip) + 1
-                copy_rows(job, skip * group, group, state, own)
-            go_through(job, row + skip, head, first + skip, count * group, rows, memory, begin, end)
+                copy_rows(work, skip * group, group, state, own)
+            go_through(work, row + skip, head, first + skip, count * group, rows, memory, begin, end)
             if turn or shared == 0:
-                finish_rows(job, first + skip, count, head, rows)
+                finish_rows(work, first + skip, count, head, rows)
 
     return attend
 
@@ -103,46 +103,46 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
     write, attend = make_write(kind, bytes_each), _make_attend(kind)
 
     @compiled
-    def plan(frame: int, job: int) -> int:
-        read_call(frame, job, bytes_each)
-        tokens, token_bytes = word(job, J_TOKENS), 4 * word(job, J_N) * word(job, J_H)
+    def plan(frame: int, work: int) -> int:
+        read_call(frame, work, bytes_each)
+        tokens, token_bytes = word(work, W_TOKENS), 4 * word(work, W_N) * word(work, W_H)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, Q, 0) - tokens) * token_bytes)
-        chunks = plan_chunks(job)
-        items, writes = chunks * word(job, J_K), 0
+        chunks = plan_chunks(work)
+        items, writes = chunks * word(work, W_K), 0
         # The keys of a chunk are read by those behind it, so all must be there before any chunk is computed. Where
         # every row is a single chunk, nobody else reads them, and each item writes its own.
         for chunk in range(1, chunks):
-            if chunk_parts(job, chunk)[0] == chunk_parts(job, chunk - 1)[0]:
+            if chunk_parts(work, chunk)[0] == chunk_parts(work, chunk - 1)[0]:
                 writes = items
-        set_word(job, J_RESULTS, items)
-        set_word(job, J_WRITES, writes)
-        set_word(job, J_WRITTEN, 0)
+        set_word(work, W_RESULTS, items)
+        set_word(work, W_WRITES, writes)
+        set_word(work, W_WRITTEN, 0)
         return items + writes
 
     @compiled
-    def item(job: int, index: int, scratch: int) -> None:
+    def item(work: int, index: int, scratch: int) -> None:
         """A chunk and one KV head: keys and values written, or results."""
-        heads, writes = word(job, J_K), word(job, J_WRITES)
+        heads, writes = word(work, W_K), word(work, W_WRITES)
         # The last tokens of a prompt see most keys, and take longest: they come first, so that nobody waits long.
-        chunk = index // heads if index < writes else (writes + word(job, J_RESULTS) - 1 - index) // heads
+        chunk = index // heads if index < writes else (writes + word(work, W_RESULTS) - 1 - index) // heads
         head = index % heads
         if index < writes or writes == 0:
-            row, first, tokens, shared = chunk_parts(job, chunk)
+            row, first, tokens, shared = chunk_parts(work, chunk)
             if shared:
                 for token in range(tokens):
-                    write(job, row + token, first + token, first + token + 1, head, scratch)
+                    write(work, row + token, first + token, first + token + 1, head, scratch)
             else:
-                write(job, row, first, first + tokens, head, scratch)
-            fetch_add(job, J_WRITTEN, 1)
+                write(work, row, first, first + tokens, head, scratch)
+            fetch_add(work, W_WRITTEN, 1)
         if index < writes:
             return
         # These items come first, so whoever has taken one is at work on it.
-        while fetch(job, J_WRITTEN) < writes:
+        while fetch(work, W_WRITTEN) < writes:
             pass
-        attend(job, chunk, head, scratch)
+        attend(work, chunk, head, scratch)
 
     @compiled
-    def finish(job: int) -> None:
-        free(word(job, J_CHUNKS))
+    def finish(work: int) -> None:
+        free(word(work, W_CHUNKS))
 
     return Kernel(WORDS, plan, item, finish)

@@ -4,26 +4,26 @@ from typing import Any
 
 from jaxllm.pallas_kernels.numba.memory import compiled, set_word, word
 from jaxllm.pallas_kernels.numba.vectors import LANES
-from jaxllm.pallas_kernels.paged_attention.cpu.job import (
+from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
+from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     BLOCK,
     GROUP,
-    J_BLOCK,
-    J_BYTES,
-    J_C,
-    J_H,
-    J_NO,
-    J_RUN,
-    J_YES,
-    PANELS,
     TILE,
+    VECTORS,
+    W_BLOCK,
+    W_BYTES,
+    W_C,
+    W_H,
+    W_NO,
+    W_RUN,
+    W_YES,
     key_and_value_at,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
 
 
-def by_rows(panels: int, kind: str) -> Any:
+def by_rows(vectors: int, kind: str) -> Any:
     """`make_outer_tile` for up to `TILE` rows, of which from four on it takes all."""
-    one, two, three, most = (make_outer_tile(rows, panels, kind) for rows in (1, 2, 3, TILE))
+    one, two, three, most = (make_outer_tile(rows, vectors, kind) for rows in (1, 2, 3, TILE))
 
     @compiled
     def product(
@@ -53,47 +53,47 @@ def by_rows(panels: int, kind: str) -> Any:
 
 
 @compiled
-def find_block(job: int, row: int, head: int, begin: int, last: int, keys: int, values: int) -> None:
+def find_block(work: int, row: int, head: int, begin: int, last: int, keys: int, values: int) -> None:
     """Addresses of the keys of a block from `begin` on, a vector of them each, and those of their values.
 
     Of a row that ends at `last`; behind it any key does, it will be masked.
     """
     behind = (last - 1) // LANES * LANES
-    for panel in range(BLOCK // LANES):
-        key, value = key_and_value_at(job, row, min(begin + panel * LANES, behind), head)
-        set_word(keys, panel, key)
-        set_word(values, panel, value)
+    for vector in range(BLOCK // LANES):
+        key, value = key_and_value_at(work, row, min(begin + vector * LANES, behind), head)
+        set_word(keys, vector, key)
+        set_word(values, vector, value)
 
 
 @compiled
-def find_values(job: int, count: int, values: int, keys_next: int, runs: int, nexts: int) -> None:
-    """Write to `runs` the addresses of `count` values: panels, run by run, for each part of the head.
+def find_values(work: int, count: int, values: int, keys_next: int, runs: int, nexts: int) -> None:
+    """Write to `runs` the addresses of `count` values: vectors, run by run, for each part of the head.
 
     `values` are those of `find_block`. To `nexts` goes what is needed next: `keys_next`, of the next block.
     """
-    head_size, bytes_each, run = word(job, J_H), word(job, J_BYTES), word(job, J_RUN)
+    head_size, bytes_each, run = word(work, W_H), word(work, W_BYTES), word(work, W_RUN)
     part, line = run * head_size * bytes_each // (head_size // LANES), LANES * bytes_each
     index = place = 0
     while place < head_size:
-        panels = PANELS if place + GROUP <= head_size else 1
+        vectors = VECTORS if place + GROUP <= head_size else 1
         for first in range(0, count, run):
             value = word(values, first // LANES) + place * bytes_each
             ahead = word(keys_next, first // LANES) + place // LANES * part
-            for panel in range(panels):
-                set_word(runs, index, value + panel * line)
-                set_word(nexts, index, ahead + panel * line)
+            for vector in range(vectors):
+                set_word(runs, index, value + vector * line)
+                set_word(nexts, index, ahead + vector * line)
                 index += 1
-        place += panels * LANES
+        place += vectors * LANES
 
 
 def make_score(wide: Any, narrow: Any) -> Any:
-    """Scores of a few rows; `wide` is `by_rows(PANELS, kind)`, `narrow` `by_rows(1, kind)`."""
+    """Scores of a few rows; `wide` is `by_rows(VECTORS, kind)`, `narrow` `by_rows(1, kind)`."""
 
     @compiled
-    def score(job: int, rows: int, columns: int, q: int, scores: int, keys: int, nexts: int) -> None:
+    def score(work: int, rows: int, columns: int, q: int, scores: int, keys: int, nexts: int) -> None:
         """Scores [rows, BLOCK] of the keys that `find_block` has found, `columns` of them, whole vectors."""
-        page_size, head_size, step = word(job, J_C), word(job, J_H), LANES * word(job, J_BYTES)
-        stride, fresh = word(job, J_BLOCK), word(job, J_NO)
+        page_size, head_size, step = word(work, W_C), word(work, W_H), LANES * word(work, W_BYTES)
+        stride, fresh = word(work, W_BLOCK), word(work, W_NO)
         column = 0
         while column < columns:
             table, ahead, out = keys + 8 * (column // LANES), nexts + 8 * (column // LANES), scores + 4 * column
@@ -108,19 +108,19 @@ def make_score(wide: Any, narrow: Any) -> Any:
 
 
 def make_weigh(wide: Any, narrow: Any) -> Any:
-    """Weighted sums of a few rows; `wide` is `by_rows(PANELS, kind)`, `narrow` `by_rows(1, kind)`."""
+    """Weighted sums of a few rows; `wide` is `by_rows(VECTORS, kind)`, `narrow` `by_rows(1, kind)`."""
 
     @compiled
-    def weigh(job: int, rows: int, runs: int, length: int, weights: int, sums: int, values: int, nexts: int) -> None:
+    def weigh(work: int, rows: int, runs: int, length: int, weights: int, sums: int, values: int, nexts: int) -> None:
         """Add `length` values, weighted, to the sums [rows, H]; `find_values` has found `runs` runs of them."""
-        head_size, run, step = word(job, J_H), word(job, J_RUN), LANES * word(job, J_BYTES)
-        stride, more = word(job, J_BLOCK), word(job, J_YES)
+        head_size, run, step = word(work, W_H), word(work, W_RUN), LANES * word(work, W_BYTES)
+        stride, more = word(work, W_BLOCK), word(work, W_YES)
         index = place = 0
         while place < head_size:
             table, ahead, out = values + 8 * index, nexts + 8 * index, sums + 4 * place
             if place + GROUP <= head_size:
-                wide(rows, weights, stride, table, head_size, run, length, out, head_size, more, ahead, PANELS * step)
-                index += runs * PANELS
+                wide(rows, weights, stride, table, head_size, run, length, out, head_size, more, ahead, VECTORS * step)
+                index += runs * VECTORS
                 place += GROUP
             else:
                 narrow(rows, weights, stride, table, head_size, run, length, out, head_size, more, ahead, step)

@@ -4,20 +4,20 @@ import numpy as np
 
 from jaxllm.pallas_kernels.numba.memory import compiled, word
 from jaxllm.pallas_kernels.numba.vectors import LANES, add, load, multiply, splat, store, subtract
-from jaxllm.pallas_kernels.paged_attention.cpu.job import J_COS, J_H, J_SIN
+from jaxllm.pallas_kernels.paged_attention.cpu.work import W_COS, W_H, W_SIN
 
 
 @compiled
-def rotate(job: int, token: int, source: int, to: int, factor: float | np.float32) -> None:
+def rotate(work: int, token: int, source: int, to: int, factor: float | np.float32) -> None:
     """Turn the pairs (i, i + H/2) of a float32 head by a token's angles, if there are any, and multiply by `factor`."""
-    head_size = word(job, J_H)
-    if word(job, J_COS) == 0:
+    head_size = word(work, W_H)
+    if word(work, W_COS) == 0:
         for place in range(0, head_size, LANES):
             store(to, place, multiply(load(source, place), splat(factor)))
         return
     half = head_size // 2
     for place in range(0, half, LANES):
-        cos, sin = load(word(job, J_COS), token * half + place), load(word(job, J_SIN), token * half + place)
+        cos, sin = load(word(work, W_COS), token * half + place), load(word(work, W_SIN), token * half + place)
         x, y = load(source, place), load(source, half + place)
         store(to, place, multiply(subtract(multiply(x, cos), multiply(y, sin)), splat(factor)))
         store(to, half + place, multiply(add(multiply(y, cos), multiply(x, sin)), splat(factor)))

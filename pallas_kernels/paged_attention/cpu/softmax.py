@@ -19,14 +19,14 @@ from jaxllm.pallas_kernels.numba.vectors import (
     store,
     subtract,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.job import (
+from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     BLOCK,
     EACH_HEAD,
-    J_FLOATS,
-    J_HAS_SLOPES,
-    J_K,
-    J_N,
     SOFT_CAP,
+    W_FLOATS,
+    W_HAS_SLOPES,
+    W_K,
+    W_N,
     first_seen,
 )
 
@@ -40,16 +40,16 @@ MOST = np.float32(30)
 
 
 @compiled
-def adjust(job: int, head: int, member: int, scores: int, columns: int, position: int, begin: int) -> None:
+def adjust(work: int, head: int, member: int, scores: int, columns: int, position: int, begin: int) -> None:
     """Cap, lean and mask the scores of the `member`th query head at `position`, of `columns` keys from `begin` on."""
-    floats, heads = word(job, J_FLOATS), word(job, J_N)
+    floats, heads = word(work, W_FLOATS), word(work, W_N)
     cap = real(floats, SOFT_CAP) * LOG2_E
     if cap > ZERO:
         _cap(scores, columns, cap)
-    if word(job, J_HAS_SLOPES):
-        slope = real(floats, EACH_HEAD + heads + head * (heads // word(job, J_K)) + member) * LOG2_E
+    if word(work, W_HAS_SLOPES):
+        slope = real(floats, EACH_HEAD + heads + head * (heads // word(work, W_K)) + member) * LOG2_E
         _lean(scores, columns, slope, begin - position)
-    first, end = first_seen(job, position) - begin, position + 1 - begin
+    first, end = first_seen(work, position) - begin, position + 1 - begin
     if first > 0 or end < columns:
         for column in range(0, columns, LANES):
             store(scores, column, keep(load(scores, column), first - column, end - column, MASKED))

@@ -8,61 +8,61 @@ import numpy as np
 
 from jaxllm.pallas_kernels.numba.memory import compiled, real, set_real, word, zero_bytes
 from jaxllm.pallas_kernels.numba.vectors import LANES, load, multiply, splat, store, sum_lanes
-from jaxllm.pallas_kernels.paged_attention.cpu.job import (
+from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
+from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE
+from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     EACH_HEAD,
-    J_FLOATS,
-    J_H,
-    J_HAS_SINKS,
-    J_K,
-    J_N,
-    J_OUT,
-    J_Q,
-    J_Q_STRIDE,
     SCALE,
     TILE,
     V_SCALE,
+    W_FLOATS,
+    W_H,
+    W_HAS_SINKS,
+    W_K,
+    W_N,
+    W_OUT,
+    W_Q,
+    W_Q_STRIDE,
     tile_bytes,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE
 
 SMALLEST = np.float32(1e-30)
 
 
 @compiled
-def tile_parts(job: int, state: int, tile: int) -> tuple[int, int, int, int]:
+def tile_parts(work: int, state: int, tile: int) -> tuple[int, int, int, int]:
     """Addresses of a tile's maxima, totals, queries and sums."""
-    maxima = state + tile * tile_bytes(word(job, J_H))
+    maxima = state + tile * tile_bytes(word(work, W_H))
     totals = maxima + 4 * LANES
     queries = totals + 4 * TILE * LANES
-    return maxima, totals, queries, queries + 4 * TILE * word(job, J_H)
+    return maxima, totals, queries, queries + 4 * TILE * word(work, W_H)
 
 
 @compiled
-def start_rows(job: int, first: int, tokens: int, head: int, state: int) -> None:
+def start_rows(work: int, first: int, tokens: int, head: int, state: int) -> None:
     """Rows [tokens * G]: queries of a KV head, rotated and scaled, that have seen only the sinks, if there are any."""
-    head_size, group = word(job, J_H), word(job, J_N) // word(job, J_K)
-    scale = real(word(job, J_FLOATS), SCALE) * LOG2_E
+    head_size, group = word(work, W_H), word(work, W_N) // word(work, W_K)
+    scale = real(word(work, W_FLOATS), SCALE) * LOG2_E
     zero_bytes(state, (tokens * group + TILE - 1) // TILE * tile_bytes(head_size))
     for row in range(tokens * group):
         token, member = first + row // group, row % group
-        maxima, totals, queries, _ = tile_parts(job, state, row // TILE)
-        source = word(job, J_Q) + 4 * (token * word(job, J_Q_STRIDE) + (head * group + member) * head_size)
-        rotate(job, token, source, queries + 4 * (row % TILE) * head_size, scale)
-        if word(job, J_HAS_SINKS):
-            set_real(maxima, row % TILE, real(word(job, J_FLOATS), EACH_HEAD + head * group + member) * LOG2_E)
+        maxima, totals, queries, _ = tile_parts(work, state, row // TILE)
+        source = word(work, W_Q) + 4 * (token * word(work, W_Q_STRIDE) + (head * group + member) * head_size)
+        rotate(work, token, source, queries + 4 * (row % TILE) * head_size, scale)
+        if word(work, W_HAS_SINKS):
+            set_real(maxima, row % TILE, real(word(work, W_FLOATS), EACH_HEAD + head * group + member) * LOG2_E)
             set_real(totals, row % TILE * LANES, ONE)
         else:
             set_real(maxima, row % TILE, MASKED)
 
 
 @compiled
-def copy_rows(job: int, first: int, count: int, state: int, to: int) -> None:
+def copy_rows(work: int, first: int, count: int, state: int, to: int) -> None:
     """Rows from `first` on, to the first ones of another state."""
-    head_size = word(job, J_H)
+    head_size = word(work, W_H)
     for row in range(count):
-        maxima, totals, queries, sums = tile_parts(job, state, (first + row) // TILE)
-        to_maxima, to_totals, to_queries, to_sums = tile_parts(job, to, row // TILE)
+        maxima, totals, queries, sums = tile_parts(work, state, (first + row) // TILE)
+        to_maxima, to_totals, to_queries, to_sums = tile_parts(work, to, row // TILE)
         source, place = (first + row) % TILE, row % TILE
         set_real(to_maxima, place, real(maxima, source))
         store(to_totals, place * LANES, load(totals, source * LANES))
@@ -72,14 +72,14 @@ def copy_rows(job: int, first: int, count: int, state: int, to: int) -> None:
 
 
 @compiled
-def finish_rows(job: int, first: int, tokens: int, head: int, state: int) -> None:
+def finish_rows(work: int, first: int, tokens: int, head: int, state: int) -> None:
     """Weighted sums over the sum of weights, to where the caller wants them."""
-    heads, head_size = word(job, J_N), word(job, J_H)
-    group = heads // word(job, J_K)
+    heads, head_size = word(work, W_N), word(work, W_H)
+    group = heads // word(work, W_K)
     for row in range(tokens * group):
         token, member = first + row // group, row % group
-        _, totals, _, sums = tile_parts(job, state, row // TILE)
-        factor = real(word(job, J_FLOATS), V_SCALE) / max(sum_lanes(load(totals, row % TILE * LANES)), SMALLEST)
+        _, totals, _, sums = tile_parts(work, state, row // TILE)
+        factor = real(word(work, W_FLOATS), V_SCALE) / max(sum_lanes(load(totals, row % TILE * LANES)), SMALLEST)
         out = (token * heads + head * group + member) * head_size
         for place in range(0, head_size, LANES):
-            store(word(job, J_OUT), out + place, multiply(load(sums, row % TILE * head_size + place), splat(factor)))
+            store(word(work, W_OUT), out + place, multiply(load(sums, row % TILE * head_size + place), splat(factor)))

@@ -5,29 +5,25 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from jaxllm.pallas_kernels.numba.tiles import Tile
 from jaxllm.pallas_kernels.numba.vectors import (
     BYTE,
     FLOAT,
-    LANES,
     WORD,
-    emit_fma,
     emit_load,
     emit_prefetch,
-    emit_splat,
-    emit_store,
     multiples,
-    number,
     operation,
     pointer,
 )
 
 
-def make_outer_tile(rows: int, panels: int, kind: str) -> Any:
+def make_outer_tile(rows: int, vectors: int, kind: str) -> Any:
     """`f(a, a_stride, bs, b_stride, run, length, c, c_stride, more, nexts, step)`: `c[r, p] = sum_k a[r, k] b[k, p]`.
 
-    `a` holds `rows` rows of `length` float32. `b` is read in runs of `run` rows, each in `panels` of `LANES` numbers of
-    type `kind`: at `bs` lie the addresses of the panels, run by run; in a panel rows lie `b_stride` apart. Results lie
-    side by side in `c`. With `more` sums begin with what is in `c`. A result is one chain of products in order,
+    `a` holds `rows` rows of `length` float32. `b` is read in runs of `run` rows, each in `vectors` of `LANES` numbers
+    of type `kind`: at `bs` lie the addresses of the vectors, run by run; rows of a vector lie `b_stride` apart. Results
+    lie side by side in `c`. With `more` sums begin with what is in `c`. A result is one chain of products in order,
     whatever the tile.
 
     At `nexts` lie as many addresses of what is needed next: row k of a run fetches what lies `k * step` bytes behind.
@@ -47,20 +43,14 @@ def make_outer_tile(rows: int, panels: int, kind: str) -> Any:
         nexts: ir.Value,
         step: ir.Value,
     ) -> None:
-        places = [
-            [builder.add(start, ir.Constant(WORD, panel * LANES)) for panel in range(panels)]
-            for start in multiples(builder, c_stride, rows)
-        ]
-        totals = [[cgutils.alloca_once_value(builder, number(0.0)) for _ in line] for line in places]
-        with builder.if_then(builder.trunc(more, ir.IntType(1))):
-            for line, into in zip(places, totals, strict=True):
-                for place, total in zip(line, into, strict=True):
-                    builder.store(emit_load(builder, c, place), total)
+        tile = Tile(builder, rows, vectors)
+        places = tile.places(c_stride)
+        tile.combine(more, c, places, lambda stored, total: stored)
         starts = multiples(builder, a_stride, rows)
         with cgutils.for_range_slice(builder, ir.Constant(WORD, 0), length, run) as (begin, index):
             words = [
-                builder.add(builder.mul(index, ir.Constant(WORD, panels)), ir.Constant(WORD, each))
-                for each in range(panels)
+                builder.add(builder.mul(index, ir.Constant(WORD, vectors)), ir.Constant(WORD, each))
+                for each in range(vectors)
             ]
             here = [builder.load(pointer(builder, bs, place, WORD)) for place in words]
             there = [builder.load(pointer(builder, nexts, place, WORD)) for place in words]
@@ -72,12 +62,7 @@ def make_outer_tile(rows: int, panels: int, kind: str) -> Any:
                 values = [emit_load(builder, address, place, kind) for address in here]
                 for address in there:
                     emit_prefetch(builder, pointer(builder, address, ahead, BYTE))
-                for x, line in zip(xs, totals, strict=True):
-                    scalar = emit_splat(builder, builder.load(builder.gep(x, [loop.index])))
-                    for panel, total in zip(values, line, strict=True):
-                        builder.store(emit_fma(builder, scalar, panel, builder.load(total)), total)
-        for line, into in zip(places, totals, strict=True):
-            for place, total in zip(line, into, strict=True):
-                emit_store(builder, c, place, builder.load(total))
+                tile.add(xs, loop.index, values)
+        tile.store(c, places)
 
     return operation(types.void, (types.intp,) * 11, emit)

@@ -7,19 +7,19 @@ from numba.core import types
 
 from jaxllm.pallas_kernels.numba.memory import compiled, int32, word
 from jaxllm.pallas_kernels.numba.vectors import FLOAT, INTS, LANES, WORD, operation, pointer
-from jaxllm.pallas_kernels.paged_attention.cpu.job import (
-    J_BYTES,
-    J_C,
-    J_COS,
-    J_H,
-    J_KV_STRIDE,
-    J_NEW_K,
-    J_NEW_V,
-    J_POSITIONS,
-    key_and_value_at,
-)
 from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
 from jaxllm.pallas_kernels.paged_attention.cpu.softmax import ONE
+from jaxllm.pallas_kernels.paged_attention.cpu.work import (
+    W_BYTES,
+    W_C,
+    W_COS,
+    W_H,
+    W_KV_STRIDE,
+    W_NEW_K,
+    W_NEW_V,
+    W_POSITIONS,
+    key_and_value_at,
+)
 
 
 def _finite(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -85,23 +85,23 @@ def make_write(kind: str, bytes_each: int) -> Any:
     one, line, square = _movers(FLOAT if kind == "float32" else ir.IntType(8 * bytes_each))
 
     @compiled
-    def write(job: int, row: int, first: int, last: int, head: int, scratch: int) -> None:
+    def write(work: int, row: int, first: int, last: int, head: int, scratch: int) -> None:
         """Put keys and values of a row's tokens from `first` up to `last` into their pages.
 
         Of float32 what is finite (see `ragged.quantise`, which does it for the other types). Keys are rotated first,
         which takes memory for as many of them as are written together.
         """
-        head_size, page_size, bytes_each = word(job, J_H), word(job, J_C), word(job, J_BYTES)
-        stride = word(job, J_KV_STRIDE)
-        position = int32(word(job, J_POSITIONS), first)
+        head_size, page_size, bytes_each = word(work, W_H), word(work, W_C), word(work, W_BYTES)
+        stride = word(work, W_KV_STRIDE)
+        position = int32(word(work, W_POSITIONS), first)
         token = first
         while token < last:
             together = LANES if position % LANES == 0 and token + LANES <= last else 1
-            key, value = key_and_value_at(job, row, position, head)
-            source, step = word(job, J_NEW_K) + (token * stride + head * head_size) * bytes_each, stride
-            if word(job, J_COS):
+            key, value = key_and_value_at(work, row, position, head)
+            source, step = word(work, W_NEW_K) + (token * stride + head * head_size) * bytes_each, stride
+            if word(work, W_COS):
                 for each in range(together):
-                    rotate(job, token + each, source + 4 * each * stride, scratch + 4 * each * head_size, ONE)
+                    rotate(work, token + each, source + 4 * each * stride, scratch + 4 * each * head_size, ONE)
                 source, step = scratch, head_size
             if together > 1:
                 for place in range(0, head_size, LANES):
@@ -109,7 +109,7 @@ def make_write(kind: str, bytes_each: int) -> Any:
             else:
                 for place in range(head_size):
                     one(key + place * page_size * bytes_each, source + place * bytes_each)
-            source = word(job, J_NEW_V) + (token * stride + head * head_size) * bytes_each
+            source = word(work, W_NEW_V) + (token * stride + head * head_size) * bytes_each
             for each in range(together):
                 for place in range(0, head_size, LANES):
                     offset = each * head_size + place

@@ -6,9 +6,9 @@ from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512, LANES
 
 BLOCK = 64
 """Keys of a block of the softmax, counted from the request's first key."""
-PANELS = 4 if HAS_AVX512 else 2
+VECTORS = 4 if HAS_AVX512 else 2
 """Vectors of keys, or of a head, that a tile computes at once; five rows of them fill the registers."""
-GROUP = PANELS * LANES
+GROUP = VECTORS * LANES
 """Keys, or numbers of a head, of such a tile."""
 LINE = 64
 """Bytes of a cache line; a vector across two of them takes twice as long."""
@@ -27,23 +27,23 @@ CHUNK_INTS = 4
 Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN = range(11)
 SCALE, SOFT_CAP, V_SCALE, EACH_HEAD = 0, 1, 2, 3
 
-# Words of a job: addresses, sizes, switches. Chunks are those of `chunks`.
+# Words of the work descriptor: addresses, sizes, switches. Chunks are those of `chunks`.
 _ADDRESSES = range(FIRST, FIRST + 10)
-J_Q, J_NEW_K, J_NEW_V, J_CACHE, J_POSITIONS, J_START, J_TABLE, J_FLOATS, J_OUT, J_CHUNKS = _ADDRESSES
-J_N, J_K, J_H, J_C, J_W, J_BYTES, J_REQUESTS, J_TOKENS, J_CHUNK = range(FIRST + 10, FIRST + 19)
-J_WINDOW, J_HAS_SINKS, J_HAS_SLOPES = range(FIRST + 19, FIRST + 22)
+W_Q, W_NEW_K, W_NEW_V, W_CACHE, W_POSITIONS, W_START, W_TABLE, W_FLOATS, W_OUT, W_CHUNKS = _ADDRESSES
+W_N, W_K, W_H, W_C, W_WIDTH, W_BYTES, W_REQUESTS, W_TOKENS, W_CHUNK = range(FIRST + 10, FIRST + 19)
+W_WINDOW, W_HAS_SINKS, W_HAS_SLOPES = range(FIRST + 19, FIRST + 22)
 # Constants in memory: Numba would compile a function once more for each number that it is called with.
-J_BLOCK, J_NO, J_YES = range(FIRST + 22, FIRST + 25)
+W_BLOCK, W_NO, W_YES = range(FIRST + 22, FIRST + 25)
 # Keys whose values lie one after another; items with results, those that write keys and values, how many of these are
 # done.
-J_RUN, J_RESULTS, J_WRITES, J_WRITTEN = range(FIRST + 25, FIRST + 29)
+W_RUN, W_RESULTS, W_WRITES, W_WRITTEN = range(FIRST + 25, FIRST + 29)
 # Addresses of angles, 0 if there are none; numbers from one token's queries to the next one's, of keys and values too.
-J_COS, J_SIN, J_Q_STRIDE, J_KV_STRIDE = range(FIRST + 29, FIRST + 33)
+W_COS, W_SIN, W_Q_STRIDE, W_KV_STRIDE = range(FIRST + 29, FIRST + 33)
 WORDS = 33
 
 
 @compiled
-def read_call(frame: int, job: int, bytes_each: int) -> None:
+def read_call(frame: int, work: int, bytes_each: int) -> None:
     """Write down what the items need; `bytes_each` of a number in the cache."""
     ints = argument(frame, INTS)
     heads, page = size(frame, CACHE, 3), size(frame, CACHE, 4)
@@ -51,41 +51,41 @@ def read_call(frame: int, job: int, bytes_each: int) -> None:
     # Where keys begin, and where values do, if one array holds all.
     behind, next_behind = (num_heads, num_heads + heads) if size(frame, NEW_K, 1) > heads else (0, 0)
     layer_bytes = size(frame, CACHE, 1) * 2 * heads * page * bytes_each
-    set_word(job, J_Q, argument(frame, Q))
-    set_word(job, J_NEW_K, argument(frame, NEW_K) + behind * head_size * bytes_each)
-    set_word(job, J_NEW_V, argument(frame, NEW_V) + next_behind * head_size * bytes_each)
-    set_word(job, J_Q_STRIDE, size(frame, Q, 1) * head_size)
-    set_word(job, J_KV_STRIDE, size(frame, NEW_K, 1) * head_size)
-    set_word(job, J_COS, argument(frame, COS) if size(frame, COS, 0) > 0 else 0)
-    set_word(job, J_SIN, argument(frame, SIN))
-    set_word(job, J_CACHE, argument(frame, CACHE) + int32(ints, 0) * layer_bytes)
-    set_word(job, J_POSITIONS, argument(frame, POSITIONS))
-    set_word(job, J_START, argument(frame, QUERY_START))
-    set_word(job, J_TABLE, argument(frame, PAGE_TABLE))
-    set_word(job, J_FLOATS, argument(frame, FLOATS))
-    set_word(job, J_OUT, result(frame, 0))
-    set_word(job, J_N, num_heads)
-    set_word(job, J_K, heads)
-    set_word(job, J_H, head_size)
-    set_word(job, J_C, page // head_size)
-    set_word(job, J_W, size(frame, PAGE_TABLE, 1))
-    set_word(job, J_BYTES, bytes_each)
-    set_word(job, J_WINDOW, int32(ints, 1))
-    set_word(job, J_REQUESTS, int32(ints, 2))
-    set_word(job, J_TOKENS, int32(ints, 3))
-    set_word(job, J_HAS_SINKS, int32(ints, 4))
-    set_word(job, J_HAS_SLOPES, int32(ints, 5))
-    set_word(job, J_BLOCK, BLOCK)
-    set_word(job, J_NO, 0)
-    set_word(job, J_YES, 1)
+    set_word(work, W_Q, argument(frame, Q))
+    set_word(work, W_NEW_K, argument(frame, NEW_K) + behind * head_size * bytes_each)
+    set_word(work, W_NEW_V, argument(frame, NEW_V) + next_behind * head_size * bytes_each)
+    set_word(work, W_Q_STRIDE, size(frame, Q, 1) * head_size)
+    set_word(work, W_KV_STRIDE, size(frame, NEW_K, 1) * head_size)
+    set_word(work, W_COS, argument(frame, COS) if size(frame, COS, 0) > 0 else 0)
+    set_word(work, W_SIN, argument(frame, SIN))
+    set_word(work, W_CACHE, argument(frame, CACHE) + int32(ints, 0) * layer_bytes)
+    set_word(work, W_POSITIONS, argument(frame, POSITIONS))
+    set_word(work, W_START, argument(frame, QUERY_START))
+    set_word(work, W_TABLE, argument(frame, PAGE_TABLE))
+    set_word(work, W_FLOATS, argument(frame, FLOATS))
+    set_word(work, W_OUT, result(frame, 0))
+    set_word(work, W_N, num_heads)
+    set_word(work, W_K, heads)
+    set_word(work, W_H, head_size)
+    set_word(work, W_C, page // head_size)
+    set_word(work, W_WIDTH, size(frame, PAGE_TABLE, 1))
+    set_word(work, W_BYTES, bytes_each)
+    set_word(work, W_WINDOW, int32(ints, 1))
+    set_word(work, W_REQUESTS, int32(ints, 2))
+    set_word(work, W_TOKENS, int32(ints, 3))
+    set_word(work, W_HAS_SINKS, int32(ints, 4))
+    set_word(work, W_HAS_SLOPES, int32(ints, 5))
+    set_word(work, W_BLOCK, BLOCK)
+    set_word(work, W_NO, 0)
+    set_word(work, W_YES, 1)
     tokens = max(min(ROWS // (num_heads // heads), int32(ints, 3)), 1)
-    set_word(job, J_CHUNK, tokens)
-    set_word(job, J_CHUNKS, malloc(4 * CHUNK_INTS * (int32(ints, 3) + 1)))
-    set_word(job, J_RUN, _run(page // head_size))
+    set_word(work, W_CHUNK, tokens)
+    set_word(work, W_CHUNKS, malloc(4 * CHUNK_INTS * (int32(ints, 3) + 1)))
+    set_word(work, W_RUN, _run(page // head_size))
     # See `scratch_parts`, which begins at a cache line.
     tiles = _tiles(tokens * (num_heads // heads)) + _tiles(num_heads // heads)
     addresses = 2 * BLOCK // LANES * (2 + head_size // LANES)
-    set_scratch(job, LINE + tiles * tile_bytes(head_size) + 4 * (LANES + TILE * BLOCK) + 8 * addresses)
+    set_scratch(work, LINE + tiles * tile_bytes(head_size) + 4 * (LANES + TILE * BLOCK) + 8 * addresses)
 
 
 @compiled
@@ -108,16 +108,16 @@ def _run(page_size: int) -> int:
 
 
 @compiled
-def scratch_parts(job: int, scratch: int) -> tuple[int, int, int]:
+def scratch_parts(work: int, scratch: int) -> tuple[int, int, int]:
     """What an item works in: the state of its rows, that of the rows of a single token, and what `block_parts` has."""
-    group = word(job, J_N) // word(job, J_K)
+    group = word(work, W_N) // word(work, W_K)
     state = (scratch + LINE - 1) // LINE * LINE
-    own = state + _tiles(word(job, J_CHUNK) * group) * tile_bytes(word(job, J_H))
-    return state, own, own + _tiles(group) * tile_bytes(word(job, J_H))
+    own = state + _tiles(word(work, W_CHUNK) * group) * tile_bytes(word(work, W_H))
+    return state, own, own + _tiles(group) * tile_bytes(word(work, W_H))
 
 
 @compiled
-def block_parts(job: int, memory: int) -> tuple[int, int, int, int, int, int, int, int]:
+def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int, int, int]:
     """What a block needs: a vector, scores [TILE, BLOCK], then addresses: of keys and of values, of those of the next
     block, of the values' runs, and of what is needed after each.
     """
@@ -125,33 +125,33 @@ def block_parts(job: int, memory: int) -> tuple[int, int, int, int, int, int, in
     keys = scores + 4 * TILE * BLOCK
     block = 8 * (BLOCK // LANES)
     runs = keys + 4 * block
-    nexts = runs + block * (word(job, J_H) // LANES)
+    nexts = runs + block * (word(work, W_H) // LANES)
     return memory, scores, keys, keys + block, keys + 2 * block, keys + 3 * block, runs, nexts
 
 
 @compiled
-def first_token(job: int, row: int) -> int:
+def first_token(work: int, row: int) -> int:
     """First token of a row; that of the next row is its end."""
-    return int32(word(job, J_START), row)
+    return int32(word(work, W_START), row)
 
 
 @compiled
-def key_and_value_at(job: int, row: int, position: int, head: int) -> tuple[int, int]:
+def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int, int]:
     """Addresses of a head's key and value at a position of a row.
 
     The numbers of a key lie a page size apart, those of a value side by side.
     """
-    page_size, head_size, heads = word(job, J_C), word(job, J_H), word(job, J_K)
+    page_size, head_size, heads = word(work, W_C), word(work, W_H), word(work, W_K)
     index = position // page_size
     offset = position - index * page_size
-    page = int32(word(job, J_TABLE), row * word(job, J_W) + index)
+    page = int32(word(work, W_TABLE), row * word(work, W_WIDTH) + index)
     part = (page * 2 * heads + head) * page_size * head_size
     key, value = part + offset, part + (heads * page_size + offset) * head_size
-    return word(job, J_CACHE) + key * word(job, J_BYTES), word(job, J_CACHE) + value * word(job, J_BYTES)
+    return word(work, W_CACHE) + key * word(work, W_BYTES), word(work, W_CACHE) + value * word(work, W_BYTES)
 
 
 @compiled
-def first_seen(job: int, position: int) -> int:
+def first_seen(work: int, position: int) -> int:
     """The first key that a query at a position may see."""
-    window = word(job, J_WINDOW)
+    window = word(work, W_WINDOW)
     return max(position - window + 1, 0) if window > 0 else 0
