@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.doctor.result import Context, Outcome
+from jaxllm.pallas_kernels.paged_attention import find
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from jaxllm.pallas_kernels.paged_attention.layout import from_layout, to_layout
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 Result = tuple[jax.Array, jax.Array]
@@ -86,19 +86,19 @@ def run_case(implementation: str, inputs: Inputs) -> Result:
     """The case on the default device. What the TPU kernel leaves as the cache only it can read."""
     if implementation == "tpu":
         return _run_on_tpu(inputs)
+    backend = find(implementation)
 
     def attend(inputs: Inputs) -> Result:
         page_size = inputs.kv_cache.shape[2]
-        own = replace(inputs, kv_cache=to_layout(implementation, inputs.kv_cache))
+        own = replace(inputs, kv_cache=backend.from_canonical(inputs.kv_cache))
         out, cache = own.call(implementation, jnp.int32(LAYER))
-        return out, from_layout(implementation, cache, page_size)
+        return out, backend.to_canonical(cache, page_size)
 
     return jax.jit(attend)(inputs)
 
 
 def _run_on_tpu(inputs: Inputs) -> Result:
-    from jaxllm.pallas_kernels.paged_attention.tpu.cache import from_canonical
-    from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+    from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, from_canonical
 
     case = inputs.case
     group = case.num_heads // case.num_kv_heads

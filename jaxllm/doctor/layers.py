@@ -15,8 +15,8 @@ from jaxllm.models.batch import Batch
 from jaxllm.models.causal_lm import CausalLM, load_model
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.options import ForwardOptions
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
-from jaxllm.pallas_kernels.paged_attention.layout import CacheGeometry, cache_shape
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.resolved import ResolvedConfig
 

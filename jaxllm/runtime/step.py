@@ -38,7 +38,7 @@ class DeviceState:
     """What stays on the device from step to step; donated, so that it is updated in place."""
 
     kv_cache: jax.Array
-    """[L, P, C, 2K, H], or as the attention has it (`paged_attention.layout`)."""
+    """[L, P, C, 2K, H], or as the attention has it (see `cache_shape`)."""
     sampling: SamplingState
     page_table: jax.Array
     """int32 [S, W], pages of the request in each slot, in order; `NULL_PAGE` where there is none yet."""

@@ -85,6 +85,13 @@ class Backend:
     """Axis 0 is the layer, axis 1 the page, and axis 3 the KV heads, which may be split over devices."""
     prepare: Callable[[RaggedBatch, Heads], RaggedBatch] = lambda batch, heads: batch
     """Adds to a batch what would otherwise be made in every layer; `call` also takes a batch without."""
+    from_canonical: Callable[[jax.Array], jax.Array] = lambda cache: cache
+    """A cache of `canonical_shape` as `call` has it, for tests and tools; a running engine never converts.
+
+    Not for `tpu`, whose layout only its kernel reads.
+    """
+    to_canonical: Callable[[jax.Array, int], jax.Array] = lambda cache, page_size: cache
+    """What `from_canonical` made of a cache with pages of `page_size` tokens, back."""
     merged: MergedAttention | None = None
     takes_merged: Callable[[int, str], bool] = lambda head_size, dtype: False
     """Whether `merged` can, for heads of a size, and activations and a cache of a type (NumPy's name)."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.numba.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.cpu.layout import transposed_shape
+from jaxllm.pallas_kernels.paged_attention.cpu.layout import from_transposed, transposed, transposed_shape
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
 
@@ -135,4 +135,11 @@ def _call(
     return out, kv_cache
 
 
-BACKEND = Backend(cpu_paged_attention, transposed_shape, merged=merged_attention, takes_merged=takes_merged)
+BACKEND = Backend(
+    cpu_paged_attention,
+    transposed_shape,
+    from_canonical=transposed,
+    to_canonical=from_transposed,
+    merged=merged_attention,
+    takes_merged=takes_merged,
+)

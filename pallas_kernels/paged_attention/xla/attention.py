@@ -18,7 +18,7 @@ from jax import lax
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_head_major
-from jaxllm.pallas_kernels.paged_attention.xla.layout import head_major_shape
+from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major, head_major_shape
 
 MASKED = -1e30
 """Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
@@ -311,4 +311,9 @@ def _prefill_block(
     return attended.transpose(2, 0, 1, 3).reshape(queries.shape)
 
 
-BACKEND = Backend(xla_paged_attention, head_major_shape)
+BACKEND = Backend(
+    xla_paged_attention,
+    head_major_shape,
+    from_canonical=head_major,
+    to_canonical=lambda cache, page_size: canonical(cache),
+)

@@ -8,28 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxllm.pallas_kernels.paged_attention.backend import find
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
-from jaxllm.pallas_kernels.paged_attention.cpu.layout import from_transposed, transposed
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 """Compiler options: compiling takes nearly all the time of these tests, and their arrays are too small to care."""
 
 Result = tuple[jax.Array, jax.Array]
-
-
-def to_layout(implementation: str, cache: jax.Array) -> jax.Array:
-    """A canonical cache as `implementation` has it. Not for `tpu`, whose layout only its kernel reads."""
-    convert = {"xla": head_major, "cpu": transposed}.get(implementation)
-    return cache if convert is None else convert(cache)
-
-
-def from_layout(implementation: str, cache: jax.Array, page_size: int) -> jax.Array:
-    """What `to_layout` made of a cache with pages of `page_size` tokens, back."""
-    if implementation == "cpu":
-        return from_transposed(cache, page_size)
-    return canonical(cache) if implementation == "xla" else cache
 
 
 @functools.cache
@@ -38,9 +24,9 @@ def run_function(implementation: str) -> Callable[[Inputs], Result]:
 
     def run(inputs: Inputs) -> Result:
         page_size = inputs.kv_cache.shape[2]
-        own = replace(inputs, kv_cache=to_layout(implementation, inputs.kv_cache))
+        own = replace(inputs, kv_cache=find(implementation).from_canonical(inputs.kv_cache))
         out, cache = own.call(implementation, jnp.int32(LAYER))
-        return out, from_layout(implementation, cache, page_size)
+        return out, find(implementation).to_canonical(cache, page_size)
 
     return jax.jit(run, compiler_options=QUICK)
 

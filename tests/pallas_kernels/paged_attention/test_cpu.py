@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.pallas_kernels.paged_attention.backend import find
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function, to_layout
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
 
 TOKENS = (300, 200)
 """Of two prompts."""
@@ -49,7 +50,7 @@ def _step(
 )
 def test_the_same_bits_however_cut_and_whoever_is_beside(features: dict[str, Any]) -> None:
     inputs = cached_inputs(Case("prompts", tuple((tokens, 0) for tokens in TOKENS), num_heads=6, **features))
-    empty = to_layout("cpu", inputs.kv_cache)
+    empty = find("cpu").from_canonical(inputs.kv_cache)
     whole, cache = _step(inputs, {row: (0, tokens) for row, tokens in enumerate(TOKENS)}, empty)
     together: dict[int, list[np.ndarray]] = {0: [], 1: []}
     cut = empty
@@ -133,7 +134,7 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
     inputs = cached_inputs(case)
     angles = np.random.default_rng(0).uniform(-4, 4, (inputs.q.shape[0], case.head_size // 2))
     cos, sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
-    cache = to_layout("cpu", inputs.kv_cache)
+    cache = find("cpu").from_canonical(inputs.kv_cache)
     turned = replace(inputs, q=_turned(np.asarray(inputs.q), cos, sin), k=_turned(np.asarray(inputs.k), cos, sin))
     wanted, wanted_cache = replace(turned, kv_cache=cache).call("cpu")
     qkv = jnp.concatenate([inputs.q, inputs.k, inputs.v], axis=1).reshape(inputs.q.shape[0], -1)
@@ -152,7 +153,7 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
 def test_merged_wants_float32() -> None:
     inputs = cached_inputs(Case("bfloat16", ((1, 5),), dtype="bfloat16"))
     angles = jnp.zeros((1, 32))
-    cache = to_layout("cpu", inputs.kv_cache)
+    cache = find("cpu").from_canonical(inputs.kv_cache)
     with pytest.raises(ValueError, match="float32"):
         merged_attention(inputs.q.reshape(1, -1), (angles, angles), cache, 1, inputs.batch, inputs.options)
 
