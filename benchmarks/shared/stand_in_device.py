@@ -92,11 +92,12 @@ class Result:
 class StandInExecutables:
     """In the place of `Executables`, for requests that ask for nothing special."""
 
-    def __init__(self, shape: StepShape, state: DeviceState, clock: Clock) -> None:
+    def __init__(self, shape: StepShape, state: DeviceState, buckets: Buckets, clock: Clock) -> None:
         self._shape = shape
         self._clock = clock
         self._state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-        self._steps: dict[Bucket, Any] = {}
+        self._steps: dict[str, Any] = {}
+        self._buckets = {bucket.name: bucket for bucket in buckets.all}
         self._set_pages = jax.jit(set_pages, donate_argnums=0).lower(*self._page_arguments()).compile()
 
     def _page_arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -107,14 +108,11 @@ class StandInExecutables:
     def close(self) -> None:
         """There is nothing to give back."""
 
-    def get(self, key: str) -> Any:
-        """The one small executable that every request needs."""
-        assert key == "set_pages"
-        return self._set_pages
-
-    def step(self, bucket: Bucket) -> Any:
-        """`(parameters, state, packed) -> (SampledRows, state)`."""
-        compiled = self._steps.get(bucket) or self._steps.setdefault(bucket, self._compile(bucket))
+    def get(self, name: str) -> Any:
+        """The step of a bucket, `(parameters, state, packed) -> (SampledRows, state)`, or "set_pages"."""
+        if name == "set_pages":
+            return self._set_pages
+        compiled = self._steps.get(name) or self._steps.setdefault(name, self._compile(self._buckets[name]))
 
         def run(*arguments: Any) -> tuple[SampledRows, DeviceState]:
             sampled, state = compiled(*arguments)
@@ -159,11 +157,12 @@ def stand_in_engine(
         hidden=jnp.zeros(8),
     )
     assert len(fields(state)) == len(jax.tree.leaves(state)) - 1, "a new field belongs here as well"
+    buckets = Buckets(budget, running)
     runner = Runner(
         parameters=tuple(jnp.zeros(8) for _ in range(NUM_PARAMETERS)),
         state=state,
-        executables=cast(Executables, StandInExecutables(shape, state, clock)),
-        buckets=Buckets(budget, running),
+        executables=cast(Executables, StandInExecutables(shape, state, buckets, clock)),
+        buckets=buckets,
         shape=shape,
         sampling=SamplingTable(running, VOCABULARY),
         watch=CompilationWatch(strict=False),

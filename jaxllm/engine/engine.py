@@ -1,7 +1,6 @@
 """The engine: token ids in, token ids out. One call of `Engine.step` is the whole loop."""
 
 import time
-from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -12,10 +11,9 @@ from jaxllm.engine.beams import BeamSearches
 from jaxllm.engine.collaborator import Collaborator
 from jaxllm.engine.constrained import ConstrainedDecoding, make_constraints
 from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
+from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.garbage import trim_heap
-from jaxllm.info import EngineInfo
 from jaxllm.kv.manager import KVManager
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
@@ -27,19 +25,27 @@ from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 
 
-class Engine:
+class Engine(StepLoop[Dispatched]):
     """Runs requests to their ends, as many at a time as slots, pages and the token budget allow.
 
-    With asynchronous scheduling a step is scheduled and started while the one before it runs. A request that ends by a
-    token which the host has yet to see is then part of one step too many, whose token nobody sees.
+    With asynchronous scheduling a request that ends by a token which the host has yet to see is part of one step too
+    many, whose token nobody sees.
 
     Not thread-safe: one thread adds requests, steps and takes the outputs.
     """
 
+    runner: Runner
+
     def __init__(self, resolved: ResolvedConfig, runner: Runner, num_pages: int) -> None:
         config = resolved.config
-        self.info = _describe(resolved, num_pages, runner.num_shapes)
-        self.runner = runner
+        info = describe(
+            resolved,
+            runner.num_shapes,
+            max_logprobs=resolved.max_logprobs,
+            num_pages=num_pages,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+        )
+        super().__init__(info, runner, config.scheduler)
         self.pages = KVManager(num_pages, resolved.page_size, enable_prefix_caching=config.cache.enable_prefix_caching)
         self.scheduler = Scheduler(
             max_num_seqs=config.scheduler.max_num_seqs,
@@ -57,12 +63,7 @@ class Engine:
         self._active: list[Collaborator] = []
         """Those of them that unfinished requests concern. It is replaced and never changed, see `step`."""
         self._limits = RequestLimits.of(self.info)
-        self._depth = 2 if config.scheduler.async_scheduling else 1
-        self._under_way: deque[tuple[float, Dispatched]] = deque()  # with the time each was begun
-        self._last_end = 0.0
         self._scheduled: dict[str, float] = {}
-        self._ended: list[EngineOutput] = []
-        self._step = StepStats()
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "Engine":
@@ -111,26 +112,17 @@ class Engine:
         """Ids of the requests that wait or run."""
         return self.scheduler.unfinished_ids()
 
-    def is_ending(self, request_id: str) -> bool:
-        """Whether a request has ended, and the next step's outputs will say so."""
-        return any(output.request_id == request_id for output in self._ended)
-
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns one output for each request that has any news."""
         for each in self._active:
             each.begins()
-        ended, self._ended = self._ended, []
-        while len(self._under_way) < self._depth and self._start():
-            pass
-        if not self._under_way:
+        outputs = super().step()
+        if not self._step.num_steps:
             for each in self._active:
                 each.idle()
-            self._step = StepStats()
-            return ended
-        return ended + self._complete(*self._under_way.popleft())
+        return outputs
 
     def _start(self) -> bool:
-        """Schedule a step and hand it to the device; False when there is none before the next result."""
         began = time.monotonic()
         if self._under_way:
             _, last = self._under_way[-1]
@@ -148,7 +140,6 @@ class Engine:
         return True
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
-        """Wait for a step, and take what it computed."""
         for each in self._active:
             each.before_collect(step)
         plan, result = step.plan, self.runner.collect(step)
@@ -162,13 +153,11 @@ class Engine:
             each.reported(plan, result, outputs)
         if finished:
             self._forget(finished)
-        began, self._last_end = max(began, self._last_end), time.monotonic()
         self._step = StepStats(
             num_steps=1,
             num_rows=plan.num_rows,
             num_tokens=plan.num_tokens,
             bucket_tokens=result.bucket.tokens,
-            step_seconds=self._last_end - began,
             num_last=len(finished),
             preemptions=tuple([request.num_preemptions for request in finished]) if finished else (),
         )
@@ -189,6 +178,7 @@ class Engine:
         scheduler, pages = self.scheduler, self.pages
         return replace(
             self._step,
+            step_seconds=self._step_seconds,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_deferred=scheduler.num_held,
@@ -205,11 +195,9 @@ class Engine:
 
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
-        self._under_way.clear()
         for each in self._collaborators:
             each.close()
-        self.runner.close()
-        trim_heap()
+        super().close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
         self._scheduled.pop(request_id, None)
@@ -257,28 +245,6 @@ class Engine:
             for output in outputs:
                 output.scheduled_time = self._scheduled.pop(output.request_id, None)
         return outputs
-
-
-def _describe(resolved: ResolvedConfig, num_pages: int, num_shapes: int) -> EngineInfo:
-    config = resolved.config
-    return EngineInfo(
-        model=config.model.model,
-        model_folder=str(resolved.folder),
-        vocab_size=resolved.model.vocab_size,
-        eos_token_ids=tuple(resolved.model.eos_token_ids),
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        max_logprobs=resolved.max_logprobs,
-        num_pages=num_pages,
-        block_size=resolved.page_size,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-        dtype=resolved.dtype,
-        device_kind=resolved.device_kind,
-        num_devices=resolved.num_devices,
-        num_shapes=num_shapes,
-        structured_outputs_backend=config.structured.structured_outputs_backend,
-    )
 
 
 def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:

@@ -1,15 +1,14 @@
 """The engine of pooling models: token ids in, vectors and scores out. Used like `jaxllm.engine.engine.Engine`."""
 
 import time
-from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
-from jaxllm.garbage import trim_heap
 from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.build import build_pooling_runner
@@ -22,29 +21,24 @@ from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
 
 
-class PoolingEngine:
+class PoolingEngine(StepLoop[DispatchedTexts]):
     """Pools whole texts, as many in a step as fit its budget of tokens.
 
-    With asynchronous scheduling a step is started while the one before it runs. Not thread-safe: one thread adds
-    requests, steps and takes the outputs.
+    Not thread-safe: one thread adds requests, steps and takes the outputs.
     """
+
+    runner: PoolingRunner
 
     def __init__(self, resolved: ResolvedPoolingConfig, runner: PoolingRunner) -> None:
         scheduler = resolved.common.config.scheduler
-        self.info = _describe(resolved, runner.num_shapes)
-        self.runner = runner
+        super().__init__(_describe(resolved, runner.num_shapes), runner, scheduler)
         self._limits = PoolingLimits.of(self.info)
         self._queue = PoolingQueue(
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=resolved.common.max_num_batched_tokens,
             by_priority=scheduler.scheduling_policy == "priority",
         )
-        self._depth = 2 if scheduler.async_scheduling else 1
-        self._under_way: deque[tuple[float, DispatchedTexts]] = deque()  # with the time each was begun
         self._aborted: set[str] = set()
-        self._ended: list[EngineOutput] = []
-        self._last_end = 0.0
-        self._step = StepStats()
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "PoolingEngine":
@@ -85,36 +79,25 @@ class PoolingEngine:
         running = {each.request_id for _, step in self._under_way for each in step.requests}
         return self._queue.ids() | (running - self._aborted)
 
-    def is_ending(self, request_id: str) -> bool:
-        """Whether a request has ended, and the next step's outputs will say so."""
-        return any(output.request_id == request_id for output in self._ended)
-
-    def step(self) -> list[EngineOutput]:
-        """Pool one batch of texts. Returns one output for each, with its `data`, and those of aborted requests."""
-        ended, self._ended = self._ended, []
-        while len(self._under_way) < self._depth and len(self._queue):
-            began = time.monotonic()
-            self._under_way.append((began, self.runner.dispatch(self._queue.take())))
-        if not self._under_way:
-            self._step = StepStats()
-            return ended
-        return ended + self._complete(*self._under_way.popleft())
+    def _start(self) -> bool:
+        if not len(self._queue):
+            return False
+        began = time.monotonic()
+        self._under_way.append((began, self.runner.dispatch(self._queue.take())))
+        return True
 
     def _complete(self, began: float, step: DispatchedTexts) -> list[EngineOutput]:
-        """Wait for a step, and take what it computed."""
         outputs = []
         for request, data in zip(step.requests, self.runner.collect(step), strict=True):
             if request.request_id in self._aborted:
                 self._aborted.remove(request.request_id)
             else:
                 outputs.append(_output(request.request_id, data, began))
-        begin, self._last_end = max(began, self._last_end), time.monotonic()
         self._step = StepStats(
             num_steps=1,
             num_rows=len(step.requests),
             num_tokens=step.num_tokens,
             bucket_tokens=step.bucket.tokens,
-            step_seconds=self._last_end - begin,
             preemptions=(0,) * len(outputs),
         )
         return outputs
@@ -124,6 +107,7 @@ class PoolingEngine:
         running = sum(len(step.requests) for _, step in self._under_way)
         return replace(
             self._step,
+            step_seconds=self._step_seconds,
             num_running=running,
             num_waiting=len(self._queue),
             num_compilations=self.runner.watch.count,
@@ -133,42 +117,19 @@ class PoolingEngine:
         """There is none to forget."""
         return True
 
-    def close(self) -> None:
-        """Free the device memory. The engine cannot be used afterwards."""
-        self._under_way.clear()
-        self.runner.close()
-        trim_heap()
-
 
 def _output(request_id: str, data: np.ndarray, began: float) -> EngineOutput:
     return EngineOutput(request_id, [], finish_reason="stop", scheduled_time=began, data=data)
 
 
 def _describe(resolved: ResolvedPoolingConfig, num_shapes: int) -> EngineInfo:
-    common, settings = resolved.common, resolved.settings
-    config = common.config
-    return EngineInfo(
-        model=config.model.model,
-        model_folder=str(common.folder),
-        vocab_size=common.model.vocab_size,
-        eos_token_ids=tuple(common.model.eos_token_ids),
-        max_model_len=common.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=common.max_num_batched_tokens,
-        max_logprobs=0,
-        num_pages=1,
-        block_size=common.page_size,
-        enable_prefix_caching=False,
-        dtype=common.dtype,
-        device_kind=common.device_kind,
-        num_devices=common.num_devices,
-        num_shapes=num_shapes,
-        pooling=PoolingInfo(
-            tasks=settings.tasks,
-            pooling_type=settings.pooling_type,
-            size=resolved.size,
-            labels=settings.labels,
-            matryoshka=settings.matryoshka,
-            answers=settings.answers,
-        ),
+    settings = resolved.settings
+    pooling = PoolingInfo(
+        tasks=settings.tasks,
+        pooling_type=settings.pooling_type,
+        size=resolved.size,
+        labels=settings.labels,
+        matryoshka=settings.matryoshka,
+        answers=settings.answers,
     )
+    return describe(resolved.common, num_shapes, pooling=pooling)

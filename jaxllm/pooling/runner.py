@@ -62,13 +62,13 @@ class PoolingRunner:
         """Run an empty step, so that everything that happens once has happened."""
         bucket = self._buckets.all[0]
         packed, _ = self._layouts[bucket].host_buffer()
-        jax.block_until_ready(self._executables.step(bucket)(self._parameters, packed))
+        jax.block_until_ready(self._executables.get(bucket.name)(self._parameters, packed))
 
     def dispatch(self, requests: list[PoolingRequest]) -> DispatchedTexts:
         """Start a step. Returns at once; the device works while the host goes on."""
         bucket = self._buckets.fit(sum(len(request.prompt_token_ids) for request in requests))
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
-        executable = self._executables.step(bucket)
+        executable = self._executables.get(bucket.name)
         with self.watch.watching(bucket):
             results, hidden = executable(self._parameters, self._pack(requests, bucket))
         results.copy_to_host_async()

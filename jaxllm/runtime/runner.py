@@ -111,7 +111,7 @@ class Runner:
         """Run an empty step, so that everything that happens once has happened."""
         bucket = self._buckets.all[0]
         packed, _ = self._layouts[bucket].host_buffer()
-        sampled, self._state = self._executables.step(bucket)(self._parameters, self._state, packed)
+        sampled, self._state = self._executables.get(bucket.name)(self._parameters, self._state, packed)
         jax.block_until_ready(sampled)
 
     def must_wait(self, table: RequestTable) -> bool:
@@ -130,7 +130,7 @@ class Runner:
         """
         bucket = self._bucket_for(plan.num_tokens)
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
-        executable = self._executables.step(bucket)
+        executable = self._executables.get(bucket.name)
         constrained = plan.constrained
         samples = plan.samples if constrained is None else plan.samples & ~constrained
         with self.watch.watching(bucket):

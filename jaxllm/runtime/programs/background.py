@@ -46,7 +46,7 @@ class BackgroundCompilation:
             if self._stopped.is_set() or not threading.main_thread().is_alive():
                 return
             try:
-                self._executables.step(bucket)
+                self._executables.get(bucket.name)
             except Exception:
                 # Nobody waits for it: steps go on in larger shapes.
                 failed = True

@@ -114,12 +114,8 @@ class Executables:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def step(self, bucket: Bucket) -> Executable:
-        """The step of a bucket, made now if it was not before."""
-        return self.get(bucket.name)
-
     def has_step(self, bucket: Bucket) -> bool:
-        """Whether `step` would return at once."""
+        """Whether the step of a bucket is made."""
         return bucket.name in self._ready
 
     def get(self, name: str) -> Executable:

@@ -1,0 +1,102 @@
+"""What every engine does: it keeps the device busy with steps, and says how that goes."""
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+from jaxllm.config import SchedulerOptions
+from jaxllm.engine.stats import StepStats
+from jaxllm.garbage import trim_heap
+from jaxllm.info import EngineInfo, PoolingInfo
+from jaxllm.outputs import EngineOutput
+from jaxllm.runtime.resolved import ResolvedConfig
+
+Step = TypeVar("Step")
+
+
+class StepRunner(Protocol):
+    """What an engine's steps run on."""
+
+    def close(self) -> None:
+        """Free the device memory."""
+
+
+class StepLoop(ABC, Generic[Step]):
+    """An engine without its requests: the steps that are under way, and the outputs that the next one brings along.
+
+    With asynchronous scheduling a step is started while the one before it runs.
+    """
+
+    def __init__(self, info: EngineInfo, runner: StepRunner, options: SchedulerOptions) -> None:
+        self.info = info
+        self.runner = runner
+        self._depth = 2 if options.async_scheduling else 1
+        self._under_way: deque[tuple[float, Step]] = deque()  # with the time each was begun
+        self._ended: list[EngineOutput] = []
+        self._step, self._step_seconds = StepStats(), 0.0
+        self._last_end = 0.0
+
+    def step(self) -> list[EngineOutput]:
+        """Compute one batch. Returns one output for each request that has something new."""
+        ended, self._ended = self._ended, []
+        while len(self._under_way) < self._depth and self._start():
+            pass
+        if not self._under_way:
+            self._step, self._step_seconds = StepStats(), 0.0
+            return ended
+        began, step = self._under_way.popleft()
+        outputs = self._complete(began, step)
+        began, self._last_end = max(began, self._last_end), time.monotonic()
+        self._step_seconds = self._last_end - began
+        return ended + outputs
+
+    @abstractmethod
+    def _start(self) -> bool:
+        """Give the device a step, and add it to those under way; False when there is none before the next result."""
+
+    @abstractmethod
+    def _complete(self, began: float, step: Step) -> list[EngineOutput]:
+        """Wait for a step and take what it computed; `_step` says what it did, but for how long it took."""
+
+    def is_ending(self, request_id: str) -> bool:
+        """Whether a request has ended, and the next step's outputs will say so."""
+        return any(output.request_id == request_id for output in self._ended)
+
+    def close(self) -> None:
+        """Free the device memory. The engine cannot be used afterwards."""
+        self._under_way.clear()
+        self.runner.close()
+        trim_heap()
+
+
+def describe(
+    resolved: ResolvedConfig,
+    num_shapes: int,
+    *,
+    max_logprobs: int = 0,
+    num_pages: int = 1,
+    enable_prefix_caching: bool = False,
+    pooling: PoolingInfo | None = None,
+) -> EngineInfo:
+    """What an engine of this configuration says of itself; as it stands, of one without a KV cache."""
+    config, model = resolved.config, resolved.model
+    return EngineInfo(
+        model=config.model.model,
+        model_folder=str(resolved.folder),
+        vocab_size=model.vocab_size,
+        eos_token_ids=tuple(model.eos_token_ids),
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_logprobs=max_logprobs,
+        num_pages=num_pages,
+        block_size=resolved.page_size,
+        enable_prefix_caching=enable_prefix_caching,
+        dtype=resolved.dtype,
+        device_kind=resolved.device_kind,
+        num_devices=resolved.num_devices,
+        num_shapes=num_shapes,
+        pooling=pooling,
+        structured_outputs_backend=config.structured.structured_outputs_backend,
+    )
