@@ -1,8 +1,9 @@
 """A request as the engine sees it: token ids, parameters, and how far it has come."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -11,10 +12,8 @@ from jaxllm.owner import NOBODY, Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.guide import Guide
 
-if TYPE_CHECKING:
-    from jaxllm.beam.group import BeamGroup
-
 FinishReason = Literal["stop", "length", "abort"]
+Phase = Literal["prompt", "move", "run"]
 
 
 def as_request_ids(request_ids: str | Iterable[str]) -> list[str]:
@@ -53,8 +52,8 @@ class Request:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     page_hashes: list[bytes] = field(default_factory=list)
-    group: "BeamGroup | None" = None
-    """Of a lane of a beam search."""
+    group: "SequenceGroup | None" = None
+    """Of a sequence that runs together with others."""
     guide: Guide | None = None
     grammar_bytes: int = 0
     """Memory that its grammar takes when compiled, where that is known."""
@@ -66,8 +65,8 @@ class Request:
 
     @property
     def sequences(self) -> "list[Request]":
-        """What takes slots for it: itself, or the lanes of its beam search."""
-        return [self] if self.group is None else self.group.lanes
+        """What takes slots for it: itself, or all of its group."""
+        return [self] if self.group is None else self.group.sequences
 
     def sibling(self, request_id: str) -> "Request":
         """Another sequence that continues the same prompt in the same way."""
@@ -81,3 +80,45 @@ class Request:
             owner=self.owner,
             grammar_bytes=self.grammar_bytes,
         )
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class SequenceGroup(ABC):
+    """The sequences of one request, which run together and may go on with one another's tokens.
+
+    `sequences[0]` is the request itself. Phases: "prompt", it computes the prompt and the others are empty, when it
+    starts or comes back after preemption; "move", it is decided what each goes on with, `sources` being the indexes of
+    those whose pages they continue, and the next `schedule` sees to it; "run", every sequence computes its known tokens
+    and then waits until all have.
+
+    `copies` are pages (from, to) and `moved` slots whose pages the device must hear of before the next step.
+    """
+
+    sequences: list[Request]
+    phase: Phase = "prompt"
+    sources: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+
+    @property
+    def leader(self) -> Request:
+        """The request itself."""
+        return self.sequences[0]
+
+    @property
+    @abstractmethod
+    def num_output_tokens(self) -> int:
+        """Output tokens that every sequence has to go on with."""
+
+    @abstractmethod
+    def tokens(self, index: int, count: int) -> list[int]:
+        """The last `count` tokens of what the sequence of this index goes on with."""
+
+    def rewind(self) -> None:
+        """The group has lost its slots: it begins again with the prompt. What it has found stays."""
+        self.leader.output_token_ids = []
+        self.phase = "prompt"
+        self.copies.clear()
+        self.moved.clear()
+        for sequence in self.sequences:
+            sequence.page_hashes = []

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
-from jaxllm.beam.params import BeamOptions
+from jaxllm.beam.options import BeamOptions
 from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
 from jaxllm.sampling_limits import (

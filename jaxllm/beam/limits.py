@@ -1,16 +1,12 @@
 """What beam searches an engine can run."""
 
-from typing import TYPE_CHECKING
-
 from jaxllm.beam.group import end_token_ids
 from jaxllm.errors import RequestError
-
-if TYPE_CHECKING:
-    from jaxllm.info import EngineInfo
-    from jaxllm.request import Request
+from jaxllm.info import EngineInfo
+from jaxllm.request import Request
 
 
-def check_beams(request: "Request", info: "EngineInfo") -> None:
+def check_beams(request: Request, info: EngineInfo) -> None:
     """Raise `RequestError` unless an engine like this can run the beam search that the request asks for."""
     options = request.params.beam_search
     assert options is not None
@@ -30,7 +26,7 @@ def check_beams(request: "Request", info: "EngineInfo") -> None:
     _check_pages(request, info, width)
 
 
-def _check_pages(request: "Request", info: "EngineInfo", width: int) -> None:
+def _check_pages(request: Request, info: EngineInfo, width: int) -> None:
     """The beams share the full pages of the prompt; in the worst case no others."""
     size, prompt = info.block_size, len(request.prompt_token_ids)
     asked = request.params.max_tokens

@@ -1,78 +1,12 @@
-"""What a beam search may be asked for: vLLM's names, and `transformers`' meaning of `early_stopping`."""
+"""What `LLM.beam_search` may be asked for, under vLLM's names."""
 
-import math
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import ClassVar
 
 import msgspec
 
+from jaxllm.beam.options import BeamOptions, EarlyStopping
 from jaxllm.checked_names import CheckedNames, repr_of_changes
-from jaxllm.errors import RequestError
-
-if TYPE_CHECKING:
-    from jaxllm.sampling_params import SamplingParams
-
-EarlyStopping = bool | Literal["never"]
-
-MAX_WIDTH: Final = 1024
-"""Most beams of one request, whatever the engine allows."""
-
-_MEANINGLESS: Final = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "top_p",
-    "top_k",
-    "min_p",
-    "stop",
-    "bad_words",
-    "min_tokens",
-    "prompt_logprobs",
-    "logprob_token_ids",
-    "logit_bias",
-    "allowed_token_ids",
-    "structured_outputs",
-    "thinking_token_budget",
-    "n",
-    "best_of",
-)
-"""Fields of `SamplingParams` that a beam search cannot take into account."""
-
-
-class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The beam search of one request, as the engine sees it: a field of its `SamplingParams`.
-
-    `width` beams are kept, the best `n` hypotheses returned. The score of a hypothesis is the sum of its tokens'
-    log-probabilities, divided by their number to the power of `length_penalty`. `early_stopping` says when the search
-    ends, once `width` hypotheses are complete: true at once; false when the best beam, if it ended now, would not be
-    among them; "never" when no continuation of it could be, as far as the length penalty tells.
-    """
-
-    width: int
-    n: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-
-    def __post_init__(self) -> None:
-        _check_count("beam_width", self.width)
-        _check_count("n", self.n)
-        if self.n > self.width:
-            raise RequestError(f"n={self.n}: must be at most the number of beams, {self.width}", "n")
-        if not _is_number(self.length_penalty):
-            raise RequestError(f"length_penalty={self.length_penalty!r}: must be a finite number", "length_penalty")
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise RequestError(
-                f"early_stopping={self.early_stopping!r}: must be true, false or 'never'", "early_stopping"
-            )
-
-    def check_beside(self, params: "SamplingParams") -> None:
-        """Raise `RequestError` for the first field of `params` that beams cannot take into account."""
-        for field in msgspec.structs.fields(type(params)):
-            if field.name in _MEANINGLESS and getattr(params, field.name) not in (field.default, [], {}):
-                raise RequestError(
-                    f"{field.name}: does not go with beam search, which ranks continuations by the model's own "
-                    "probabilities",
-                    field.name,
-                )
+from jaxllm.sampling_params import SamplingParams
 
 
 class _Names(CheckedNames):
@@ -103,10 +37,8 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_un
     def __repr__(self) -> str:
         return repr_of_changes(self)
 
-    def to_sampling_params(self) -> "SamplingParams":
+    def to_sampling_params(self) -> SamplingParams:
         """What the engine is asked for. Raises `RequestError` for a value that is wrong."""
-        from jaxllm.sampling_params import SamplingParams
-
         options = BeamOptions(
             width=self.beam_width,
             n=self.beam_width,
@@ -122,12 +54,3 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_un
             beam_search=options,
         )
         return made
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_WIDTH:
-        raise RequestError(f"{name}={value!r}: must be an integer from 1 to {MAX_WIDTH}", name)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

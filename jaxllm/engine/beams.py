@@ -19,25 +19,30 @@ Finish = Callable[[Request, FinishReason], EngineOutput]
 class BeamSearches(Collaborator):
     """Tells searches which tokens are likeliest behind each of their beams, and ends them when they are over."""
 
-    def __init__(self, finish: Finish) -> None:
+    def __init__(self, max_model_len: int, finish: Finish) -> None:
         super().__init__()
-        self._finish = finish
+        self._max_model_len, self._finish = max_model_len, finish
 
     def concerns(self, request: Request) -> bool:
         """Whether the request asks for a beam search."""
         return request.params.beam_search is not None
 
+    def prepares(self, request: Request) -> None:
+        """Give the request its beams."""
+        request.group = BeamGroup.of(request, self._max_model_len)
+
     def reported(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
         """Give beams what they may go on with, and add the outputs of the searches that are over."""
-        if plan.lanes is None:
+        if plan.grouped is None:
             return
         logprobs: Any = result.logprobs
-        for row in plan.lanes.tolist():
+        for row in plan.grouped.tolist():
             request = plan.requests[row]
-            assert request.group is not None
-            request.group.take(request, np.asarray(logprobs.top_ids[row]), np.asarray(logprobs.top_logprobs[row]))
-            if request.group.search.done:
-                outputs.append(self._end(request.group))
+            group = request.group
+            assert isinstance(group, BeamGroup)
+            group.take(request, np.asarray(logprobs.top_ids[row]), np.asarray(logprobs.top_logprobs[row]))
+            if group.search.done:
+                outputs.append(self._end(group))
 
     def _end(self, group: BeamGroup) -> EngineOutput:
         beams, reason = group.hypotheses(), group.search.best[0].reason

@@ -26,6 +26,9 @@ class Collaborator:
         """Whether to take part for this request."""
         raise NotImplementedError
 
+    def prepares(self, request: Request) -> None:
+        """A request that concerns it is about to be queued."""
+
     def added(self, request: Request) -> None:
         """A request that concerns it is queued."""
         self.requests.add(request)

@@ -57,7 +57,7 @@ class Engine(StepLoop[Dispatched]):
         )
         self._collaborators: tuple[Collaborator, ...] = (
             ConstrainedDecoding(make_constraints(resolved), self.scheduler, runner, self._refuse),
-            BeamSearches(self._finish_with_output),
+            BeamSearches(resolved.max_model_len, self._finish_with_output),
             PromptLogprobs(),
         )
         self._active: list[Collaborator] = []
@@ -87,6 +87,8 @@ class Engine(StepLoop[Dispatched]):
             request.eos_token_ids = self.info.eos_token_ids
         self.check_request(request)
         concerned = [each for each in self._collaborators if each.concerns(request)]
+        for collaborator in concerned:
+            collaborator.prepares(request)
         self.scheduler.add(request, held=any(each.holds for each in concerned))
         for collaborator in concerned:
             collaborator.added(request)

@@ -223,7 +223,7 @@ class Runner:
         self._executables.close()
 
     def _place_pages(self, plan: StepPlan, table: RequestTable) -> None:
-        """Write the pages that are new by several, or of lanes that moved, into the device's table."""
+        """Write the pages that are new by several, or of slots that moved, into the device's table."""
         size, width = self._shape.rows_at_once, self._shape.table_width
         page_table = self._state.page_table
         changed = plan.moved

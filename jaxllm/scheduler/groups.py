@@ -1,72 +1,72 @@
-"""Where beam searches meet slots and pages: lanes are opened, filled from one another, and closed."""
+"""Where groups of sequences meet slots and pages: they are opened, filled from one another, and closed."""
 
 import numpy as np
 
-from jaxllm.beam.group import BeamGroup
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
+from jaxllm.request import SequenceGroup
 from jaxllm.scheduler.table import RequestTable
 
 
-class Lanes:
-    """The beam searches that run, and the pages of their lanes.
+class SequenceGroups:
+    """The groups that run, and the pages of their sequences.
 
-    A lane that goes on with another's tokens shares its full pages, which nobody writes any more, and gets a copy of
-    the one that is partly filled. `RequestTable.max_total` of a lane is always one more than its known tokens, so that
-    it is computed up to its last token and then waits for the others of its group.
+    A sequence that goes on with another's tokens shares its full pages, which nobody writes any more, and gets a copy
+    of the one that is partly filled. Its `RequestTable.max_total` is always one more than its known tokens, so that it
+    is computed up to its last token and then waits for the others of its group.
     """
 
     def __init__(self, table: RequestTable, pages: KVManager) -> None:
         self._table = table
         self._pages = pages
-        self.groups: dict[BeamGroup, None] = {}
+        self.running: dict[SequenceGroup, None] = {}
         """Those that run, in the order of their admission."""
 
-    def open(self, group: BeamGroup) -> None:
-        """Begin with the prompt, which lane 0 holds already; the other lanes have their slots and nothing in them."""
-        self.groups[group] = None
+    def open(self, group: SequenceGroup) -> None:
+        """Begin with the prompt, which the leader holds already; the others have their slots and nothing in them."""
+        self.running[group] = None
         self._table.max_total[group.leader.slot] = len(group.leader.prompt_token_ids) + 1
-        for lane in group.lanes[1:]:
-            self._table.insert(lane, np.zeros(0, np.int32), 0)
-            self._table.clear(lane.slot)
+        for sequence in group.sequences[1:]:
+            self._table.insert(sequence, np.zeros(0, np.int32), 0)
+            self._table.clear(sequence.slot)
 
-    def close(self, group: BeamGroup) -> None:
+    def close(self, group: SequenceGroup) -> None:
         """It runs no more; slots and pages are the caller's."""
-        del self.groups[group]
+        del self.running[group]
 
     def settle(self) -> bool:
-        """Fill the lanes of every group in which that is due; False when pages are missing for it."""
-        return all(self._settle(group) for group in self.groups if group.phase == "move")
+        """Fill the sequences of every group in which that is due; False when pages are missing for it."""
+        return all(self._settle(group) for group in self.running if group.phase == "move")
 
-    def _settle(self, group: BeamGroup) -> bool:
+    def _settle(self, group: SequenceGroup) -> bool:
         table, size = self._table, self._pages.block_size
-        slots = [lane.slot for lane in group.lanes]
-        computed = int(table.num_computed[group.lanes[group.sources[0]].slot])
-        known = len(group.leader.prompt_token_ids) + group.beams[0].last.length
-        moving = [lane for lane, source in enumerate(group.sources) if source != lane]
-        for lane in moving:
+        slots = [sequence.slot for sequence in group.sequences]
+        computed = int(table.num_computed[group.sequences[group.sources[0]].slot])
+        known = len(group.leader.prompt_token_ids) + group.num_output_tokens
+        moving = [index for index, source in enumerate(group.sources) if source != index]
+        for index in moving:
             # What they hold leads nowhere; this may be what the others need. Done once more, it does nothing.
-            self._pages.release(table.pages(slots[lane]))
-            table.clear(slots[lane])
-        held = [computed // size if lane in moving else int(table.num_pages[slot]) for lane, slot in enumerate(slots)]
+            self._pages.release(table.pages(slots[index]))
+            table.clear(slots[index])
+        held = [computed // size if index in moving else int(table.num_pages[slot]) for index, slot in enumerate(slots)]
         wanted = self._pages.pages_for(known)
         pages = self._pages.grow(sum(wanted - count for count in held))
         if pages is None:
             return False
-        for lane in moving:
-            self._share(group, lane, computed)
-        for lane, slot in enumerate(slots):
-            own, pages = pages[: wanted - held[lane]], pages[wanted - held[lane] :]
-            table.block_table[slot, held[lane] : wanted] = own
+        for index in moving:
+            self._share(group, index, computed)
+        for index, slot in enumerate(slots):
+            own, pages = pages[: wanted - held[index]], pages[wanted - held[index] :]
+            table.block_table[slot, held[index] : wanted] = own
             table.num_pages[slot] = wanted
-            self._extend(group, lane, computed, known)
+            self._extend(group, index, computed, known)
         group.phase = "run"
         return True
 
-    def _share(self, group: BeamGroup, lane: int, computed: int) -> None:
-        """Let a lane begin with what its source has computed."""
+    def _share(self, group: SequenceGroup, index: int, computed: int) -> None:
+        """Let a sequence begin with what its source has computed."""
         table, full = self._table, computed // self._pages.block_size
-        request, source = group.lanes[lane], group.lanes[group.sources[lane]]
+        request, source = group.sequences[index], group.sequences[group.sources[index]]
         shared = table.pages(source.slot)[:full]
         self._pages.share(shared)
         table.block_table[request.slot, :full] = shared
@@ -75,11 +75,11 @@ class Lanes:
         table.num_computed[request.slot] = computed
         request.page_hashes = source.page_hashes[:full]
 
-    def _extend(self, group: BeamGroup, lane: int, computed: int, known: int) -> None:
-        """Write down the tokens that a lane goes on with, and what the device must do for it."""
+    def _extend(self, group: SequenceGroup, index: int, computed: int, known: int) -> None:
+        """Write down the tokens that a sequence goes on with, and what the device must do for it."""
         table, size = self._table, self._pages.block_size
-        slot, source = group.lanes[lane].slot, group.lanes[group.sources[lane]].slot
-        table.token_ids[slot, computed:known] = group.tokens(lane, known - computed)
+        slot, source = group.sequences[index].slot, group.sequences[group.sources[index]].slot
+        table.token_ids[slot, computed:known] = group.tokens(index, known - computed)
         table.num_tokens[slot] = known
         table.max_total[slot] = known + 1
         if slot != source and computed % size:
@@ -93,7 +93,7 @@ class Lanes:
         """Pages to copy, int32 [n, 2] from and to, and slots whose pages have changed, since the last call."""
         copies: list[tuple[int, int]] = []
         moved: list[int] = []
-        for group in self.groups:
+        for group in self.running:
             copies += group.copies
             moved += group.moved
             group.copies.clear()

@@ -25,9 +25,9 @@ class StepPlan:
     constrained: bool [n], set before the step is dispatched: rows of those that sample whose tokens `Runner.choose`
     chooses, among those that a constraint allows. None: no row.
 
-    For beam searches: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
-    whose rows of the page table have changed. `lanes`, int [l], are filled in by `Scheduler.update`: rows that sampled
-    for a beam, whose tokens nobody takes.
+    For groups of sequences: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
+    whose rows of the page table have changed. `grouped`, int [g], is filled in by `Scheduler.update`: rows that
+    sampled for a group, whose tokens nobody takes.
     """
 
     slots: Int32Array
@@ -44,7 +44,7 @@ class StepPlan:
     constrained: npt.NDArray[np.bool_] | None = None
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
-    lanes: npt.NDArray[np.intp] | None = None
+    grouped: npt.NDArray[np.intp] | None = None
 
     @property
     def num_rows(self) -> int:

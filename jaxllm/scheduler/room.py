@@ -121,7 +121,7 @@ class Room:
         return usage
 
     def _leaders(self) -> Iterator[Request]:
-        """Running requests, the last in order first; for a beam search its first sequence."""
+        """Running requests, the last in order first; of a group its leader."""
         for request in reversed(self._running.requests):
             if request.group is None or request.group.leader is request:
                 yield request

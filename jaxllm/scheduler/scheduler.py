@@ -10,14 +10,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxllm.beam.group import BeamGroup
 from jaxllm.errors import CapacityError, RequestError
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import FinishReason, Request
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import Fairness, in_order
-from jaxllm.scheduler.lanes import Lanes
+from jaxllm.scheduler.groups import SequenceGroups
 from jaxllm.scheduler.pages import PageTables
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
@@ -68,7 +67,7 @@ class Scheduler:
         self._held: set[Request] = set()
         self._requests: dict[str, Request] = {}
         self._page_tables = PageTables(self.table, pages)
-        self._lanes = Lanes(self.table, pages)
+        self._groups = SequenceGroups(self.table, pages)
         self._arrivals = 0
         self._under_way: deque[StepPlan] = deque()  # whose tokens are still to come
 
@@ -113,10 +112,6 @@ class Scheduler:
         assert 0 < request.num_tokens < self.table.max_model_len
         if request.request_id in self._requests:
             raise RequestError(f"request_id={request.request_id!r} is in use by an unfinished request", "request_id")
-        if request.params.beam_search is not None:
-            group = BeamGroup.of(request, self.table.max_model_len)
-            for lane in group.lanes:
-                lane.group = group
         share = self._shares.enter(request.owner)
         for each in request.sequences:
             each.share = share
@@ -205,9 +200,9 @@ class Scheduler:
         """Slots and new tokens of the running requests that fit the budget, decodes first, and how many those are.
 
         With several owners prompts are there with all they want, to be divided.
-        None when a beam search needs more pages before it can go on.
+        None when a group needs more pages before it can go on.
         """
-        if self._lanes.groups and not self._lanes.settle():
+        if self._groups.running and not self._groups.settle():
             return None
         table, slots = self.table, self._running.slots
         behind = table.behind(slots)
@@ -254,7 +249,7 @@ class Scheduler:
         if budget <= 0 and len(self._running) >= self._budget:
             self._room.blocked = self._waiting.peek()
         while budget > 0 and (request := self._waiting.peek()) is not None:
-            # All lanes of a beam search come and go together; while it computes its prompt they take no part of the
+            # All sequences of a group come and go together; while it computes its prompt they take no part of the
             # budget, but later each takes its token.
             sequences = request.sequences
             running = len(self._running)
@@ -276,7 +271,7 @@ class Scheduler:
             self._shares.running[request.share] += len(sequences)
             slot = table.insert(request, pages, num_cached)
             if request.group is not None:
-                self._lanes.open(request.group)
+                self._groups.open(request.group)
             for each in sequences:
                 self._running.add(each)
             admitted += sequences
@@ -322,8 +317,8 @@ class Scheduler:
             preempted=preempted,
             generations=table.generation[slots],
         )
-        if self._lanes.groups:
-            plan.copies, plan.moved = self._lanes.take_changes()
+        if self._groups.running:
+            plan.copies, plan.moved = self._groups.take_changes()
         self._under_way.append(plan)
         return plan
 
@@ -352,9 +347,9 @@ class Scheduler:
         plan.samples &= live
         slots = plan.slots[plan.samples]
         table.num_pending[slots] -= 1
-        if self._lanes.groups:
-            plan.lanes = np.flatnonzero(plan.samples & table.is_lane[plan.slots])
-            plan.samples[plan.lanes] = False
+        if self._groups.running:
+            plan.grouped = np.flatnonzero(plan.samples & table.in_group[plan.slots])
+            plan.samples[plan.grouped] = False
             slots = plan.slots[plan.samples]
         if counts is None:
             ended = slots[table.append(slots, tokens[plan.samples])]
@@ -405,9 +400,9 @@ class Scheduler:
         return request
 
     def _leave(self, request: Request) -> None:
-        """Take a running request's pages and slot, with all lanes if it is a beam search."""
+        """Take a running request's pages and slot, with all of its group."""
         if request.group is not None:
-            self._lanes.close(request.group)
+            self._groups.close(request.group)
         self._shares.running[request.share] -= len(request.sequences)
         for each in request.sequences:
             self._running.remove(each)

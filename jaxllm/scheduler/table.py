@@ -21,7 +21,7 @@ class RequestTable:
     stop_ids: int32 [S, 8], padded with -1; many_stops: bool [S], where 8 do not suffice.
     generation: int64 [S], changes whenever the slot changes hands.
     owners: int32 [S], indexes in `Shares`; priorities: int64 [S], all 0 unless `by_priority`.
-    is_lane: bool [S], the slot belongs to a beam search, which decides about its tokens.
+    in_group: bool [S], the slot belongs to a `SequenceGroup`, which decides about its tokens.
     requests: the owner of each slot.
     """
 
@@ -44,7 +44,7 @@ class RequestTable:
         self.generation: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.owners: Int32Array = np.zeros(num_slots, np.int32)
         self.priorities: npt.NDArray[np.int64] = np.zeros(num_slots, np.int64)
-        self.is_lane = np.zeros(num_slots, np.bool_)
+        self.in_group = np.zeros(num_slots, np.bool_)
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
             self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.num_pages, self.max_total
@@ -77,7 +77,7 @@ class RequestTable:
         self.min_total[slot] = num_prompt + min(room + 1, params.min_tokens)  # beyond the room: never
         self.owners[slot] = request.share
         self.priorities[slot] = request.priority if self.by_priority else 0
-        self.is_lane[slot] = request.group is not None
+        self.in_group[slot] = request.group is not None
         self._set_stops(slot, request)
         return slot
 

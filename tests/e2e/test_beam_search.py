@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from jaxllm import LLM, BeamSearchParams
-from jaxllm.beam.params import BeamOptions
+from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
 from jaxllm.outputs import BeamHypothesis

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.beam.params import BeamOptions
+from jaxllm.beam.options import BeamOptions
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import refused_fields

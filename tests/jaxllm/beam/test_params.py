@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.beam.params import BeamOptions, BeamSearchParams
+from jaxllm.beam.options import BeamOptions
+from jaxllm.beam.params import BeamSearchParams
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from jaxllm.beam.params import BeamOptions
+from jaxllm.beam.options import BeamOptions
 from jaxllm.beam.policy import BeamSearch, Candidates
 
 VOCABULARY = 24

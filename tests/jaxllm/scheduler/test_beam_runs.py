@@ -15,7 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from jaxllm.beam.params import BeamOptions
+from jaxllm.beam.group import BeamGroup
+from jaxllm.beam.options import BeamOptions
 from jaxllm.beam.policy import BeamSearch, Candidates
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.prefix import extend_digests
@@ -192,6 +193,8 @@ class Run:
             eos_token_ids=(EOS,),
             owner=Owner(str(self.names % self.num_owners)),
         )
+        if params.beam_search is not None:
+            request.group = BeamGroup.of(request, MAX_MODEL_LEN)
         self.live[request.request_id] = request
         self.scheduler.add(request)
 
@@ -209,16 +212,16 @@ class Run:
         for request in self.scheduler.update(plan, sampled):
             del self.live[request.request_id]
             assert request.output_token_ids == greedy(request)
-        for row in [] if plan.lanes is None else plan.lanes.tolist():
+        for row in [] if plan.grouped is None else plan.grouped.tolist():
             group, candidates = plan.requests[row].group, ranked(states[row])
-            assert group is not None
+            assert isinstance(group, BeamGroup)
             group.take(plan.requests[row], candidates.token_ids, candidates.logprobs)
             if group.search.done:
                 self._end(group.leader)
         self.scheduler.check_integrity()
 
     def _end(self, request: Request) -> None:
-        assert request.group is not None
+        assert isinstance(request.group, BeamGroup)
         del self.live[request.request_id]
         self.scheduler.finish(request.request_id, "stop")
         found = [(each.token_ids, each.score) for each in request.group.hypotheses()]
