@@ -19,10 +19,10 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     top_logprobs: list[float] = []
 
 
-class BeamHypothesis(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A complete hypothesis of a beam search.
+class RankedSequence(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A complete sequence of a request that is answered with the best of many, all at once.
 
-    `cumulative_logprob` is the sum over `token_ids`, the end token included; `score` is what hypotheses are ranked by.
+    `cumulative_logprob` is the sum over `token_ids`, the end token included; `score` is what sequences are ranked by.
     `logprobs` has one entry per token, when they were asked for. `finish_reason` is "stop" or "length".
     """
 
@@ -41,12 +41,11 @@ class EngineOutput(msgspec.Struct, array_like=True):
     could run); `logprobs`, when the request asked for them, has one entry per new token. `prompt_logprobs` comes once,
     complete, with one entry per prompt token; the first is None, because nothing precedes it. `finish_reason` is
     "stop", "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id
-    or the stop string, and None for the model's own end token. `scheduled_time` comes with a first output: when
-    it was first scheduled, in seconds of the monotonic clock. A beam search has one output, with the
-    hypotheses in `beams`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or
-    [length, O], in the only output of its request.
-    `refusal` says why the request cannot be served, or not any
-    further, and is None otherwise; `refused_parameter` then names the field. Such an output is the request's last,
+    or the stop string, and None for the model's own end token. `scheduled_time` comes with a first output: when it was
+    first scheduled, in seconds of the monotonic clock. A request whose answer is ranked has one output, with
+    `sequences`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or [length, O], in
+    the only output of its request. `refusal` says why the request cannot be served, or not any further, and is None
+    otherwise; `refused_parameter` then names the field. Such an output is the request's last,
     with the finish reason "abort".
     """
 
@@ -58,7 +57,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
-    beams: list[BeamHypothesis] | None = None
+    sequences: list[RankedSequence] | None = None
     data: np.ndarray | None = None
     refusal: str | None = None
     refused_parameter: str | None = None

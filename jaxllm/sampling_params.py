@@ -158,6 +158,19 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
         """Sequences to generate: `best_of`, or else `n`."""
         return self.n if self.best_of is None else self.best_of
 
+    @property
+    def num_searched(self) -> int:
+        """Sequences that a search for the best follows; 0 without one. Nobody counts the tokens that they take."""
+        return 0 if self.beam_search is None else self.beam_search.width
+
+    def check_streamable(self) -> None:
+        """Raise `RequestError` where it is known only at the end what is returned."""
+        if self.beam_search is not None:
+            raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
+        if self.best_of is not None and self.best_of > self.n:
+            message = f"best_of={self.best_of} cannot be streamed: which {self.n} are best is known at the end"
+            raise RequestError(message, "best_of")
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Parameters from a mapping, as read from JSON. Raises `RequestError` for unknown names and wrong values."""

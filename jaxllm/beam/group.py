@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxllm.beam.policy import Beam, BeamSearch, Candidates, Hypothesis
-from jaxllm.outputs import BeamHypothesis, TokenLogprobs
+from jaxllm.outputs import RankedSequence, TokenLogprobs
 from jaxllm.request import Request, SequenceGroup
 from jaxllm.sampling_params import SamplingParams
 
@@ -100,11 +100,11 @@ class BeamGroup(SequenceGroup):
         SequenceGroup.rewind(self)
         self._arrived.clear()
 
-    def hypotheses(self) -> list[BeamHypothesis]:
+    def hypotheses(self) -> list[RankedSequence]:
         """The result."""
         return [self._hypothesis(found) for found in self.search.best]
 
-    def _hypothesis(self, found: Hypothesis) -> BeamHypothesis:
+    def _hypothesis(self, found: Hypothesis) -> RankedSequence:
         links = found.last.chain()
         last = links[-1].token_id
         params, eos = self.leader.params, self.leader.eos_token_ids
@@ -121,7 +121,7 @@ class BeamGroup(SequenceGroup):
                     beside.logprobs[shown].tolist(),
                 )
             )
-        return BeamHypothesis(
+        return RankedSequence(
             token_ids=[link.token_id for link in links],
             logprobs=None if self.num_alternatives is None else logprobs,
             cumulative_logprob=found.total,

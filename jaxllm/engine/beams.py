@@ -45,7 +45,7 @@ class BeamSearches(Collaborator):
                 outputs.append(self._end(group))
 
     def _end(self, group: BeamGroup) -> EngineOutput:
-        beams, reason = group.hypotheses(), group.search.best[0].reason
+        found, reason = group.hypotheses(), group.search.best[0].reason
         output = self._finish(group.leader, reason)
-        output.num_cached_tokens, output.beams = group.leader.num_cached_tokens, beams
+        output.num_cached_tokens, output.sequences = group.leader.num_cached_tokens, found
         return output

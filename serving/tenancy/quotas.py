@@ -156,8 +156,8 @@ def _cost(request: Any, max_model_len: int) -> tuple[int, bool]:
     most = getattr(request.params, "max_tokens", 0)
     room = max_model_len - prompt
     output = room if most is None else min(room, most)
-    beams = getattr(request.params, "beam_search", None)
-    return prompt + output * (len(request.children) if beams is None else beams.width), beams is None
+    searched = getattr(request.params, "num_searched", 0)
+    return prompt + output * (searched or len(request.children)), not searched
 
 
 def retry_after(seconds: float) -> str:

@@ -140,7 +140,7 @@ class InputProcessor:
                     finished[id(own)] = self._finished(own)
             for index, prompt in enumerate(prompts):
                 if stream:
-                    _check_stream(params[index])
+                    params[index].check_streamable()
                 self._bound(prompt, params[index])
             self._encode(prompts, add_special_tokens)
             for index, name in enumerate(request_ids):
@@ -263,14 +263,6 @@ class InputProcessor:
                 )
             )
         return children
-
-
-def _check_stream(params: SamplingParams) -> None:
-    best_of, n = params.best_of, params.n
-    if params.beam_search is not None:
-        raise RequestError("beam search cannot be streamed: which beams are best is known at the end", "stream")
-    if best_of is not None and best_of > n:
-        raise RequestError(f"best_of={best_of} cannot be streamed: which {n} are best is known at the end", "best_of")
 
 
 def _child_seed(seed: int | None, index: int) -> int | None:

@@ -83,9 +83,9 @@ class Meter:
         sequence, measured = self._sequences[output.request_id], self._measured
         if output.scheduled_time is not None:
             sequence.scheduled = output.scheduled_time
-        if output.beams is not None:
+        if output.sequences is not None:
             # All come at once: there is no time between them.
-            sequence.num_tokens = sum(len(beam.token_ids) for beam in output.beams)
+            sequence.num_tokens = sum(len(each.token_ids) for each in output.sequences)
             measured.generation_tokens += sequence.num_tokens
             measured.prompt_tokens += sequence.request.prompt_tokens
         count = len(output.token_ids)

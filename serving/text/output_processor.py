@@ -98,7 +98,7 @@ class OutputProcessor:
     def _take(self, output: EngineOutput, sequence: Sequence, now: float, processed: Processed) -> None:
         """Take any news of a sequence."""
         state, meter = sequence.state, self._meter
-        if (output.token_ids or output.beams) and state.metrics.first_token_time is None:
+        if (output.token_ids or output.sequences) and state.metrics.first_token_time is None:
             state.metrics.first_token_time = now
             state.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:

@@ -3,7 +3,7 @@
 from collections import abc
 from typing import Protocol
 
-from jaxllm.outputs import BeamHypothesis, EngineOutput, TokenLogprobs
+from jaxllm.outputs import EngineOutput, RankedSequence, TokenLogprobs
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import SequenceTimes
@@ -77,7 +77,7 @@ class Sequence:
 
     __slots__ = (
         "_cumulative", "_decoder", "_logprobs", "_pieces", "_reported", "_stops", "_tokenizer",
-        "beams", "finish_reason", "index", "only_text", "quick", "state", "stop_reason", "times", "token_ids",
+        "finish_reason", "index", "only_text", "quick", "ranked", "state", "stop_reason", "times", "token_ids",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, index: int, tokenizer: Tokenizer | None) -> None:
@@ -85,7 +85,7 @@ class Sequence:
         self.state = state
         self.index = index
         self.token_ids: list[int] = []
-        self.beams: list[BeamHypothesis] | None = None
+        self.ranked: list[RankedSequence] | None = None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.times: SequenceTimes | None = None
@@ -139,7 +139,7 @@ class Sequence:
         if output.logprobs is not None:
             self._take_logprobs(output.logprobs)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-        self.beams = output.beams
+        self.ranked = output.sequences
         if self._decoder is None:
             return None
         first = len(self.token_ids) - len(output.token_ids)
@@ -205,12 +205,12 @@ class Sequence:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip)
 
     def completions(self) -> list[CompletionOutput]:
-        """The whole sequence, or the hypotheses of a beam search."""
-        if self.beams is None:
+        """The whole sequence, or those that were ranked."""
+        if self.ranked is None:
             return [self._output(self._text(), self.token_ids, self._logprobs)]
-        return [self._hypothesis(index, found) for index, found in enumerate(self.beams)]
+        return [self._ranked(index, found) for index, found in enumerate(self.ranked)]
 
-    def _hypothesis(self, index: int, found: BeamHypothesis) -> CompletionOutput:
+    def _ranked(self, index: int, found: RankedSequence) -> CompletionOutput:
         params, text = self.state.request.params, ""
         if self._tokenizer is not None:
             hidden = found.finish_reason == "stop" and not params.include_stop_str_in_output

@@ -13,7 +13,7 @@ from jaxllm import LLM, BeamSearchParams
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
-from jaxllm.outputs import BeamHypothesis
+from jaxllm.outputs import RankedSequence
 from jaxllm.request import Request
 from jaxllm.serving.llm import llm_engine
 from tests.e2e.driving import make_engine, request
@@ -38,18 +38,18 @@ def reference(demo_folder: Path) -> Any:
 
 def search(
     engine: Engine, prompts: list[list[int]], options: BeamOptions, others: tuple[Request, ...] = (), **params: Any
-) -> list[list[BeamHypothesis]]:
+) -> list[list[RankedSequence]]:
     """The hypotheses for each prompt, asked for after `others`, which need not be looked at."""
     for other in others:
         engine.add_request(other)
     for index, prompt in enumerate(prompts):
         engine.add_request(request(index, prompt, temperature=0, beam_search=options, **params))
-    found: dict[str, list[BeamHypothesis]] = {}
+    found: dict[str, list[RankedSequence]] = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
-            if output.beams is not None:
+            if output.sequences is not None:
                 assert not output.token_ids
-                found[output.request_id] = output.beams
+                found[output.request_id] = output.sequences
     engine.scheduler.check_integrity()
     assert engine.pages.num_held_pages == 0
     return [found[str(index)] for index in range(len(prompts))]
@@ -76,7 +76,7 @@ def of_transformers(model: Any, prompt: list[int], width: int, max_tokens: int, 
         yield tokens[:end], score
 
 
-def assert_same(found: list[BeamHypothesis], expected: Any) -> None:
+def assert_same(found: list[RankedSequence], expected: Any) -> None:
     expected = list(expected)
     assert [each.token_ids for each in found] == [tokens for tokens, _ in expected]
     assert np.allclose([each.score for each in found], [score for _, score in expected], atol=1e-3)
@@ -219,7 +219,7 @@ def test_a_search_can_be_aborted_at_any_time(beam_engine: Engine) -> None:
             assert not beam_engine.step()
         beam_engine.abort_request(["gone"])
         (output,) = beam_engine.step()
-        assert (output.finish_reason, output.beams) == ("abort", None)
+        assert (output.finish_reason, output.sequences) == ("abort", None)
         assert not beam_engine.has_unfinished_requests()
         assert beam_engine.pages.num_held_pages == 0
         beam_engine.scheduler.check_integrity()

@@ -100,8 +100,8 @@ def merge(first: EngineOutput, then: EngineOutput) -> None:
         first.logprobs = [*(first.logprobs or ()), *then.logprobs]
     if then.prompt_logprobs is not None:
         first.prompt_logprobs = then.prompt_logprobs
-    if then.beams is not None:
-        first.beams = then.beams
+    if then.sequences is not None:
+        first.sequences = then.sequences
     first.finish_reason, first.stop_reason = then.finish_reason, then.stop_reason
     first.refusal, first.refused_parameter = then.refusal, then.refused_parameter
     first.num_cached_tokens = max(first.num_cached_tokens, then.num_cached_tokens)

@@ -16,7 +16,6 @@ from jaxllm.serving.openai.generation.validation import (
     check_generation,
     check_max_tokens,
     checked_priority,
-    width_name,
 )
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 
@@ -67,6 +66,6 @@ def _named(error: RequestError, body: ChatCompletionRequest, use: ToolUse, limit
     if use.constrains and error.parameter == "grammar":
         reason = str(error).partition(" | ")[0].partition("): ")[2] or str(error)
         error = RequestError(f"tools: their parameters cannot be enforced: {reason}", "tools")
-    names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", "beam_width": width_name(body)}
+    names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs"}
     error.parameter = names.get(error.parameter or "", error.parameter)
     return error

@@ -18,7 +18,6 @@ from jaxllm.serving.openai.generation.validation import (
     check_generation,
     check_max_tokens,
     checked_priority,
-    width_name,
 )
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
@@ -45,7 +44,7 @@ async def create_completion(request: Request) -> Response:
             _build, server.llm.inputs, body, prompts, params, identity.engine_ids, priority
         )
     except RequestError as error:
-        raise _named(error, body) from None
+        raise naming_form(error, body) from None
     return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
 
 
@@ -99,14 +98,6 @@ def _build(
         stream=bool(body.stream),
         add_special_tokens=body.add_special_tokens is not False,
     )
-
-
-def _named(error: RequestError, body: CompletionRequest) -> RequestError:
-    """The error with the field's name in the request."""
-    error = naming_form(error, body)
-    if error.parameter == "beam_width":
-        error.parameter = width_name(body)
-    return error
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:

@@ -118,7 +118,9 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
 
 
 def naming_form(error: RequestError, body: GenerationRequest) -> RequestError:
-    """The error with the field's name in the request, if it is about the form of the output."""
+    """The error with the field's name in the request, if it is about the form of the output or the number of beams."""
+    if error.parameter == "beam_width":
+        error.parameter = width_name(body)
     found, names = _given_forms(body)
     return error if error.parameter not in names else _named(error, names, next(iter(found)))
 
