@@ -49,17 +49,16 @@ def resolve_model(context: Context) -> ResolvedConfig:
 
 
 def check_cases(context: Context, implementation: Implementation | None = None) -> Outcome:
-    """Run the cases until the time is over. `implementation` in place of the engine's own."""
+    """Run the cases with the engine's attention until the time is over; or with `implementation` in its place."""
     end = time.monotonic() + SHARE * context.settings.seconds
     resolved = resolve_model(context)
     name = resolved.attention
-    run = implementation or partial(run_case, name)
     cases, results = list(suited_cases(resolved)), []
     for number, case in enumerate(cases, 1):
         if time.monotonic() > end:
             break
         context.say(f"{name} attention: {case.name} ({number} of {len(cases)})")
-        results.append(compare(case, run, compares_cache=name != "tpu"))
+        results.append(compare(case, implementation or partial(run_case, name)))
     return _outcome(resolved, len(cases), results)
 
 
@@ -82,10 +81,12 @@ def suited_cases(resolved: ResolvedConfig) -> Iterator[Case]:
             yield own
 
 
-def run_case(implementation: str, inputs: Inputs) -> Result:
-    """The case on the default device. What the TPU kernel leaves as the cache only it can read."""
+def run_case(implementation: str, inputs: Inputs, *, checks: bool = False) -> Result:
+    """The case on the default device; with `checks` of bounds and semaphores, which only `tpu` has."""
     if implementation == "tpu":
-        return _run_on_tpu(inputs)
+        from jaxllm.doctor.tpu_attention import attend_on_tpu
+
+        return jax.jit(partial(attend_on_tpu, checks=checks))(inputs)
     backend = find(implementation)
 
     def attend(inputs: Inputs) -> Result:
@@ -97,21 +98,7 @@ def run_case(implementation: str, inputs: Inputs) -> Result:
     return jax.jit(attend)(inputs)
 
 
-def _run_on_tpu(inputs: Inputs) -> Result:
-    from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, from_canonical
-
-    case = inputs.case
-    group = case.num_heads // case.num_kv_heads
-    dims = Dims(case.num_kv_heads, group, case.head_size, case.page_size, case.dtype, case.cache_dtype.name)
-
-    def attend(inputs: Inputs) -> Result:
-        packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, dims))
-        return packed.call("tpu", jnp.int32(LAYER))
-
-    return jax.jit(attend)(inputs)
-
-
-def compare(case: Case, run: Implementation, *, compares_cache: bool) -> CaseResult:
+def compare(case: Case, run: Implementation) -> CaseResult:
     """Run a case with `run` and with the reference, the latter in float32 on the CPU."""
     inputs, limit = make_inputs(case), allowed_error(case, jax.default_backend())
     try:
@@ -124,7 +111,7 @@ def compare(case: Case, run: Implementation, *, compares_cache: bool) -> CaseRes
     difference = np.abs(found[: case.num_tokens].astype(np.float32) - wanted[: case.num_tokens])
     error = float(np.nan_to_num(difference, nan=np.inf).max())
     # Page 0 belongs to nobody: padding may write it.
-    if compares_cache and not np.array_equal(cache[:, 1:].view(np.uint8), wanted_cache[:, 1:].view(np.uint8)):
+    if not np.array_equal(cache[:, 1:].view(np.uint8), wanted_cache[:, 1:].view(np.uint8)):
         return CaseResult(case.name, limit, float("inf"), "the cache differs")
     return CaseResult(case.name, limit, error)
 

@@ -19,7 +19,7 @@ def test_case(case: Case, implementation: str, platform: str) -> None:
         # The kernel takes 16 bits.
         kv_dtype = None if case.kv_dtype == "float32" else case.kv_dtype
         case = replace(case, dtype="bfloat16", kv_dtype=kv_dtype)
-    result = compare(case, partial(run_case, name), compares_cache=name != "tpu")
+    result = compare(case, partial(run_case, name))
     if result.error is None:
         pytest.skip(str(result.reason))
     assert not result.is_wrong, f"{result.error:.2e} of {result.limit:.0e} ({result.reason or 'the result differs'})"

@@ -63,6 +63,8 @@ class Options:
     has_sinks: bool = False
     has_slopes: bool = False
     interpret: bool = False
+    checks: bool = False
+    """Compiled with checks of bounds and semaphores, see `compiler_params`."""
 
     @property
     def heads_together(self) -> int:
@@ -100,18 +102,18 @@ class Scalars(NamedTuple):
     """int32 [R]: the rows with tokens that are not decodes, first."""
 
 
-def compiler_params(vmem_bytes: int) -> pltpu.CompilerParams:
+def compiler_params(vmem_bytes: int, *, checks: bool) -> pltpu.CompilerParams:
     """How the kernels are compiled.
 
-    Without checks of bounds and semaphores: they are two thirds of what it takes to start a DMA. Page tables come from
-    the engine, which checks its own integrity, and the interpreter checks every bound.
+    Usually without `checks` of bounds and semaphores: they are two thirds of what it takes to start a DMA. Page tables
+    come from the engine, which checks its own integrity, and the interpreter checks every bound.
     """
     return pltpu.CompilerParams(
         dimension_semantics=("arbitrary",),
         has_side_effects=True,
         vmem_limit_bytes=vmem_bytes,
-        disable_bounds_checks=True,
-        disable_semaphore_checks=True,
+        disable_bounds_checks=not checks,
+        disable_semaphore_checks=not checks,
     )
 
 

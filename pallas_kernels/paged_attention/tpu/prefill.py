@@ -190,7 +190,7 @@ def prefill(
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(cache.shape, cache.dtype)],
         input_output_aliases={10: 0, 11: 1},
-        compiler_params=compiler_params(vmem_bytes(blocks, dims)),
+        compiler_params=compiler_params(vmem_bytes(blocks, dims), checks=options.checks),
         interpret=interpret,
         name="paged_attention_prefill",
     )(*scalars, table, new, heads, q, cache)

@@ -12,6 +12,7 @@ from jaxllm.doctor.engine_run import Answers
 from jaxllm.doctor.greedy import compare as compare_answers
 from jaxllm.doctor.result import Context, Settings
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, make_inputs
+from tests.conftest import RunPython
 
 CASE = Case("mixed", ((1, 5), (3, 29)), padding_tokens=2)
 
@@ -22,7 +23,7 @@ def right() -> Result:
 
 
 def test_a_right_implementation() -> None:
-    result = compare(CASE, lambda _: right(), compares_cache=True)
+    result = compare(CASE, lambda _: right())
     assert not result.is_wrong
     assert result.error is not None
     assert result.error <= 5e-6
@@ -36,16 +37,15 @@ def test_a_wrong_result_a_wrong_cache_and_nan_are_found() -> None:
 
     for by in (1e-3, float("nan")):
         shifted = out + jnp.float32(by)
-        assert compare(CASE, lambda _, shifted=shifted: (shifted, cache), compares_cache=True).is_wrong  # type: ignore[misc]
-    assert compare(CASE, forgetful, compares_cache=True).reason == "the cache differs"
-    assert not compare(CASE, forgetful, compares_cache=False).is_wrong
+        assert compare(CASE, lambda _, shifted=shifted: (shifted, cache)).is_wrong  # type: ignore[misc]
+    assert compare(CASE, forgetful).reason == "the cache differs"
 
 
 def test_what_is_not_supported_is_not_wrong() -> None:
     def refuse(inputs: Inputs) -> Result:
         raise NotImplementedError(f"heads of {inputs.case.head_size}")
 
-    result = compare(CASE, refuse, compares_cache=True)
+    result = compare(CASE, refuse)
     assert (result.error, result.reason, result.is_wrong) == (None, "heads of 64", False)
 
 
@@ -79,3 +79,32 @@ def answers(tokens: list[list[int]], alternatives: list[list[dict[int, float]]] 
 def test_tokens_may_part_only_at_a_tie(other: list[list[int]], second: float, found: dict[str, int]) -> None:
     one = answers([[1, 2]], [[{1: -0.1, 7: -4.0}, {2: -0.5, 3: second}]])
     assert compare_answers(one, answers(other)) == found
+
+
+@pytest.mark.slow
+def test_the_tpu_kernel_compiles_with_checks(run_python: RunPython) -> None:
+    environment = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    result = run_python("-c", COMPILE_WITH_CHECKS, env=environment)
+    assert result.returncode == 0, result.stderr[-2000:]
+    sizes = [int(line) for line in result.stdout.split()]
+    # The checks are code.
+    assert sizes[1] > sizes[0]
+
+
+COMPILE_WITH_CHECKS = """
+import jax, numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxllm.doctor.tpu_attention import attend_on_tpu
+from jaxllm.pallas_kernels.paged_attention.cases import Case, abstract_inputs
+
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").devices
+mesh = Mesh(np.array(devices[:1]), ("x",))
+whole = NamedSharding(mesh, PartitionSpec())
+case = Case("mixed", ((1, 5), (70, 3)), num_heads=32, num_kv_heads=8, head_size=128, page_size=64, dtype="bfloat16")
+inputs = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), abstract_inputs(case))
+for checks in (False, True):
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(lambda inputs: attend_on_tpu(inputs, checks=checks)).lower(inputs).compile()
+    print(compiled.memory_analysis().generated_code_size_in_bytes)
+"""
