@@ -21,7 +21,7 @@ Result = tuple[jax.Array, jax.Array]
 Implementation = Callable[[Inputs], Result]
 """What a case gives: its result, and the cache in the canonical shape."""
 
-SHARE = 0.75
+SHARE = 0.5
 """Of a stage's time that cases may take; those that are not reached are counted."""
 
 _QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
