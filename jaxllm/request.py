@@ -10,7 +10,7 @@ import numpy as np
 from jaxllm.errors import RequestError
 from jaxllm.owner import NOBODY, Owner
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.structured.guide import Guide
+from jaxllm.structured.constraint import Guide
 
 FinishReason = Literal["stop", "length", "abort"]
 Phase = Literal["prompt", "move", "run"]

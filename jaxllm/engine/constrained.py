@@ -17,7 +17,7 @@ from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.guides import Guides
+from jaxllm.structured.constraints import Guides
 
 Refuse = Callable[[Request, str, str | None], None]
 """Ends a request that cannot be served, with a message and the parameter at fault."""

@@ -12,7 +12,7 @@ from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.structured.backend import Grammar, Vocabulary, make_backend, mask_words
 from jaxllm.structured.compiler import GrammarCompiler
-from jaxllm.structured.guide import Guide
+from jaxllm.structured.constraint import Guide
 from jaxllm.structured.options import with_options
 
 WAIT_SECONDS = 0.005
