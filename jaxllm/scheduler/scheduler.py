@@ -5,7 +5,7 @@ computed tokens, and each step lets it catch up. Decodes (one token behind) go f
 requests. A request that cannot get a page makes the last in order give up its own, which is computed again later.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,6 +14,7 @@ from jaxllm.errors import CapacityError, RequestError
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import FinishReason, Request
+from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.groups import SequenceGroups
@@ -23,6 +24,7 @@ from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
 from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.table import RequestTable
+from jaxllm.scheduler.under_way import StepsUnderWay
 
 
 class Scheduler:
@@ -68,8 +70,19 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._page_tables = PageTables(self.table, pages)
         self._groups = SequenceGroups(self.table, pages)
+        self._admission = Admission(
+            self.table,
+            self._waiting,
+            self._running,
+            self._shares,
+            self._groups,
+            self._room,
+            pages,
+            budget=max_num_batched_tokens,
+            max_chunk=self._max_chunk,
+        )
         self._arrivals = 0
-        self._under_way: deque[StepPlan] = deque()  # whose tokens are still to come
+        self._under_way = StepsUnderWay(self.table, self._groups)
 
     @property
     def num_waiting(self) -> int:
@@ -173,10 +186,10 @@ class Scheduler:
                 head = self._waiting.peek()
                 assert head is not None
                 reserved = self._fairness.reserve(slots[num_decodes:], num_decodes, head)
-                admitted, admitted_counts = self._admit(reserved)
+                admitted, admitted_counts = self._admission.admit(reserved)
                 slots, counts = self._fairness.divide(slots, counts, num_decodes, sum(admitted_counts))
             left = self._budget - int(counts.sum()) - sum(admitted_counts)
-            more, more_counts = self._admit(left)
+            more, more_counts = self._admission.admit(left)
             admitted, admitted_counts = admitted + more, admitted_counts + more_counts
             if admitted:
                 firsts = [each.slot for each in admitted if each.group is None or each.group.leader is each]
@@ -238,48 +251,6 @@ class Scheduler:
         self.num_preemptions += 1
         self._wait(request)
 
-    def _admit(self, budget: int) -> tuple[list[Request], list[int]]:
-        """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens."""
-        table = self.table
-        admitted: list[Request] = []
-        counts: list[int] = []
-        # As only budget left over is given away, there are never more running requests than tokens in the budget, and
-        # each decode gets its token in every step.
-        free = table.num_free_slots
-        if budget <= 0 and len(self._running) >= self._budget:
-            self._room.blocked = self._waiting.peek()
-        while budget > 0 and (request := self._waiting.peek()) is not None:
-            # All sequences of a group come and go together; while it computes its prompt they take no part of the
-            # budget, but later each takes its token.
-            sequences = request.sequences
-            running = len(self._running)
-            if len(sequences) > min(free, self._budget - running):
-                self._room.blocked = request
-                break
-            # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
-            # preempted by the next requests that cross a page, and all its work lost.
-            found = self._pages.admit(request, headroom=running + len(sequences) - 1)
-            if found is None:
-                self._room.blocked = request
-                break
-            pages, num_cached = found
-            if request.num_preemptions:
-                self._room.spend(request.num_tokens - num_cached)
-            else:
-                self._shares.charge(request.share, request.num_tokens - num_cached)
-            self._waiting.take(request)
-            self._shares.running[request.share] += len(sequences)
-            slot = table.insert(request, pages, num_cached)
-            if request.group is not None:
-                self._groups.open(request.group)
-            for each in sequences:
-                self._running.add(each)
-            admitted += sequences
-            free -= len(sequences)
-            counts.append(min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget))
-            budget -= counts[-1]
-        return admitted, counts
-
     def _plan(
         self,
         slots: Int32Array,
@@ -319,7 +290,7 @@ class Scheduler:
         )
         if self._groups.running:
             plan.copies, plan.moved = self._groups.take_changes()
-        self._under_way.append(plan)
+        self._under_way.add(plan)
         return plan
 
     def _owners(self, slots: Int32Array) -> list[Request]:
@@ -340,51 +311,9 @@ class Scheduler:
         `schedule`; see `StepPlan.samples`. Output tokens stay in the table while a request runs, and are in
         `Request.output_token_ids` when it finishes or is preempted.
         """
-        while self._under_way.popleft() is not plan:
-            pass
-        table = self.table
-        live = table.generation[plan.slots] == plan.generations
-        plan.samples &= live
-        slots = plan.slots[plan.samples]
-        table.num_pending[slots] -= 1
-        if self._groups.running:
-            plan.grouped = np.flatnonzero(plan.samples & table.in_group[plan.slots])
-            plan.samples[plan.grouped] = False
-            slots = plan.slots[plan.samples]
-        if counts is None:
-            ended = slots[table.append(slots, tokens[plan.samples])]
-        else:
-            ended = self._take_several(plan, tokens, counts)
+        live, ended = self._under_way.take(plan, tokens, counts)
         self._page_tables.publish(plan, live)
         return [self._end(slot) for slot in ended.tolist()]
-
-    def _take_several(self, plan: StepPlan, tokens: Int32Array, counts: Int32Array) -> Int32Array:
-        """Append the tokens of rows that may have several, a place at a time. Returns the slots whose requests end."""
-        plan.num_taken = np.zeros_like(counts)
-        firsts = np.cumsum(counts) - counts
-        rows = np.flatnonzero(plan.samples)
-        ended: list[Int32Array] = []
-        for place in range(int(counts.max())):
-            rows = rows[counts[rows] > place]
-            ends = self.table.append(plan.slots[rows], tokens[firsts[rows] + place])
-            plan.num_taken[rows] += 1
-            ended.append(plan.slots[rows[ends]])
-            rows = rows[~ends]
-        for row in np.flatnonzero(plan.num_taken > 1).tolist():
-            self._void_later(plan, row)
-        return np.concatenate(ended)
-
-    def _void_later(self, plan: StepPlan, row: int) -> None:
-        """Take back what steps under way sample for this row's request: its next tokens are known."""
-        table, slot = self.table, int(plan.slots[row])
-        end = int(plan.starts[row] + plan.num_new_tokens[row])
-        table.num_pending[slot] = 0
-        # The first token that was taken is the one they went on with, but what they sampled behind it is not.
-        table.num_computed[slot] = min(int(table.num_computed[slot]), end + 1)
-        for later in self._under_way:
-            same = (later.slots == slot) & (later.generations == plan.generations[row])
-            later.samples[same] = False
-            later.generations[same & (later.starts > end)] = -1
 
     def _end(self, slot: int) -> Request:
         """Finish the request in this slot because of its last token."""

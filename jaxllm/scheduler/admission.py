@@ -1,0 +1,74 @@
+"""Admission: waiting requests get slots and pages."""
+
+from jaxllm.kv.manager import KVManager
+from jaxllm.request import Request
+from jaxllm.scheduler.fair_queue import FairQueue
+from jaxllm.scheduler.groups import SequenceGroups
+from jaxllm.scheduler.queue import RunningOrder
+from jaxllm.scheduler.room import Room
+from jaxllm.scheduler.shares import Shares
+from jaxllm.scheduler.table import RequestTable
+
+
+class Admission:
+    """Moves requests from those that wait to those that run."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        waiting: FairQueue[Request],
+        running: RunningOrder,
+        shares: Shares,
+        groups: SequenceGroups,
+        room: Room,
+        pages: KVManager,
+        *,
+        budget: int,
+        max_chunk: int,
+    ) -> None:
+        """`budget` is of one step, `max_chunk` of one prompt in it, both in tokens."""
+        self._table, self._waiting, self._running, self._shares = table, waiting, running, shares
+        self._groups, self._room, self._pages = groups, room, pages
+        self._budget, self._max_chunk = budget, max_chunk
+
+    def admit(self, budget: int) -> tuple[list[Request], list[int]]:
+        """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens."""
+        table = self._table
+        admitted: list[Request] = []
+        counts: list[int] = []
+        # As only budget left over is given away, there are never more running requests than tokens in the budget, and
+        # each decode gets its token in every step.
+        free = table.num_free_slots
+        if budget <= 0 and len(self._running) >= self._budget:
+            self._room.blocked = self._waiting.peek()
+        while budget > 0 and (request := self._waiting.peek()) is not None:
+            # All sequences of a group come and go together; while it computes its prompt they take no part of the
+            # budget, but later each takes its token.
+            sequences = request.sequences
+            running = len(self._running)
+            if len(sequences) > min(free, self._budget - running):
+                self._room.blocked = request
+                break
+            # It gets pages for all its known tokens, and leaves one for each running request: otherwise it would be
+            # preempted by the next requests that cross a page, and all its work lost.
+            found = self._pages.admit(request, headroom=running + len(sequences) - 1)
+            if found is None:
+                self._room.blocked = request
+                break
+            pages, num_cached = found
+            if request.num_preemptions:
+                self._room.spend(request.num_tokens - num_cached)
+            else:
+                self._shares.charge(request.share, request.num_tokens - num_cached)
+            self._waiting.take(request)
+            self._shares.running[request.share] += len(sequences)
+            slot = table.insert(request, pages, num_cached)
+            if request.group is not None:
+                self._groups.open(request.group)
+            for each in sequences:
+                self._running.add(each)
+            admitted += sequences
+            free -= len(sequences)
+            counts.append(min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget))
+            budget -= counts[-1]
+        return admitted, counts

@@ -1,0 +1,73 @@
+"""Steps whose tokens are still to come, and the taking of these tokens."""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.kv.pages import Int32Array
+from jaxllm.scheduler.groups import SequenceGroups
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.table import RequestTable
+
+
+class StepsUnderWay:
+    """The steps that were scheduled and not taken yet, in order."""
+
+    def __init__(self, table: RequestTable, groups: SequenceGroups) -> None:
+        self._table, self._groups = table, groups
+        self._plans: deque[StepPlan] = deque()
+
+    def add(self, plan: StepPlan) -> None:
+        """A step was scheduled."""
+        self._plans.append(plan)
+
+    def take(
+        self, plan: StepPlan, tokens: Int32Array, counts: Int32Array | None
+    ) -> tuple[npt.NDArray[np.bool_], Int32Array]:
+        """Append the tokens of a step to their requests, as `Scheduler.update` says.
+
+        Returns which rows' requests are still in their slots, bool [n], and the slots whose requests end.
+        """
+        while self._plans.popleft() is not plan:
+            pass
+        table = self._table
+        live = table.generation[plan.slots] == plan.generations
+        plan.samples &= live
+        slots = plan.slots[plan.samples]
+        table.num_pending[slots] -= 1
+        if self._groups.running:
+            plan.grouped = np.flatnonzero(plan.samples & table.in_group[plan.slots])
+            plan.samples[plan.grouped] = False
+            slots = plan.slots[plan.samples]
+        if counts is not None:
+            return live, self._take_several(plan, tokens, counts)
+        return live, slots[table.append(slots, tokens[plan.samples])]
+
+    def _take_several(self, plan: StepPlan, tokens: Int32Array, counts: Int32Array) -> Int32Array:
+        """Append the tokens of rows that may have several, a place at a time. Returns the slots whose requests end."""
+        plan.num_taken = np.zeros_like(counts)
+        firsts = np.cumsum(counts) - counts
+        rows = np.flatnonzero(plan.samples)
+        ended: list[Int32Array] = []
+        for place in range(int(counts.max())):
+            rows = rows[counts[rows] > place]
+            ends = self._table.append(plan.slots[rows], tokens[firsts[rows] + place])
+            plan.num_taken[rows] += 1
+            ended.append(plan.slots[rows[ends]])
+            rows = rows[~ends]
+        for row in np.flatnonzero(plan.num_taken > 1).tolist():
+            self._void_later(plan, row)
+        return np.concatenate(ended)
+
+    def _void_later(self, plan: StepPlan, row: int) -> None:
+        """Take back what steps under way sample for this row's request: its next tokens are known."""
+        table, slot = self._table, int(plan.slots[row])
+        end = int(plan.starts[row] + plan.num_new_tokens[row])
+        table.num_pending[slot] = 0
+        # The first token that was taken is the one they went on with, but what they sampled behind it is not.
+        table.num_computed[slot] = min(int(table.num_computed[slot]), end + 1)
+        for later in self._plans:
+            same = (later.slots == slot) & (later.generations == plan.generations[row])
+            later.samples[same] = False
+            later.generations[same & (later.starts > end)] = -1
