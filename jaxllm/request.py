@@ -10,7 +10,7 @@ import numpy as np
 from jaxllm.errors import RequestError
 from jaxllm.owner import NOBODY, Owner
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.structured.constraint import Guide
+from jaxllm.structured.constraint import Constraint
 
 FinishReason = Literal["stop", "length", "abort"]
 Phase = Literal["prompt", "move", "run"]
@@ -31,7 +31,7 @@ class Request:
     """One sequence to be continued.
 
     `prompt_token_ids` is int32 [prompt length]. While the request runs, `slot` is its row in every per-request
-    table of the engine; otherwise it is -1. `guide` says which tokens may come next, where that is limited.
+    table of the engine; otherwise it is -1. `constraint` says which tokens may come next, where that is limited.
     """
 
     request_id: str
@@ -54,7 +54,7 @@ class Request:
     page_hashes: list[bytes] = field(default_factory=list)
     group: "SequenceGroup | None" = None
     """Of a sequence that runs together with others."""
-    guide: Guide | None = None
+    constraint: Constraint | None = None
     grammar_bytes: int = 0
     """Memory that its grammar takes when compiled, where that is known."""
 

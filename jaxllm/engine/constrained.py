@@ -17,7 +17,7 @@ from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.constraints import Guides
+from jaxllm.structured.constraints import Constraints
 
 Refuse = Callable[[Request, str, str | None], None]
 """Ends a request that cannot be served, with a message and the parameter at fault."""
@@ -44,7 +44,7 @@ class ConstrainedDecoding(Collaborator):
 
     holds = True
 
-    def __init__(self, constraints: Guides, scheduler: Scheduler, runner: Runner, refuse: Refuse) -> None:
+    def __init__(self, constraints: Constraints, scheduler: Scheduler, runner: Runner, refuse: Refuse) -> None:
         super().__init__()
         self._constraints, self._scheduler, self._runner, self._refuse = constraints, scheduler, runner, refuse
         self._tails: dict[int, Tail] = {}  # by row of the step that was collected last
@@ -85,7 +85,7 @@ class ConstrainedDecoding(Collaborator):
 
     def scheduled(self, plan: StepPlan) -> None:
         """Say which rows of a step are constrained."""
-        constrained = [request.guide is not None and not request.guide.free for request in plan.requests]
+        constrained = [request.constraint is not None and not request.constraint.free for request in plan.requests]
         rows: npt.NDArray[np.bool_] = np.array(constrained, np.bool_) & plan.samples
         plan.constrained = rows if rows.any() else None
 
@@ -146,26 +146,26 @@ class ConstrainedDecoding(Collaborator):
 
     def _tail(self, request: Request, token_id: int) -> Tail:
         """Let a request's constraint take one token; what must follow it."""
-        guide, params, table, slot = request.guide, request.params, self._scheduler.table, request.slot
-        assert guide is not None
-        tail, problem = Tail(), guide.take([token_id])
+        constraint, params, table, slot = request.constraint, request.params, self._scheduler.table, request.slot
+        assert constraint is not None
+        tail, problem = Tail(), constraint.take([token_id])
         room = int(table.max_total[slot] - table.num_tokens[slot]) - 1
         num_output = int(table.num_tokens[slot] - table.num_prompt_tokens[slot]) + 1
         skips = not (params.wants_logprobs or params.uses_penalties or params.uses_bias)
         while problem is None and len(tail.token_ids) < room:
-            if guide.ended:
+            if constraint.ended:
                 tail.complete = True
                 break
-            if guide.finished:
+            if constraint.finished:
                 # Where log-probabilities are wanted the model gives the end token, unless it is kept from that.
                 tail.complete = not params.wants_logprobs or num_output < params.min_tokens
                 tail.token_ids += [] if params.wants_logprobs else request.eos_token_ids[:1]
                 break
-            following = guide.forced() if skips else []
+            following = constraint.forced() if skips else []
             if not following:
                 break
             tail.token_ids += following
-            problem = guide.take(following)
+            problem = constraint.take(following)
         if problem is not None:
             tail.problem = _problem(request, problem)
         return tail
@@ -184,7 +184,7 @@ def _problem(request: Request, problem: str) -> str:
     return f"structured_outputs: {problem}"
 
 
-def make_constraints(resolved: ResolvedConfig) -> Guides:
+def make_constraints(resolved: ResolvedConfig) -> Constraints:
     """What follows grammars: it needs to know the bytes of tokens, and no more of text.
 
     Raises `ConfigError` for a tokenizer that is missing or wrong.
@@ -193,7 +193,7 @@ def make_constraints(resolved: ResolvedConfig) -> Guides:
     try:
         if options.tokenizer is not None:
             folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
-        return Guides(
+        return Constraints(
             Vocabulary(folder, resolved.vocab_size, tuple(resolved.model.eos_token_ids)), resolved.config.structured
         )
     except (ModelError, RequestError) as error:

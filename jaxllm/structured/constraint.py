@@ -8,7 +8,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.backend import Mask, Matcher
 
 
-class Guide:
+class Constraint:
     """Follows the tokens of one request and says which may come next.
 
     The output may begin inside reasoning, where any token is allowed but the end of the text, if a grammar is still to

@@ -1,4 +1,4 @@
-"""The guides of an engine's requests: made when their grammars are compiled, asked for masks at every step."""
+"""The constraints of an engine's requests: made when their grammars are compiled, asked for masks at every step."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -12,14 +12,14 @@ from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.structured.backend import Grammar, Vocabulary, make_backend, mask_words
 from jaxllm.structured.compiler import GrammarCompiler
-from jaxllm.structured.constraint import Guide
+from jaxllm.structured.constraint import Constraint
 from jaxllm.structured.options import with_options
 
 WAIT_SECONDS = 0.005
 """How long `wait` waits: as long as a request may have to that arrives meanwhile."""
 
 
-class Guides:
+class Constraints:
     """Compiles the grammars of requests beside the engine's loop, and says which tokens may follow.
 
     Requests that ask for nothing of the kind never come here. Not thread-safe; the compiler has threads of its own.
@@ -38,19 +38,19 @@ class Guides:
             _ = self._compiler.backend
 
     def begin(self, request: Request) -> bool:
-        """Give a request its guide; False when its grammar has yet to be compiled, see `ready`."""
+        """Give a request its constraint; False when its grammar has yet to be compiled, see `ready`."""
         if not self._vocabulary.end_token_ids:
             # The tokenizer's may be known where the model's are not.
             self._vocabulary = replace(self._vocabulary, end_token_ids=tuple(request.eos_token_ids))
         form = request.params.structured_outputs
         if form is None:
-            request.guide = Guide(request.params, None, request.eos_token_ids)
+            request.constraint = Constraint(request.params, None, request.eos_token_ids)
             return True
         self._compiling[request] = self._compiler.compile(with_options(form, self._options), request.grammar_bytes)
         return False
 
     def ready(self) -> Iterator[tuple[Request, RequestError | None]]:
-        """The requests whose grammars are compiled since the last call; with what is wrong with them, or a guide."""
+        """The requests whose grammars are compiled since the last call; with what is wrong with them, or a constraint."""
         if not self._compiling:
             return
         done = [request for request, future in self._compiling.items() if future.done()]
@@ -58,7 +58,7 @@ class Guides:
             future = self._compiling.pop(request)
             error = future.exception()
             if error is None:
-                request.guide = Guide(request.params, future.result().matcher(), request.eos_token_ids)
+                request.constraint = Constraint(request.params, future.result().matcher(), request.eos_token_ids)
                 yield request, None
             elif isinstance(error, RequestError):
                 yield request, error
@@ -81,20 +81,20 @@ class Guides:
         problems: list[str | None] = [None] * len(requests)
         by_grammar = []
         for row, request in enumerate(requests):
-            guide = request.guide
-            assert guide is not None
-            if guide.follows_grammar:
-                assert guide.matcher is not None
-                by_grammar.append((guide.matcher, row))
+            constraint = request.constraint
+            assert constraint is not None
+            if constraint.follows_grammar:
+                assert constraint.matcher is not None
+                by_grammar.append((constraint.matcher, row))
             else:
-                guide.fill(masks[row])
+                constraint.fill(masks[row])
         if by_grammar:
             found = self._compiler.backend.fill(by_grammar, masks)
             for (_, row), problem in zip(by_grammar, found, strict=True):
                 problems[row] = problem
-                guide = requests[row].guide
-                assert guide is not None
-                guide.adjust(masks[row])
+                constraint = requests[row].constraint
+                assert constraint is not None
+                constraint.adjust(masks[row])
         return masks, problems
 
     def close(self) -> None:

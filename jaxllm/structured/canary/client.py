@@ -101,7 +101,7 @@ class Canary:
         return self._link
 
     def ask(self, form: StructuredOutputsParams, owner: str = "") -> "Future[Verdict]":
-        """What becomes of a grammar, now or later. A future that is cancelled ends a trial nobody else waits for.
+        """The verdict on a grammar, now or later. A cancelled future ends a trial that nobody else waits for.
 
         Owners take turns. Raises `QueueFullError` when too many trials wait.
         """
