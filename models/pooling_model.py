@@ -128,7 +128,7 @@ class PoolingModel(nnx.Module):
         return cast(Backbone, self.backbone)(texts)
 
     def project(self, pooled: jax.Array) -> jax.Array:
-        """What becomes of pooled hidden states float32 [R, D] before they are embeddings."""
+        """Pooled hidden states float32 [R, D] as embeddings."""
         return pooled if self.projection is None else self.projection(pooled)
 
     def scores(self, pooled: jax.Array) -> jax.Array:

@@ -148,7 +148,7 @@ def _outcome(resolved: ResolvedConfig, count: int, results: list[CaseResult]) ->
     }  # fmt: skip
     if wrong:
         names = ", ".join(f"{each.name} ({each.reason or f'{each.error:.1e}'})" for each in wrong[:8])
-        advice = "serve with --attention-backend xla until this is mended, and send the report"
+        advice = "serve with --attention-backend xla until this is fixed, and send the report"
         return Outcome(f"{summary}; WRONG: {names}", figures, "failed", advice)
     return Outcome(summary, figures)
 

@@ -35,7 +35,7 @@ def run(context: Context) -> Outcome:
         f"{len(before)} executables, {size / 2**20:.1f} MiB; first start {first.start_seconds:.1f} s, "
         f"second {second.start_seconds:.1f} s"
     )
-    without = 'serve with --compilation-cache-dir "" until this is mended, and send the report'
+    without = 'serve with --compilation-cache-dir "" until this is fixed, and send the report'
     if first.tokens != second.tokens:
         return Outcome(f"{summary}; the second engine answers otherwise", figures, "failed", without)
     if not before:

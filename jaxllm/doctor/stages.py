@@ -21,7 +21,7 @@ _HUNG_DEVICE = (
     "see who holds the device (the system stage); if nobody does, restart the machine or its driver, "
     "and send the report"
 )
-_KERNEL = "serve with --attention-backend xla until this is mended, and send the report"
+_KERNEL = "serve with --attention-backend xla until this is fixed, and send the report"
 
 STAGES = (
     Stage("system", "jaxllm.doctor.system", "send the report: this stage only reads files", needs_devices=False),

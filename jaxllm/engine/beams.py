@@ -17,7 +17,7 @@ Finish = Callable[[Request, FinishReason], EngineOutput]
 
 
 class BeamSearches(Collaborator):
-    """Tells searches which tokens are likeliest behind each of their beams, and ends them when they are over."""
+    """Gives searches the most likely next tokens of each beam, and ends those that are complete."""
 
     def __init__(self, max_model_len: int, finish: Finish) -> None:
         super().__init__()

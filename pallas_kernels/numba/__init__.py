@@ -5,7 +5,7 @@
 | `vectors`, `memory`, `tiles` | what kernels are written with: vectors, addresses, inner loops |
 | `calls` | a kernel as a call of XLA's, its work shared among XLA's threads |
 | `build`, `trampoline` | from a kernel to an object file, and from there to what XLA knows |
-| `targets` | kernels by the name under which XLA calls them, and `begin`, which has XLA know them |
+| `targets` | kernels by the name under which XLA calls them, and `begin`, which registers them with XLA |
 | `zeros` | arrays of zeros whose memory is taken when it is written |
 
 Only `build` needs Numba: a process that finds its object files from an earlier start never imports it.

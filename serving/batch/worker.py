@@ -1,4 +1,4 @@
-"""Works off a batch: as many requests at a time as keep the engine busy, each through the routes of the server."""
+"""Answers a file of requests through the server's routes, as many at a time as keep the engine busy."""
 
 import asyncio
 import itertools

@@ -18,7 +18,7 @@ HELP = "Answer a file of requests in OpenAI's batch format, offline."
 USAGE = "-i FILE -o FILE [flags]"
 EXAMPLES = """examples:
   jaxllm run-batch -i requests.jsonl -o answers.jsonl --model Qwen/Qwen3-0.6B
-  jaxllm run-batch -i requests.jsonl -o answers.jsonl            the same command again goes on where it ended
+  jaxllm run-batch -i requests.jsonl -o answers.jsonl            run again, it resumes where it ended
   jaxllm run-batch --config server.yaml -i requests.jsonl -o answers.jsonl     flags from a file, as for `jaxllm serve`
   jaxllm run-batch -i requests.jsonl --validate                  only look at the file; no model is loaded
   make-requests | jaxllm run-batch -i - -o - > answers.jsonl

@@ -133,7 +133,7 @@ def open_engine(
 ) -> LLMEngine | PoolingLLMEngine:
     """Load model and tokenizer, side by side; with `background`, the engine in a process of its own.
 
-    What comes of it depends on what the model is for. Raises `ConfigError` and `CapacityError`.
+    The model decides whether it generates or pools. Raises `ConfigError` and `CapacityError`.
     """
     load = _background_engine if background else _engine_here
     with ThreadPoolExecutor(1, "load-tokenizer") as pool:

@@ -1,4 +1,4 @@
-"""What is the same of engines with text at their ends, whether they generate or pool."""
+"""What engines that take text share, whether they generate or pool."""
 
 import weakref
 from abc import ABC, abstractmethod

@@ -117,7 +117,7 @@ class RequestMetrics:
 
 @dataclass(slots=True, repr=False)
 class RequestOutput(ShownInNotebooks):
-    """A request's result, or in a stream the news of it: the sequences in `outputs` are then those with news.
+    """A request's result. In a stream it is what is new, and `outputs` has only the sequences that changed.
 
     `prompt` is None when the prompt was given as token ids. `prompt_logprobs` has one entry per prompt token, of which
     the first is None; in a stream it comes with the first output. `num_cached_tokens` counts prompt tokens whose

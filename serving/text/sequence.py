@@ -250,7 +250,7 @@ class Sequence:
 
 
 def _choices(item: TokenLogprobs, tokenizer: Tokenizer | None, *, ranked: bool = True) -> TokenChoices:
-    """The chosen token and its alternatives by token id, the chosen one first; `ranked` if they are the likeliest."""
+    """The chosen token and its alternatives by token id, the chosen one first; `ranked`: the most likely ones."""
     text = tokenizer.token_text if tokenizer is not None else lambda token_id: None
     choices = {item.token_id: Logprob(item.logprob, item.rank, text(item.token_id))}
     for rank, (token_id, logprob) in enumerate(zip(item.top_ids, item.top_logprobs, strict=True), start=1):

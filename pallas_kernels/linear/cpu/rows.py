@@ -1,4 +1,4 @@
-"""What becomes of rows of activations before a product."""
+"""Rows of activations, prepared for a product."""
 
 import math
 

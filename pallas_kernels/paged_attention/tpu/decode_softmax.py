@@ -40,7 +40,7 @@ class Running(NamedTuple):
 
 
 def absorb(before: State, fresh: Any, scores: jax.Array, values: jax.Array, options: Options) -> State:
-    """The state after a chunk of keys, which begins anew where `fresh`."""
+    """The state after a chunk of keys, which starts over where `fresh`."""
     size = scores.shape[1]
     earlier = jnp.where(fresh, MASKED, before.maximum)
     maximum = jnp.maximum(earlier, jnp.ceil(jnp.max(scores, axis=1, keepdims=True)))

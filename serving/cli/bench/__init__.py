@@ -1,1 +1,1 @@
-"""Load for a server, and what it makes of it: `jaxllm bench serve`."""
+"""`jaxllm bench serve`: load-tests a server."""

@@ -1,4 +1,4 @@
-"""Names of fields of other servers that look like misspellings of ours, and are none."""
+"""Fields of other servers whose names look like misspellings of ours."""
 
 FOREIGN = frozenset(
     {

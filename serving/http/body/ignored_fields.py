@@ -25,7 +25,7 @@ _TYPO = 0.75
 
 
 class FieldPolicy:
-    """What becomes of fields that the server does not know, or does not serve though the answer can do without."""
+    """Whether fields that are unknown, or not served and not essential, are ignored or rejected."""
 
     def __init__(self, *, strict: bool) -> None:
         """`strict`: they are refused."""

@@ -1,4 +1,4 @@
-"""uvicorn's server, with our connections and without its signals."""
+"""uvicorn's server with limits on connections; signals are left to the caller."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Whom the engine serves: whoever started it and, where several processes answer HTTP, each of these directly."""
+"""The engine's clients: the process that started it and, where several answer HTTP, each of them."""
 
 import logging
 import threading

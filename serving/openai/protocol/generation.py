@@ -101,7 +101,7 @@ class GenerationRequest(Body, kw_only=True):
     """Tokens whose log-probabilities are returned beside the generated one's, not the most likely; needs logprobs."""
 
     use_beam_search: bool | None = None
-    """Search for the likeliest texts: best_of (default n) beams are followed, the best n returned; not with stream."""
+    """Search for the most likely texts: best_of (default n) beams are followed, the best n returned; no streams."""
     length_penalty: float | None = None
     """With use_beam_search: texts score sum of log-probabilities / number of tokens ** length_penalty; default 1."""
     early_stopping: bool | Literal["never"] | None = None
