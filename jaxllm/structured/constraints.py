@@ -50,7 +50,7 @@ class Constraints:
         return False
 
     def ready(self) -> Iterator[tuple[Request, RequestError | None]]:
-        """The requests whose grammars are compiled since the last call; with what is wrong with them, or a constraint."""
+        """The requests whose grammars were compiled since the last call, each with what is wrong with it or None."""
         if not self._compiling:
             return
         done = [request for request, future in self._compiling.items() if future.done()]

@@ -10,6 +10,8 @@ from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.server.answers import CacheReset, Load, Version
+from jaxllm.serving.telemetry.metrics import Measured
+from jaxllm.serving.telemetry.shared_metrics import Published
 from jaxllm.version import __version__
 
 
@@ -46,18 +48,24 @@ async def load(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
+    server = server_of(request)
+    own = None
+    if server.shared_metrics is not None:
+        # What is shown is published first: if this process dies, no counter goes back behind it.
+        own = server.metrics.measured()
+        server.shared_metrics.publish(Published(server.llm.num_unfinished, own))
     # In a thread: writing them takes milliseconds, which no stream should wait for.
-    work = partial(_exposition, server_of(request), request.headers.get("accept", ""))
+    work = partial(_exposition, server, own, request.headers.get("accept", ""))
     body, content_type = await asyncio.to_thread(work)
     return Response(body, media_type=content_type)
 
 
-def _exposition(server: ServerState, accept: str) -> tuple[bytes, str]:
+def _exposition(server: ServerState, own: Measured | None, accept: str) -> tuple[bytes, str]:
     if server.shared_metrics is None:
         return server.metrics.exposition(accept)
     # Whichever process is asked answers for all; which one it was would make no sense in a series.
     others = [each.measured for each in server.shared_metrics.others()]
-    joined = server.metrics.with_others(others, server.shared_metrics.engine())
+    joined = server.metrics.with_others(others, server.shared_metrics.engine(), own)
     return joined.exposition(accept, process=False)
 
 

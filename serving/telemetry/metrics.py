@@ -98,15 +98,18 @@ class Metrics(Collector):
             ),
         )
 
-    def with_others(self, others: Sequence[Measured], engine: EngineState | None = None) -> "Metrics":
+    def with_others(
+        self, others: Sequence[Measured], engine: EngineState | None = None, own: Measured | None = None
+    ) -> "Metrics":
         """These metrics and what other processes have measured of their requests before the same engine.
 
-        `engine` is what was told of it, where somebody has heard more of it than this process.
+        `engine` is what was told of it, where somebody has heard more of it than this process; `own` is what this one
+        has measured, if not up to now.
         """
         joined = Metrics(self._info, self._model_name, self._prefix)
         engine = engine or self.engine_state()
         joined._stats = engine.stats
-        for measured in (self.measured(), engine.measured, *others):
+        for measured in (own or self.measured(), engine.measured, *others):
             joined.add(measured)
         return joined
 

@@ -8,6 +8,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxllm.serving.telemetry.http import HttpMetrics
+from tests.e2e.serving.metrics import Metrics
 from tests.serving.server_process import SMALL, ServerProcess, running
 
 
@@ -69,6 +70,7 @@ def test_rejections_by_reason(server: ServerProcess) -> None:
 
 
 def test_every_token_of_a_request_is_in_a_step(server: ServerProcess) -> None:
+    Metrics.wait_until_idle(server.url)  # what an earlier client left behind is over
     before = values(server)
     client = OpenAI(base_url=f"{server.url}/v1", api_key="key")
     usage = client.completions.create(
