@@ -52,6 +52,7 @@ class LimitedServer:
             timeout_keep_alive=self._keep_alive,
         )  # fmt: skip
         self.http = HttpServer(config, self.connections)
+        self._loop = asyncio.get_running_loop()
         watching = asyncio.create_task(self.connections.watch())
         serving = asyncio.create_task(self.http.serve(sockets=[self._socket]))
         await self.http.wait_until_it_listens(serving)
@@ -61,10 +62,14 @@ class LimitedServer:
 
     def end(self) -> None:
         """Stop serving."""
-        self.http.should_exit = True
-        self.http.cut_connections()
+        # In the loop's own thread: uvloop's connections know no locks.
+        self._loop.call_soon_threadsafe(self._cut)
         self._thread.join(60)
         assert not self._thread.is_alive()
+
+    def _cut(self) -> None:
+        self.http.should_exit = True
+        self.http.cut_connections()
 
     async def _echo(self, request: Request) -> Response:
         self.headers.append([name for name, _ in request.scope["headers"]])
