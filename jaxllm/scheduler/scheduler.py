@@ -283,19 +283,17 @@ class Scheduler:
             samples=samples,
             num_decodes=num_decodes,
             num_tokens=num_tokens,
-            requests=self._owners(slots),
+            requests=self._running.requests if slots is self._running.slots else self._owners(slots),
             admitted=admitted,
             preempted=preempted,
             generations=table.generation[slots],
         )
         if self._groups.running:
             plan.copies, plan.moved = self._groups.take_changes()
-        self._under_way.add(plan)
+        self._under_way.plans.append(plan)
         return plan
 
     def _owners(self, slots: Int32Array) -> list[Request]:
-        if slots is self._running.slots:
-            return self._running.requests
         owners = self.table.requests
         return [owner for slot in slots.tolist() if (owner := owners[slot]) is not None]
 

@@ -16,11 +16,7 @@ class StepsUnderWay:
 
     def __init__(self, table: RequestTable, groups: SequenceGroups) -> None:
         self._table, self._groups = table, groups
-        self._plans: deque[StepPlan] = deque()
-
-    def add(self, plan: StepPlan) -> None:
-        """A step was scheduled."""
-        self._plans.append(plan)
+        self.plans: deque[StepPlan] = deque()
 
     def take(
         self, plan: StepPlan, tokens: Int32Array, counts: Int32Array | None
@@ -29,7 +25,7 @@ class StepsUnderWay:
 
         Returns which rows' requests are still in their slots, bool [n], and the slots whose requests end.
         """
-        while self._plans.popleft() is not plan:
+        while self.plans.popleft() is not plan:
             pass
         table = self._table
         live = table.generation[plan.slots] == plan.generations
@@ -67,7 +63,7 @@ class StepsUnderWay:
         table.num_pending[slot] = 0
         # The first token that was taken is the one they went on with, but what they sampled behind it is not.
         table.num_computed[slot] = min(int(table.num_computed[slot]), end + 1)
-        for later in self._plans:
+        for later in self.plans:
             same = (later.slots == slot) & (later.generations == plan.generations[row])
             later.samples[same] = False
             later.generations[same & (later.starts > end)] = -1
