@@ -7,6 +7,7 @@ carried along and indexed inside the attention kernel: passed as scan inputs and
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,19 +40,44 @@ class LoopStack(nnx.Module):
     def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
         """Run all layers on `x` [T, D]."""
         rotation = _computed_once(rotation, ragged)
+        traced: dict[Any, Callable[..., Hidden]] = {}
         for index, (layer, window) in enumerate(zip(self.each, self.windows, strict=True)):
-            x, kv_cache = layer(x, kv_cache, Context(rotation, ragged, index, window or None))
+            graph, parameters = nnx.split(layer)
+            # Layers that are alike are traced and lowered once: a kernel takes half a second each time.
+            run = traced.setdefault((graph, window), jax.jit(partial(_run_layer, graph, window)))
+            x, kv_cache = run(parameters, x, kv_cache, rotation, ragged, jnp.int32(index))
         return x, kv_cache
+
+
+def _run_layer(
+    graph: nnx.GraphDef[Any],
+    window: int,
+    parameters: Any,
+    x: jax.Array,
+    kv_cache: jax.Array,
+    rotation: Rotation,
+    ragged: RaggedBatch,
+    index: jax.Array,
+) -> Hidden:
+    """Layer number `index` on `x` [T, D], with these parameters."""
+    result: Hidden = nnx.merge(graph, parameters)(x, kv_cache, Context(rotation, ragged, index, window or None))
+    return result
 
 
 def _computed_once(rotation: Rotation, ragged: RaggedBatch) -> Rotation:
     """The same angles, out of reach of the compiler, which would compute sine and cosine again in every layer.
 
-    Compilers for CPUs drop optimization barriers before they fuse, but fuse nothing into a conditional.
+    Compilers for CPUs drop optimization barriers before they fuse, but fuse nothing into a conditional. A GPU would
+    wait for the host to read its condition.
     """
-    turned: Rotation = lax.cond(
-        ragged.num_tokens >= 0, lambda: rotation, lambda: jax.tree.map(jnp.zeros_like, rotation)
-    )
+
+    def branch(rotation: Rotation) -> Rotation:
+        turned: Rotation = lax.cond(
+            ragged.num_tokens >= 0, lambda: rotation, lambda: jax.tree.map(jnp.zeros_like, rotation)
+        )
+        return turned
+
+    turned: Rotation = lax.platform_dependent(rotation, cpu=branch, default=lax.optimization_barrier)
     return turned
 
 

@@ -56,7 +56,9 @@ class Linear(nnx.Module):
         last = fused.residual if self.mesh is not None or self.bias is not None else None
         if last is not None:
             fused = replace(fused, residual=None)
-        kind = x.dtype if partial else jnp.float32
+        # Where XLA calls a library for the product, a float32 result is written, and read again to be rounded.
+        rounds = partial or (self.platform == "gpu" and self.bias is None)
+        kind = x.dtype if rounds else jnp.float32
         out = linear(x, self.matrix, num_rows, fused, out_dtype=kind, platform=self.platform)
         out = constrain(out, self.mesh, None, out_axis)
         if self.bias is not None:

@@ -9,6 +9,7 @@ operands of a batched matrix product as they are.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -23,12 +24,23 @@ from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_maj
 MASKED = -1e30
 """Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
 
-DECODE_ROWS = 4
-DECODE_KEYS = 128
-PREFILL_QUERIES = 128
-PREFILL_KEYS = 128
-"""Block sizes, in rows or tokens. Chosen on machines of two cores: blocks of few rows waste little on padding and on
-rows of other lengths, and what is gathered for them stays in the cache until it is used."""
+
+class Blocks(NamedTuple):
+    """Sizes of blocks, in rows or tokens."""
+
+    decode_rows: int
+    decode_keys: int
+    prefill_queries: int
+    prefill_keys: int
+
+
+SMALL = Blocks(decode_rows=4, decode_keys=128, prefill_queries=128, prefill_keys=128)
+"""Chosen on machines of two cores: blocks of few rows waste little on padding and on rows of other lengths, and what is
+gathered for them stays in the cache until it is used."""
+
+LARGE = Blocks(decode_rows=64, decode_keys=512, prefill_queries=512, prefill_keys=1024)
+"""For GPUs. Each block is some launches and one look of the host at whether it was the last, which takes longer than
+the work of a small one."""
 
 
 def _slice(array: jax.Array, start: jax.Array, size: int, axis: int = 0) -> jax.Array:
@@ -122,10 +134,13 @@ def xla_paged_attention(
     heads = _Heads(q.shape[1], num_kv_heads, head_size, scale, options.soft_cap, sinks, alibi_slopes, v_scale)
     starts = window_start(batch.positions, options.window)
     context = _Context(kv_cache, jnp.asarray(layer, jnp.int32), page_size, batch.page_table)
-    out = _decode(q, context, batch, starts, heads)
-    if q.shape[0] > 1:
-        out = _prefill(q, out, context, batch, starts, heads)
-    return out, kv_cache
+
+    def attend(q: jax.Array, blocks: Blocks) -> jax.Array:
+        out = _decode(q, context, batch, starts, heads, blocks)
+        return out if q.shape[0] == 1 else _prefill(q, out, context, batch, starts, heads, blocks)
+
+    small, large = partial(attend, blocks=SMALL), partial(attend, blocks=LARGE)
+    return lax.platform_dependent(q, cuda=large, rocm=large, default=small), kv_cache
 
 
 @dataclass(frozen=True)
@@ -157,12 +172,14 @@ class _Context:
         return place.get(mode="promise_in_bounds").reshape(tables.shape[0], num_kv_heads, -1, head_size)
 
 
-def _decode(q: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads) -> jax.Array:
+def _decode(
+    q: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads, blocks: Blocks
+) -> jax.Array:
     """Attention of the leading single-token rows; [T, N, H], zero for all others."""
     rows = min(q.shape[0], batch.kv_lens.shape[0])
-    block_rows = min(DECODE_ROWS, rows)
+    block_rows = min(blocks.decode_rows, rows)
     padding = -rows % block_rows
-    block_pages = context.block_pages(DECODE_KEYS)
+    block_pages = context.block_pages(blocks.decode_keys)
     table = jnp.pad(context.padded_table(block_pages), ((0, padding), (0, 0)))
     is_decode = jnp.arange(rows + padding, dtype=jnp.int32) < batch.num_decodes
     kv_lens = jnp.where(is_decode, jnp.pad(batch.kv_lens[:rows], (0, padding)), 0)
@@ -241,12 +258,18 @@ def _attend_block(
 
 
 def _prefill(
-    q: jax.Array, out: jax.Array, context: _Context, batch: RaggedBatch, starts: jax.Array, heads: _Heads
+    q: jax.Array,
+    out: jax.Array,
+    context: _Context,
+    batch: RaggedBatch,
+    starts: jax.Array,
+    heads: _Heads,
+    blocks: Blocks,
 ) -> jax.Array:
     """Fill in the rows after the decodes, block by block of queries."""
     tokens = q.shape[0]
-    size = min(PREFILL_QUERIES, tokens)
-    block_pages = context.block_pages(PREFILL_KEYS)
+    size = min(blocks.prefill_queries, tokens)
+    block_pages = context.block_pages(blocks.prefill_keys)
     table = context.padded_table(block_pages)
     # A last block may reach beyond the tokens; later rows overwrite what an earlier one left behind its own end.
     queries = jnp.pad(q, ((0, size), (0, 0), (0, 0)))

@@ -34,8 +34,14 @@ def test_a_block_of_pages_is_gathered_once() -> None:
     jaxpr = jax.make_jaxpr(lambda inputs: inputs.call("xla"))(inputs)
     token = case.num_kv_heads * case.head_size
     sizes = [gather.outvars[0].aval.size // token for gather in _gathers(jaxpr.jaxpr, inputs.kv_cache.size)]
-    # Keys and values for a block of decodes, keys and values for a block of a prefill, each for all heads at once.
-    assert sizes == [xla.DECODE_ROWS * xla.DECODE_KEYS] * 2 + [xla.PREFILL_KEYS] * 2
+    # Keys and values for a block of decodes, keys and values for a block of a prefill, each for all heads at once; and
+    # that for GPUs and for others, of which one is compiled.
+    width = inputs.batch.page_table.shape[1] * case.page_size
+    expected = {
+        blocks: [min(blocks.decode_rows, 41) * min(blocks.decode_keys, width)] * 2 + [min(blocks.prefill_keys, width)] * 2
+        for blocks in (xla.LARGE, xla.SMALL)
+    }
+    assert sizes == expected[xla.LARGE] + expected[xla.SMALL]
 
 
 def test_short_contexts_leave_the_rest_of_the_table_alone() -> None:
@@ -53,6 +59,6 @@ def _with_long_tables(inputs: Inputs) -> Inputs:
     cache = jnp.pad(inputs.kv_cache, ((0, 0), (0, 1), (0, 0), (0, 0), (0, 0)), constant_values=jnp.nan)
     table = jnp.pad(inputs.batch.page_table, ((0, 0), (0, 64 - width)), constant_values=first_bad)
     # Inside a block every page may be read.
-    block = max(xla.DECODE_KEYS, xla.PREFILL_KEYS) // inputs.case.page_size
+    block = max(xla.SMALL.decode_keys, xla.SMALL.prefill_keys) // inputs.case.page_size
     table = table.at[:, width:block].set(0)
     return replace(inputs, kv_cache=cache, batch=replace(inputs.batch, page_table=table))
