@@ -232,8 +232,9 @@ class CompileOptions(Section):
     )
     attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu", "cpu"] = option(
         "auto",
-        "Implementation of paged attention. 'auto': tpu on TPU, cpu on CPU where heads and pages are multiples of 16, "
-        "else xla. 'gpu' is for Hopper. With 'cpu' matrix products in float32 and bfloat16 are jaxllm's own as well.",
+        "Implementation of paged attention. 'auto': tpu on TPU, gpu on Hopper in 16 bits, cpu on CPU where heads and "
+        "pages are multiples of 16, else xla; where the kernel fails its self-test, xla with a warning. With 'cpu' "
+        "matrix products in float32 and bfloat16 are jaxllm's own as well.",
     )
 
 

@@ -24,7 +24,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `num_pages` counts the null page, which is never handed out; `block_size` is the tokens in a page; `num_shapes` the
     compiled step shapes; `model_folder` holds the model's small files. `pooling` is None for a
-    model that generates; one that pools has no KV cache.
+    model that generates; one that pools has no KV cache. `attention_problem` says why `attention_backend` is not the
+    fastest one here, where that failed its self-test.
     """
 
     model: str
@@ -44,6 +45,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_shapes: int
     pooling: PoolingInfo | None = None
     structured_outputs_backend: str = "llguidance"
+    attention_backend: str = "xla"
+    attention_problem: str | None = None
 
     @property
     def kv_tokens(self) -> int:

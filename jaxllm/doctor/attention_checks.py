@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from jaxllm.doctor.attention_cases import check_cases, resolve_model, run_case
+from jaxllm.doctor.attention_cases import check_cases, resolve_model
 from jaxllm.doctor.result import Context, Outcome
+from jaxllm.pallas_kernels.paged_attention.check import run_case
 
 
 def run(context: Context) -> Outcome:

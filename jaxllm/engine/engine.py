@@ -21,6 +21,7 @@ from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
+from jaxllm.runtime.self_test import with_tested_attention
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 
@@ -73,7 +74,7 @@ class Engine(StepLoop[Dispatched]):
             ConfigError: an option or the checkpoint is wrong.
             CapacityError: the model, or one request of its longest length, does not fit.
         """
-        resolved = resolve_config(config)
+        resolved = with_tested_attention(resolve_config(config))
         runner, num_pages = build_runner(resolved, progress)
         return cls(resolved, runner, num_pages)
 

@@ -99,4 +99,6 @@ def describe(
         num_shapes=num_shapes,
         pooling=pooling,
         structured_outputs_backend=config.structured.structured_outputs_backend,
+        attention_backend=resolved.attention,
+        attention_problem=resolved.attention_problem,
     )

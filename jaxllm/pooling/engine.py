@@ -1,5 +1,6 @@
 """The engine of pooling models: token ids in, vectors and scores out. Used like `jaxllm.engine.engine.Engine`."""
 
+import dataclasses
 import time
 from collections.abc import Iterable
 
@@ -19,6 +20,7 @@ from jaxllm.pooling.resolved import ResolvedPoolingConfig, resolve_pooling_confi
 from jaxllm.pooling.runner import DispatchedTexts, PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
+from jaxllm.runtime.self_test import with_tested_attention
 
 
 class PoolingEngine(StepLoop[DispatchedTexts]):
@@ -48,6 +50,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             ConfigError: an option or the checkpoint is wrong.
         """
         resolved = resolve_pooling_config(config)
+        resolved = dataclasses.replace(resolved, common=with_tested_attention(resolved.common))
         return cls(resolved, build_pooling_runner(resolved, progress))
 
     def add_request(self, request: PoolingRequest) -> None:

@@ -18,7 +18,7 @@ from jaxllm.models.families.registry import lookup
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, padded_vocab
 from jaxllm.pallas_kernels.linear import can_pack
-from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
+from jaxllm.runtime.attention import AttentionShape, choose_attention
 from jaxllm.runtime.devices import local_devices, split_over, tensor_parallel_size
 from jaxllm.runtime.memory.memory import CacheShape
 from jaxllm.runtime.programs.buckets import GROWTH, GROWTH_WITHOUT_PADDING
@@ -42,7 +42,7 @@ class ResolvedConfig:
     model: ModelConfig
     platform: str
     attention: str
-    """Implementation of paged attention."""
+    """Implementation of paged attention, see `choose_attention`."""
     device_kind: str
     mesh: Mesh | None
     """The devices; None is JAX's default device."""
@@ -51,6 +51,8 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     page_size: int
     """Tokens in one page of the KV cache."""
+    attention_problem: str | None = None
+    """Why `auto` did not take the kernel of this platform, where that failed its self-test."""
 
     @property
     def forward(self) -> ForwardOptions:
@@ -135,7 +137,9 @@ def resolve_config(
         folder=folder,
         model=model,
         platform=platform,
-        attention=_choose_attention(config.compile.attention_backend, platform, (model.head_size, page_size, dtype)),
+        attention=choose_attention(
+            config.compile.attention_backend, devices[0], AttentionShape.of(model, page_size, dtype)
+        ),
         device_kind=devices[0].device_kind,
         mesh=split_over(model, devices, count, absent=absent_devices is not None),
         dtype=dtype,
@@ -156,23 +160,6 @@ def _check_generates(asked: str, architecture: str) -> None:
         raise ModelError(
             f"{architecture} generates no text, it is made to {made_for}: leave runner out, or give --runner pooling"
         )
-
-
-def _choose_attention(asked: str, platform: str, shape: tuple[int, int, str]) -> str:
-    """For a `shape` of head size, page size and type of cache."""
-    if asked in ("tpu", "gpu", "cpu") and asked != platform:
-        raise ConfigError(f"attention_backend={asked!r} needs a {asked.upper()}; this is a {platform.upper()}")
-    head_size, page_size, dtype = shape
-    fits = head_size % MULTIPLE == 0 and page_size % MULTIPLE == 0 and dtype in CACHE_BYTES
-    if asked == "cpu" and not fits:
-        raise ConfigError(
-            f"attention_backend='cpu' needs heads and pages that are multiples of {MULTIPLE} and a cache in "
-            f"{', '.join(CACHE_BYTES)}; these are {head_size} and {page_size}, and {dtype}"
-        )
-    if asked != "auto":
-        return asked
-    # The kernel for GPUs has to be asked for until it has been measured on one.
-    return {"tpu": "tpu", "cpu": "cpu" if fits else "xla"}.get(platform, "xla")
 
 
 def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:

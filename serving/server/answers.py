@@ -9,6 +9,13 @@ class Version(Answer, kw_only=True):
     version: str
 
 
+class Degraded(Answer, kw_only=True):
+    """What serves, and why it is not the fastest."""
+
+    attention_backend: str
+    attention_problem: str
+
+
 class Load(Answer, kw_only=True):
     """Requests in flight."""
 

@@ -9,16 +9,23 @@ from starlette.responses import Response
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.server.answers import CacheReset, Load, Version
+from jaxllm.serving.server.answers import CacheReset, Degraded, Load, Version
 from jaxllm.serving.telemetry.metrics import Measured
 from jaxllm.serving.telemetry.shared_metrics import Published
 from jaxllm.version import __version__
 
 
 async def health(request: Request) -> Response:
-    """Say with status 200 that the engine is alive; one that is dead or hangs has status 503."""
-    server_of(request).llm.check_health()
-    return Response()
+    """Say with status 200 that the engine is alive; one that is dead or hangs has status 503.
+
+    The body is empty, unless a kernel failed its self-test and a slower one serves.
+    """
+    llm = server_of(request).llm
+    llm.check_health()
+    info = llm.info
+    if info.attention_problem is None:
+        return Response()
+    return json_response(Degraded(attention_backend=info.attention_backend, attention_problem=info.attention_problem))
 
 
 async def ping(request: Request) -> Response:

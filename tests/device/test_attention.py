@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from jaxllm.doctor.attention_cases import compare, run_case
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
+from jaxllm.pallas_kernels.paged_attention.check import compare, run_case
 
 pytestmark = pytest.mark.device
 

@@ -37,7 +37,7 @@ def engine_identity(resolved: ResolvedConfig, programs: ProgramSet[Any], num_pag
     """
     config = resolved.config
     return {
-        **_software(resolved.platform),
+        **software(resolved.platform),
         **_hardware(resolved),
         "model": resolved.model.architecture,
         "model_config": _digest(dataclasses.asdict(resolved.model)),
@@ -57,7 +57,8 @@ def engine_identity(resolved: ResolvedConfig, programs: ProgramSet[Any], num_pag
     }
 
 
-def _software(backend: str) -> dict[str, Any]:
+def software(backend: str) -> dict[str, Any]:
+    """Versions of what compiles and runs on a platform, as plain data."""
     packages = ("jaxllm", "jax", "jaxlib", *(("libtpu",) if backend == "tpu" else ()))
     found = {**{name: _version(name) for name in packages}, "code": _code()}
     if backend not in ("cpu", "tpu"):

@@ -13,7 +13,14 @@ from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
 )
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E
 from jaxllm.pallas_kernels.paged_attention.gpu.kernel import launch
-from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS, KernelOptions
+from jaxllm.pallas_kernels.paged_attention.gpu.options import (
+    COMPUTE_TYPES,
+    ROWS,
+    WARPGROUPS,
+    KernelOptions,
+    is_hopper,
+    refusal,
+)
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
@@ -21,16 +28,6 @@ from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
 
 SHARED_MEMORY = 227 * 1024
 """Bytes a block may use on Hopper and Blackwell."""
-
-COMPUTE_TYPES = {
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "int8": "bfloat16",
-    "float8_e4m3fn": "float16",
-    "float8_e5m2": "float16",
-}
-"""By type of the cache, the type that is multiplied: it holds every number of the cache's type, and Hopper converts to
-it in one instruction."""
 
 
 def gpu_paged_attention(
@@ -120,18 +117,9 @@ def gpu_paged_attention(
 def _check(q: jax.Array, kv_cache: jax.Array) -> None:
     """Refuse what the kernel cannot do."""
     _, _, page_size, heads, head_size = kv_cache.shape
-    group = q.shape[1] // (heads // 2)
-    # Shared memory is swizzled by at least 32 bytes.
-    multiple = 32 // kv_cache.dtype.itemsize
-    problem = None
-    if str(kv_cache.dtype) not in COMPUTE_TYPES:
-        problem = f"a KV cache of {kv_cache.dtype}; it takes {', '.join(COMPUTE_TYPES)}"
-    elif page_size % 8:
-        problem = f"pages of {page_size} tokens; it takes multiples of 8"
-    elif head_size % multiple or head_size > 256:
-        problem = f"heads of size {head_size} in {kv_cache.dtype}; it takes multiples of {multiple} up to 256"
-    elif group > ROWS:
-        problem = f"{group} query heads per KV head; it takes up to {ROWS}"
+    problem = refusal(
+        group=q.shape[1] // (heads // 2), head_size=head_size, page_size=page_size, kv_dtype=str(kv_cache.dtype)
+    )
     if problem is not None:
         raise NotImplementedError(f"paged attention 'gpu' does not take {problem}. Choose implementation 'xla'.")
 
@@ -140,7 +128,7 @@ def _check_device() -> None:
     """Refuse a GPU without wgmma. Where none is there, one is compiled for, and the compiler will say."""
     if jax.default_backend() == "gpu":
         device = jax.devices()[0]
-        if not str(device.compute_capability).startswith("9."):
+        if not is_hopper(device):
             raise NotImplementedError(
                 f"paged attention 'gpu' needs compute capability 9 (Hopper); {device.device_kind} has"
                 f" {device.compute_capability}. Choose implementation 'xla'."

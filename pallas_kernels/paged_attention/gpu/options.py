@@ -1,13 +1,42 @@
-"""What is static about a launch of the kernel."""
+"""What the kernel takes, and what is static about a launch of it."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 ROWS = 64
 """Query rows of a warpgroup: the M of a wgmma instruction."""
 
 WARPGROUPS = 2
 """Warpgroups that compute; one more copies."""
+
+COMPUTE_TYPES = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "int8": "bfloat16",
+    "float8_e4m3fn": "float16",
+    "float8_e5m2": "float16",
+}
+"""By type of the cache, the type that is multiplied: it holds every number of the cache's type, and Hopper converts to
+it in one instruction."""
+
+
+def refusal(*, group: int, head_size: int, page_size: int, kv_dtype: str) -> str | None:
+    """Why the kernel cannot do it, for `group` query heads per KV head; None where it can."""
+    if kv_dtype not in COMPUTE_TYPES:
+        return f"a KV cache of {kv_dtype}; it takes {', '.join(COMPUTE_TYPES)}"
+    if page_size % 8:
+        return f"pages of {page_size} tokens; it takes multiples of 8"
+    # Shared memory is swizzled by at least 32 bytes.
+    multiple = 16 if kv_dtype in ("bfloat16", "float16") else 32
+    if head_size % multiple or head_size > 256:
+        return f"heads of size {head_size} in {kv_dtype}; it takes multiples of {multiple} up to 256"
+    return f"{group} query heads per KV head; it takes up to {ROWS}" if group > ROWS else None
+
+
+def is_hopper(device: Any) -> bool:
+    """Whether a JAX device has the instructions of compute capability 9."""
+    return str(getattr(device, "compute_capability", "")).startswith("9.")
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxllm.doctor.attention_cases import Result, allowed_error, compare, resolve_model, run_case, suited_cases
+from jaxllm.doctor.attention_cases import resolve_model, suited_cases
 from jaxllm.doctor.engine_run import Answers
 from jaxllm.doctor.greedy import compare as compare_answers
 from jaxllm.doctor.result import Context, Settings
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, make_inputs
+from jaxllm.pallas_kernels.paged_attention.check import Result, allowed_error, compare, run_case
 from tests.conftest import RunPython
 
 CASE = Case("mixed", ((1, 5), (3, 29)), padding_tokens=2)
@@ -95,7 +96,7 @@ COMPILE_WITH_CHECKS = """
 import jax, numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxllm.doctor.tpu_attention import attend_on_tpu
+from jaxllm.pallas_kernels.paged_attention.tpu.canonical import attend_on_tpu
 from jaxllm.pallas_kernels.paged_attention.cases import Case, abstract_inputs
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").devices

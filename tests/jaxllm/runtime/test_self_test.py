@@ -1,0 +1,99 @@
+"""The self-test of an accelerator's attention, with other implementations in its place."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.pallas_kernels.paged_attention.check import Result, run_case
+from jaxllm.pallas_kernels.paged_attention.inputs import Inputs
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from jaxllm.runtime.self_test import RESULTS, cases_of, with_tested_attention
+
+
+class Implementation:
+    """XLA's attention, or a broken one, that counts its calls."""
+
+    def __init__(self, *, factor: float = 1.0, error: Exception | None = None) -> None:
+        self.factor, self.error, self.calls = factor, error, 0
+
+    def __call__(self, inputs: Inputs) -> Result:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        out, cache = run_case("xla", inputs)
+        return out * self.factor, cache
+
+
+def resolved(asked: str = "auto", cache: str = "") -> ResolvedConfig:
+    """The demo model as on a machine where `auto` takes the kernel of a GPU."""
+    options = {"model": "demo", "compilation_cache_dir": cache, "attention_backend": asked}
+    here = resolve_config(EngineConfig.from_options({"model": "demo"}))
+    return dataclasses.replace(here, config=EngineConfig.from_options(options), attention="gpu")
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path) -> Iterator[Path]:
+    """JAX's cache in a folder of the test's own."""
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_one_that_is_right_stays() -> None:
+    before = resolved()
+    assert with_tested_attention(before, Implementation()) is before
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (Implementation(factor=1.5), "it is off by"),
+        (Implementation(factor=float("nan")), "it is off by inf"),
+        (Implementation(error=NotImplementedError("heads of 7")), "heads of 7"),
+        (Implementation(error=RuntimeError("INTERNAL: ptxas exited\nmore")), "RuntimeError: INTERNAL: ptxas exited"),
+    ],
+    ids=["wrong", "nan", "refused", "crashed"],
+)
+def test_one_that_is_not_is_replaced(broken: Implementation, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "jaxllm"):
+        after = with_tested_attention(resolved(), broken)
+    assert after.attention == after.forward.attention == "xla"
+    assert after.attention_problem is not None
+    assert after.attention_problem.startswith("gpu: ")
+    assert reason in after.attention_problem
+    assert reason in caplog.text
+
+
+def test_one_that_was_asked_for_is_never_replaced() -> None:
+    broken = Implementation(factor=1.5)
+    before = resolved("gpu")
+    assert with_tested_attention(before, broken) is before
+    assert not broken.calls
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_what_was_found_is_kept(factor: float, cache_folder: Path) -> None:
+    implementation = Implementation(factor=factor)
+    before = resolved(cache=str(cache_folder))
+    first, second = (with_tested_attention(before, implementation) for _ in range(2))
+    assert implementation.calls == 1
+    assert first == second
+    assert len(list((cache_folder / RESULTS).iterdir())) == 1
+    # Another model has other heads.
+    other = dataclasses.replace(before, page_size=2 * before.page_size)
+    with_tested_attention(other, implementation)
+    assert implementation.calls == 2
+
+
+def test_there_is_a_case_for_layers_with_and_without_a_window() -> None:
+    before = resolved()
+    windows = (0, 4096) * (before.model.num_layers // 2)
+    mixed = dataclasses.replace(before, model=dataclasses.replace(before.model, windows=windows))
+    assert [case.window for case in cases_of(mixed)] == [None, 100]
+    assert {case.num_heads for case in cases_of(mixed)} == {before.model.num_heads}
