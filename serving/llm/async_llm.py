@@ -105,7 +105,7 @@ class AsyncLLM:
             restarts=RestartBudget(max_restarts, restart_window),
         )
         llm = cls(config, engine, template)
-        tokenizer = llm.run_text(loading.load_whole_tokenizer, config.model)
+        tokenizer = llm.run_text(loading.load_tokenizer_for_server, config.model)
         try:
             await engine.start(config, progress=progress, log_level=log_level, json_logs=json_logs)
             llm._take_tokenizer(await tokenizer)

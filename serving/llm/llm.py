@@ -23,7 +23,7 @@ from jaxllm.serving.pooling.outputs import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
-from jaxllm.serving.text.cached_tokenizer import LateTokenizer
+from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.chat import Conversation, load_chat_template
 from jaxllm.serving.text.outputs import BeamSearchOutput, Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
@@ -260,7 +260,7 @@ class LLM:
         tokenizer = self._open().tokenizer
         if tokenizer is None:
             raise EngineError("there is no tokenizer: skip_tokenizer_init was given")
-        return tokenizer.hf.whole if isinstance(tokenizer.hf, LateTokenizer) else tokenizer.hf
+        return whole_of(tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters of requests that bring none: what the model's generation_config.json says."""

@@ -142,7 +142,7 @@ def open_engine(
             # Weights may take minutes to download and to read: not for nothing.
             find_tokenizer(config.model)
             # Importing and loading takes a second or two of one core, while the engine reads weights and compiles.
-            loading = pool.submit(load_tokenizer, config.model, quickly=True)
+            loading = pool.submit(load_tokenizer, config.model)
         engine = load(config, progress)
         try:
             tokenizer = None if loading is None else loading.result()

@@ -13,7 +13,7 @@ from jaxllm.info import EngineInfo
 from jaxllm.models.checkpoint.checkpoint import resolve
 from jaxllm.models.errors import ModelError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.text.cached_tokenizer import load_quickly
+from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
 from jaxllm.serving.text.tokenizer import Tokenizer, check_files
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.checking import CanaryChecker, make_canary_checker
@@ -81,19 +81,19 @@ def find_tokenizer(options: ModelOptions) -> Path:
     return folder
 
 
-def load_tokenizer(options: ModelOptions, *, quickly: bool = False) -> Tokenizer:
+def load_tokenizer(options: ModelOptions) -> Tokenizer:
     """The tokenizer asked for, or the model's own. Raises `ConfigError`.
 
-    With `quickly`, what only conversations need is left to the first of them (`cached_tokenizer`).
+    What only conversations need is left to the first of them (`cached_tokenizer`).
     """
-    load = load_quickly if quickly else Tokenizer.load
-    return load(find_tokenizer(options))
+    return load_quickly(find_tokenizer(options))
 
 
-def load_whole_tokenizer(options: ModelOptions) -> Tokenizer:
+def load_tokenizer_for_server(options: ModelOptions) -> Tokenizer:
     """`load_tokenizer`, with all that takes long made: later, every stream would wait for it."""
     tokenizer = load_tokenizer(options)
     assert tokenizer.control.backend is not None
+    prepare_templates(tokenizer)
     return tokenizer
 
 

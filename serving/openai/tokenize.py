@@ -19,6 +19,7 @@ from jaxllm.serving.openai.protocol.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from jaxllm.serving.text.cached_tokenizer import whole_of
 
 
 async def tokenize(request: Request) -> Response:
@@ -38,7 +39,8 @@ def _tokenized(server: ServerState, body: TokenizeRequest) -> bytes:
     check_encodable(text, field, server.limits, server.tokenizer.length.longest)
     special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     (token_ids,) = server.tokenizer.encode([text], add_special_tokens=special)
-    names = server.tokenizer.hf.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
+    name_of = server.tokenizer.hf.backend_tokenizer.id_to_token
+    names = [name_of(token_id) for token_id in token_ids] if body.return_token_strs else None
     longest = server.limits.max_model_len
     return msgspec.json.encode(
         TokenizeResponse(count=len(token_ids), max_model_len=longest, tokens=token_ids, token_strs=names)
@@ -68,7 +70,7 @@ async def tokenizer_info(request: Request) -> Response:
     server = server_of(request)
     if not server.options.enable_tokenizer_info_endpoint:
         raise not_enabled(request.url.path, "--enable-tokenizer-info-endpoint")
-    hf = server.tokenizer.hf
+    hf = await server.llm.run_text(whole_of, server.tokenizer)
     settings = {name: _plain(value) for name, value in hf.init_kwargs.items() if not name.endswith("_file")}
     settings["tokenizer_class"] = type(hf).__name__
     template = server.chat_template

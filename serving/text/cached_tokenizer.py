@@ -1,8 +1,8 @@
 """Tokenizers without `transformers`, whose import takes longer than all else that a warm start does.
 
 `transformers` knows how each family's files become a tokenizer. What it made of them is cached as JSON in a folder of
-the user's, named by a digest of the files; the next start reads that with `tokenizers` alone. Chat templates still need
-`transformers`, which is then imported by the first conversation.
+the user's, named by a digest of the files; the next start reads that with `tokenizers` alone. Chat templates need only
+the part of `transformers` that renders them, which the first conversation imports.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
-from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.serving.text.tokenizer import Tokenizer, import_transformers
 
-_FORMAT = "jaxllm tokenizer 2"
+_FORMAT = "jaxllm tokenizer 3"
 
 LARGEST_CACHE = 256 * 2**20
 """Bytes that all tokenizers may take together: some tens of them."""
@@ -33,6 +33,8 @@ class SavedTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backend: str
     eos_token_id: int | None
     chat_template: str | dict[str, str] | None
+    special_tokens: dict[str, str]
+    """Texts of `bos_token` and such, which templates name."""
 
 
 class LateTokenizer:
@@ -45,12 +47,25 @@ class LateTokenizer:
         self.backend_tokenizer = Backend.from_str(saved.backend)
         self.eos_token_id = saved.eos_token_id
         self.chat_template = saved.chat_template
+        self._special_tokens = saved.special_tokens
         self._load = load
 
     @cached_property
     def whole(self) -> Any:
         """The `transformers` tokenizer."""
         return self._load()
+
+    @cached_property
+    def templates(self) -> Any:
+        """The part of a `transformers` tokenizer that renders conversations. Its import takes half a second.
+
+        A whole one is of a family's class, all of which need PyTorch where it is installed: that takes seconds.
+        """
+        return import_transformers().PreTrainedTokenizerBase(chat_template=self.chat_template)
+
+    def apply_chat_template(self, conversation: Any, **settings: Any) -> Any:
+        """That of `transformers` tokenizers, for `tokenize=False`."""
+        return self.templates.apply_chat_template(conversation, **{**self._special_tokens, **settings})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
@@ -72,9 +87,20 @@ def load_quickly(folder: Path, cache: Path | None = None) -> Tokenizer:
             artifacts.discard(name, error)
     found = Tokenizer.load(folder)
     hf = found.hf
-    saved = SavedTokenizer(hf.backend_tokenizer.to_str(), hf.eos_token_id, hf.chat_template)
+    saved = SavedTokenizer(hf.backend_tokenizer.to_str(), hf.eos_token_id, hf.chat_template, hf.special_tokens_map)
     artifacts.put(name, msgspec.json.encode(saved))
     return found
+
+
+def whole_of(tokenizer: Tokenizer) -> Any:
+    """The `transformers` tokenizer, for which a cached one imports all of `transformers`."""
+    return tokenizer.hf.whole if isinstance(tokenizer.hf, LateTokenizer) else tokenizer.hf
+
+
+def prepare_templates(tokenizer: Tokenizer) -> None:
+    """Import what the first conversation needs."""
+    if isinstance(tokenizer.hf, LateTokenizer):
+        assert tokenizer.hf.templates is not None
 
 
 def default_cache() -> Path:

@@ -47,12 +47,9 @@ class Tokenizer:
         """
         advice = "give another with tokenizer=..."
         check_files(Path(name))
-        # Otherwise the import warns that there is no PyTorch, which nobody here needs.
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        from transformers import AutoTokenizer
-
+        auto = import_transformers().AutoTokenizer
         try:
-            hf = AutoTokenizer.from_pretrained(str(name), revision=revision, cache_dir=download_dir)
+            hf = auto.from_pretrained(str(name), revision=revision, cache_dir=download_dir)
         # Whatever a broken file makes the library raise, the user's mistake is the same.
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -102,6 +99,15 @@ class Tokenizer:
 
         # Called for every token of every stream: nothing of Python's stands between.
         return partial(DecodeStream(skip_special_tokens=skip_special_tokens).step, self._backend)
+
+
+def import_transformers() -> Any:
+    """The module. What is taken from it is imported then."""
+    # Otherwise the import warns that there is no PyTorch, which nobody here needs.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    import transformers
+
+    return transformers
 
 
 def check_files(folder: Path) -> None:

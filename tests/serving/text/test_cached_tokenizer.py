@@ -1,5 +1,6 @@
 """Tokenizers that are read without transformers."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,16 @@ from jaxllm.serving.text.cached_tokenizer import load_quickly
 tokenizer = load_quickly(Path(sys.argv[1]), Path(sys.argv[2]))
 assert "transformers" not in sys.modules
 print(tokenizer.encode(["1 + 2 ="]), tokenizer.eos_token_id)
+"""
+
+WITHOUT_CLASSES_OF_FAMILIES = """
+import sys
+from pathlib import Path
+from jaxllm.serving.text.cached_tokenizer import load_quickly
+from jaxllm.serving.text.chat import render_chat
+tokenizer = load_quickly(Path(sys.argv[1]), Path(sys.argv[2]))
+print(render_chat(tokenizer, [{"role": "user", "content": "What is 1 + 2?"}]))
+assert not {"torch", "transformers.configuration_utils", "transformers.models.auto"} & set(sys.modules)
 """
 
 
@@ -53,6 +64,33 @@ def test_conversations_are_rendered_as_ever(demo_folder: Path, tmp_path: Path) -
     first = render_chat(load_quickly(demo_folder, tmp_path), messages)
     assert render_chat(load_quickly(demo_folder, tmp_path), messages) == first
     assert render_chat(Tokenizer.load(demo_folder), messages) == first
+
+
+def test_templates_have_names_tools_and_the_texts_of_special_tokens(byte_level_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(byte_level_folder, tmp_path / "model")
+    settings = folder / "tokenizer_config.json"
+    with_tokens = json.loads(settings.read_text()) | {"bos_token": "<s>", "pad_token": "<pad>"}
+    settings.write_text(json.dumps(with_tokens))
+    text = "{{ bos_token }}{{ pad_token }}{{ extra }}{% for each in messages %}{{ each.content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(text)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(text + "{{ tools | tojson }}")
+    whole = Tokenizer.load(folder)
+    load_quickly(folder, tmp_path / "cache")
+    cached = load_quickly(folder, tmp_path / "cache")
+    messages, tools = [{"role": "user", "content": "hello"}], [{"type": "function", "function": {"name": "f"}}]
+    for given in ({}, {"tools": tools}, {"chat_template": "{{ pad_token }}"}, {"chat_template": "tool_use"}):
+        for more in ({}, {"bos_token": "<other>", "extra": 1}):
+            rendered = render_chat(cached, messages, chat_template_kwargs=more, **given)
+            assert rendered == render_chat(whole, messages, chat_template_kwargs=more, **given)
+    assert render_chat(cached, messages) == "<s><pad>hello"
+    assert "whole" not in vars(cached.hf)
+
+
+def test_conversations_need_no_class_of_a_family(demo_folder: Path, tmp_path: Path, run_python: RunPython) -> None:
+    expected = render_chat(load_quickly(demo_folder, tmp_path), [{"role": "user", "content": "What is 1 + 2?"}])
+    done = run_python("-c", WITHOUT_CLASSES_OF_FAMILIES, str(demo_folder), str(tmp_path))
+    assert done.stdout == f"{expected}\n", done.stderr
 
 
 def test_changed_files_are_another_tokenizer(byte_level_folder: Path, tmp_path: Path) -> None:
