@@ -63,11 +63,11 @@ def _check(name: str, value: Any, hint: Any, info: OptionInfo) -> None:
     if value is None and type(None) in alternatives:
         return
     choices = next((get_args(each) for each in alternatives if get_origin(each) is Literal), ())
-    if choices:
-        if value not in choices:
-            hint_text = nearest(str(value), [str(choice) for choice in choices])
-            raise ConfigError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}{hint_text}")
+    if value in choices:
         return
+    if choices and int not in alternatives:
+        hint_text = nearest(str(value), [str(choice) for choice in choices])
+        raise ConfigError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}{hint_text}")
     containers = tuple(get_origin(each) for each in alternatives if get_origin(each) in (tuple, Mapping))
     if containers:
         _check_container(name, value, containers[0])
@@ -76,7 +76,7 @@ def _check(name: str, value: Any, hint: Any, info: OptionInfo) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = isinstance(value, accepted) and (not isinstance(value, bool) or bool in accepted)
     if not fits and not (float in accepted and is_number):
-        expected = " or ".join(each.__name__ for each in accepted)
+        expected = " or ".join([*(each.__name__ for each in accepted), *map(repr, choices)])
         raise ConfigError(f"{name}={value!r}: expected {expected}")
     if is_number:
         low, high = info.minimum, info.maximum
@@ -106,11 +106,15 @@ class ModelOptions(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "Type of weights and activations. 'auto' follows the checkpoint, and is float32 on CPU.",
+        "Type of weights and activations. 'auto' follows the checkpoint; on TPU it is bfloat16 in place of float16, "
+        "and on CPU float32.",
         synonyms={"half": "float16", "float": "float32"},
     )
     max_model_len: int | None = option(
-        None, "Most tokens of a request, prompt and output together. Default: what the model allows.", minimum=2
+        None,
+        "Most tokens of a request, prompt and output together. Default: what the model allows, or less where the KV "
+        "cache does not hold as many.",
+        minimum=2,
     )
     runner: Literal["auto", "generate", "pooling"] = option(
         "auto",
@@ -149,7 +153,8 @@ class CacheOptions(Section):
     gpu_memory_utilization: float = option(
         0.9,
         "Share of accelerator memory for weights, temporaries and KV cache together (on CPU: of a quarter of free RAM, "
-        "for the KV cache alone).",
+        "for the KV cache alone). On GPU JAX takes that share at start, unless the environment variable "
+        "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
         minimum=0.01,
         maximum=1.0,
     )
@@ -185,11 +190,18 @@ class SchedulerOptions(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions(Section):
-    """How the model lies on several devices."""
+    """Which devices the engine runs on, and how the model lies on several."""
 
-    tensor_parallel_size: int | None = option(
-        None,
-        "Devices of this host that share every matrix, each with its part of heads, layers and logits. Default: 1.",
+    device: Literal["auto", "tpu", "gpu", "cpu"] = option(
+        "auto",
+        "Platform to run on; the start fails where there is none. 'auto' is what JAX finds, with a warning when it is "
+        "the CPU beside an accelerator.",
+        synonyms={"cuda": "gpu"},
+    )
+    tensor_parallel_size: int | Literal["auto"] = option(
+        "auto",
+        "Devices of this host that share every matrix, each with its part of heads, layers and logits. 'auto': as few "
+        "as hold the model and one of its longest requests.",
         minimum=1,
         aliases=("tp", "-tp"),
     )

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -100,7 +100,10 @@ def _json_list(text: str) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """One option as the command line shows it. `kind` is the type of its value, `choices` its values if few."""
+    """One option as the command line shows it. `kind` is the type of its value, `choices` its values if few.
+
+    With `word`, that text is a value as well.
+    """
 
     section: str
     name: str
@@ -108,6 +111,7 @@ class Flag:
     choices: tuple[Any, ...] | None
     default: Any
     info: OptionInfo
+    word: str | None = None
 
     @property
     def flag(self) -> str:
@@ -134,7 +138,15 @@ class Flag:
             return "on or off"
         if self.choices:
             return ", ".join(f"`{choice}`" for choice in self.choices)
-        return self.bounds or _VALUES[self.kind]
+        word = f"`{self.word}` or " if self.word else ""
+        return word + (self.bounds or _VALUES[self.kind])
+
+    @property
+    def reader(self) -> Callable[[str], Any]:
+        """What makes the value of a text; it raises `argparse.ArgumentTypeError`, or `ValueError`."""
+        readers: dict[type, Callable[[str], Any]] = {int: integer, dict: json_object}
+        read = readers.get(self.kind, self.kind)
+        return read if self.word is None else lambda text: text if text == self.word else read(text)
 
     @property
     def full_help(self) -> str:
@@ -158,8 +170,8 @@ def section_flags(section: str, options: type[Section]) -> Iterator[Flag]:
     """Yield the flag of every option of one section, in the order of declaration."""
     hints = get_type_hints(options)
     for item in dataclasses.fields(options):
-        kind, choices = _kind(hints[item.name])
-        yield Flag(section, item.name, kind, choices, item.default, item.metadata["option"])
+        kind, choices, word = _kind(hints[item.name])
+        yield Flag(section, item.name, kind, choices, item.default, item.metadata["option"], word)
 
 
 def engine_sections() -> dict[str, type[Section]]:
@@ -173,13 +185,18 @@ def engine_flags() -> Iterator[Flag]:
         yield from section_flags(name, options)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, meaningless: Mapping[str, Meaningless] = MEANINGLESS) -> None:
-    """Add a flag for every option of `EngineConfig`, grouped by section, and flags without effect.
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    meaningless: Mapping[str, Meaningless] = MEANINGLESS,
+    left_out: Container[str] = (),
+) -> None:
+    """Add a flag for every option of `EngineConfig` not `left_out`, grouped by section, and flags without effect.
 
     Flags that are not given leave no trace in the namespace; read the others with `given_options`.
     """
     for name, options in engine_sections().items():
-        add_section_flags(parser, name, options)
+        flags = (flag for flag in section_flags(name, options) if flag.name not in left_out)
+        add_flags(parser, name, summary(options), flags)
     for name, known in meaningless.items():
         parser.add_argument(
             *(f"--{name}", f"--no-{name}", *([f"-{known.short}"] if known.short else [])),
@@ -223,8 +240,7 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
             metavar=f"{{{','.join(map(str, flag.choices))}}}",
         )
     else:
-        readers: dict[type, Callable[[str], Any]] = {int: integer, dict: json_object}
-        add(type=readers.get(flag.kind, flag.kind), metavar=_METAVARS[flag.kind])
+        add(type=flag.reader, metavar=f"{_METAVARS[flag.kind]}{f'|{flag.word}' if flag.word else ''}")
 
 
 def given_options(args: argparse.Namespace, flags: Iterable[Flag] | None = None) -> dict[str, Any]:
@@ -238,18 +254,23 @@ def summary(options: type[Section]) -> str:
     return (options.__doc__ or "").strip().splitlines()[0]
 
 
-def _kind(hint: Any) -> tuple[type, tuple[Any, ...] | None]:
-    """The type of a value and, for a `Literal`, its choices; `X | None` counts as X."""
+def _kind(hint: Any) -> tuple[type, tuple[Any, ...] | None, str | None]:
+    """The type of a value, for a `Literal` its choices, and the word of a number that may be one word instead.
+
+    `X | None` counts as X.
+    """
     alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    (found,) = (each for each in alternatives if each is not type(None))
+    found, *others = sorted((each for each in alternatives if each is not type(None)), key=lambda each: each is not int)
     if get_origin(found) is Literal:
         choices = get_args(found)
-        return type(choices[0]), choices
+        return type(choices[0]), choices, None
     containers = {tuple: tuple, Mapping: dict}
     if get_origin(found) in containers:
-        return containers[get_origin(found)], None
+        return containers[get_origin(found)], None, None
     assert found in (bool, int, float, str), f"no flag can be made from {hint}"
-    return found, None
+    words = [word for each in others for word in get_args(each)]
+    assert len(words) <= 1, f"no flag can be made from {hint}"
+    return found, None, words[0] if words else None
 
 
 def _with_dashes(arguments: Sequence[str]) -> list[str]:

@@ -127,7 +127,6 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **only((False,), "set the environment variable HF_TOKEN instead", "hf-token"),
     **only((), "--revision is for model and tokenizer; give --tokenizer a local folder", "tokenizer-revision"),
     **only(("auto",), "say --runner generate or --runner pooling", "task"),
-    **only(("auto",), "set the environment variable JAX_PLATFORMS (cpu, cuda, tpu)", "device"),
     **off("set --max-model-len to the window instead", "disable-sliding-window"),
     **off("give prompts as token ids; LLM has skip_tokenizer_init", "skip-tokenizer-init"),
     **off("prompts are text or token ids", "enable-prompt-embeds"),

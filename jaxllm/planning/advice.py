@@ -10,6 +10,7 @@ from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit
 from jaxllm.planning.target import TargetDevices, find_target
 from jaxllm.runtime.build import PROVISIONAL_PAGES
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
+from jaxllm.runtime.memory.memory import usable_bytes
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
@@ -86,7 +87,8 @@ def _fits(config: EngineConfig, target: TargetDevices, beside: int) -> bool:
     # Without the padding of layouts, which is little, and which only the compiler knows.
     needed = bytes_on_device((programs.parameters, programs.state)) - bytes_on_device(programs.state.kv_cache)
     limit = memory_limit(resolved, target)
-    return _holds(resolved, int(limit * config.cache.gpu_memory_utilization) - needed - beside)
+    usable = usable_bytes(limit, resolved.platform, config.cache.gpu_memory_utilization)
+    return _holds(resolved, usable - needed - beside)
 
 
 def _holds(resolved: ResolvedConfig, free: int) -> bool:

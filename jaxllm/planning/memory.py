@@ -12,7 +12,7 @@ from jaxllm.errors import CapacityError
 from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.build import PROVISIONAL_PAGES
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
-from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, steady
+from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, steady, usable_bytes
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.executables import compiler_options
 from jaxllm.runtime.programs.generation import generation_programs
@@ -61,7 +61,7 @@ def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
         usable = weights + state + cpu_free_bytes(utilization)
         return MemoryUse(memory_limit(resolved, target), usable, weights, state, page)
     limit = memory_limit(resolved, target)
-    return MemoryUse(limit, int(limit * utilization), weights, state, page)
+    return MemoryUse(limit, usable_bytes(limit, resolved.platform, utilization), weights, state, page)
 
 
 def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:

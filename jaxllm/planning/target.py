@@ -47,10 +47,15 @@ class TargetDevices:
         return f"{HERE} ({self.devices[0].device_kind})"
 
 
+def is_absent(device: str | None) -> bool:
+    """Whether this names a TPU, which is described and need not be there."""
+    chip = CHIPS.get(device or "")
+    return chip is not None and chip.platform == "tpu"
+
+
 def prepare(device: str | None) -> None:
     """Set the environment that absent devices need; to be called before JAX is imported. The user's own values stay."""
-    chip = CHIPS.get(device or "")
-    if chip is not None and chip.platform == "tpu":
+    if is_absent(device):
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     elif device == "cpu":
@@ -64,7 +69,7 @@ def find_target(device: str | None, topology: str | None, count: int) -> TargetD
         ConfigError: an unknown device or topology, too few devices, or libtpu is not installed.
     """
     chip = CHIPS.get(device or "")
-    if chip is not None and chip.platform == "tpu":
+    if chip is not None and is_absent(device):
         return _absent(chip, topology, count)
     if topology is not None:
         raise ConfigError(f"--topology {topology}: only for a --device that is a TPU ({_tpus()})")

@@ -7,20 +7,22 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Mesh
 
-from jaxllm.config import ParallelOptions
+from jaxllm.config import EngineConfig, ParallelOptions
 from jaxllm.errors import ConfigError
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.sharding import DATA, MODEL, make_mesh, splits, working_sizes
+from jaxllm.runtime.backend import start_backend
 
 logger = logging.getLogger(__name__)
 
 
-def tensor_parallel_size(options: ParallelOptions) -> int:
-    """Devices that share each matrix, from `tensor_parallel_size` or `mesh`.
+def tensor_parallel_size(options: ParallelOptions) -> int | None:
+    """Devices that share each matrix, from `tensor_parallel_size` or `mesh`; None leaves it to `jaxllm.planning.fit`.
 
     Raises `ConfigError` when the two contradict each other, or for a mesh of other axes.
     """
-    asked, mesh = options.tensor_parallel_size, _axes(options.mesh)
+    mesh = _axes(options.mesh)
+    asked = None if options.tensor_parallel_size == "auto" else options.tensor_parallel_size
     unknown = sorted(set(mesh) - {DATA, MODEL})
     if unknown:
         raise ConfigError(f"mesh: unknown axis {unknown[0]!r} (known: {DATA}, {MODEL})")
@@ -28,7 +30,7 @@ def tensor_parallel_size(options: ParallelOptions) -> int:
         raise ConfigError(
             f"mesh: {DATA}={mesh[DATA]}: one engine has one copy of the weights; start several engines for more"
         )
-    size = mesh.get(MODEL, asked or 1)
+    size = mesh.get(MODEL, asked or 1) if mesh else asked
     if asked not in (None, size):
         raise ConfigError(f"tensor_parallel_size={asked} contradicts mesh, which has {MODEL}={size}; give one of them")
     return size
@@ -45,10 +47,10 @@ def _axes(mesh: str | None) -> dict[str, int]:
     return sizes
 
 
-def local_devices(count: int) -> list[jax.Device]:
+def local_devices(config: EngineConfig, count: int) -> list[jax.Device]:
     """The devices of this process. Where there are only CPUs, as many virtual ones as asked for, if JAX has not begun.
 
-    Raises `ConfigError` when there are fewer than `count`.
+    Raises `ConfigError` when there are fewer than `count`, or none of the platform that is asked for.
     """
     if (
         count > 1
@@ -60,7 +62,7 @@ def local_devices(count: int) -> list[jax.Device]:
         except RuntimeError:
             # JAX has counted its devices already; what there is has to do.
             logger.debug("too late for virtual CPU devices")
-    devices = jax.local_devices()
+    devices = start_backend(config)
     if len(devices) < count:
         kind, found = devices[0].device_kind, len(devices)
         virtual = (

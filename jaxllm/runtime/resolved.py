@@ -120,7 +120,7 @@ def resolve_config(
     if absent_devices is not None:
         # The compiler for TPUs that are not there crashes now and then when two threads use it (libtpu 0.0.42).
         config = replace(config, compile=replace(config.compile, compile_workers=1))
-    count = tensor_parallel_size(config.parallel)
+    count = tensor_parallel_size(config.parallel) or 1
     try:
         folder = resolve(config.model.model, config.model.revision, config.model.download_dir)
         model = read_config(folder)
@@ -128,7 +128,7 @@ def resolve_config(
             _check_generates(config.model.runner, model.architecture)
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    devices = local_devices(count) if absent_devices is None else absent_devices
+    devices = local_devices(config, count) if absent_devices is None else absent_devices
     platform = devices[0].platform
     page_size = config.cache.block_size or PAGE_SIZES.get(platform, OTHER_PAGE_SIZE)
     dtype = _choose_dtype(config.model.dtype, model.dtype, platform)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import ConfigError, nearest
-from jaxllm.flags import Flag, integer
+from jaxllm.flags import Flag
 from jaxllm.foreign import MEANINGLESS, Meaningless, drop_meaningless
 
 
@@ -63,7 +63,7 @@ def _value(flag: Flag, value: Any) -> Any:
     if flag.kind is tuple:
         # YAML reads `api-key: 1234` as a number.
         return tuple(map(str, value if isinstance(value, list) else [value]))
-    readers: dict[type, Callable[[str], Any]] = {int: integer, float: _number}
+    readers: dict[type, Callable[[str], Any]] = {int: flag.reader, float: _number}
     return readers[flag.kind](value) if flag.kind in readers and isinstance(value, str) else value
 
 

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, given_options
-from jaxllm.foreign import MEANINGLESS
-from jaxllm.planning.target import find_target, prepare
+from jaxllm.planning.target import find_target, is_absent, prepare
 
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
     from jaxllm.planning.target import TargetDevices
     from jaxllm.runtime.resolved import ResolvedConfig
+
+DEVICE = "device"
+"""An engine's option, which is another one here."""
 
 
 def add_target_flags(parser: FlagParser, purpose: str) -> None:
@@ -33,21 +35,24 @@ def add_target_flags(parser: FlagParser, purpose: str) -> None:
 
 
 def add_engine_flags_of_target(parser: FlagParser) -> None:
-    """Every engine option, and flags without effect, of which `--device` has one here."""
-    add_engine_flags(parser, {name: known for name, known in MEANINGLESS.items() if name != "device"})
+    """Every engine option but `device`, which is the target here, and flags without effect."""
+    add_engine_flags(parser, left_out=(DEVICE,))
 
 
 def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevices]":
     """The configuration that the flags describe, and its devices. Imports JAX. Raises `ConfigError`."""
-    given = given_options(args)
+    given = {name: value for name, value in given_options(args).items() if name != DEVICE}
     if args.model_tag is not None:
         if given.get("model", args.model_tag) != args.model_tag:
             raise ConfigError(f"two models are given: {args.model_tag!r} and --model {given['model']!r}")
         given["model"] = args.model_tag
     config = EngineConfig.from_options(given)
     prepare(args.device)
-    from jaxllm.runtime.devices import tensor_parallel_size
+    from jaxllm.runtime.devices import local_devices, tensor_parallel_size
     from jaxllm.runtime.resolved import resolve_config
 
-    target = find_target(args.device, args.topology, tensor_parallel_size(config.parallel))
+    count = tensor_parallel_size(config.parallel) or 1
+    if not is_absent(args.device):
+        local_devices(config, count)
+    target = find_target(args.device, args.topology, count)
     return resolve_config(config, target.devices if target.absent else None), target

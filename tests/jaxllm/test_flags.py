@@ -159,6 +159,7 @@ def test_values_have_other_names() -> None:
     assert parse("--dtype", "half").model.dtype == "float16"
     assert EngineConfig.from_options({"dtype": "float"}).model.dtype == "float32"
     assert parse("-tp", "2").parallel.tensor_parallel_size == 2
+    assert parse("-tp", "auto").parallel.tensor_parallel_size == "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,9 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 CPU_SHARE = 0.25
 """On a CPU the KV cache takes no more than this share of free RAM, times `gpu_memory_utilization`."""
 
+GPU_SLACK = 0.02
+"""Share of JAX's pool on a GPU that stays free, for what its allocator rounds up and leaves between arrays."""
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -120,6 +123,14 @@ def steady(size: int) -> int:
     return size >> shift << shift
 
 
+def usable_bytes(limit: int, platform: str, utilization: float) -> int:
+    """What an engine may take of an accelerator that reports `limit` bytes.
+
+    On a GPU `limit` is the share that JAX was given at start (`jaxllm.runtime.backend`), and not taken again.
+    """
+    return int(limit * (1 - GPU_SLACK)) if platform == "gpu" else int(limit * utilization)
+
+
 def device_free_bytes(devices: Sequence[jax.Device], utilization: float, temporary_bytes: int) -> int:
     """Bytes left on each accelerator once weights are loaded and the largest executable has its temporaries.
 
@@ -132,7 +143,7 @@ def device_free_bytes(devices: Sequence[jax.Device], utilization: float, tempora
 def _free_bytes(device: jax.Device, utilization: float, temporary_bytes: int) -> int:
     stats = device.memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
-    free = int(limit * utilization) - used - temporary_bytes
+    free = usable_bytes(limit, device.platform, utilization) - used - temporary_bytes
     if free <= 0:
         raise CapacityError(
             f"no memory is left for the KV cache: {device.device_kind} has {limit / 2**30:.1f} GiB, "

@@ -58,12 +58,17 @@ def test_what_memory_is_free_by_chance_decides_little() -> None:
     ]  # fmt: skip
 
 
-def device(limit: int, used: int) -> jax.Device:
+def device(limit: int, used: int, platform: str = "tpu") -> jax.Device:
     stats = {"bytes_limit": limit, "bytes_in_use": used}
-    return cast(jax.Device, SimpleNamespace(memory_stats=lambda: stats, device_kind="test chip"))
+    return cast(jax.Device, SimpleNamespace(memory_stats=lambda: stats, device_kind="test chip", platform=platform))
 
 
 def test_accelerators_keep_room_for_temporaries() -> None:
     assert device_free_bytes([device(1000, 200), device(1000, 300)], 0.9, 100) == 500
     with pytest.raises(CapacityError, match=r"test chip.*max_num_batched_tokens"):
         device_free_bytes([device(1000, 800)], 0.9, 100)
+
+
+def test_the_share_of_a_gpu_is_taken_once() -> None:
+    """JAX has taken it already, and reports what it took: less a little that stays free."""
+    assert device_free_bytes([device(1000, 200, "gpu")], 0.5, 100) == 980 - 200 - 100

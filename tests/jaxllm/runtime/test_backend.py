@@ -1,0 +1,118 @@
+"""JAX's backend: in processes of their own, because it starts once."""
+
+import re
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.doctor.holders import device_files
+from jaxllm.errors import ConfigError
+from jaxllm.runtime import backend
+from tests.conftest import RunPython
+
+START = """
+import os, sys, logging
+logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.runtime import backend
+{before}
+try:
+    devices = backend.start_backend(EngineConfig.from_options({options}))
+    print("started", devices[0].platform, os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"))
+except ConfigError as error:
+    print("error", error)
+"""
+
+
+def start(run_python: RunPython, before: str = "", env: dict[str, str] | None = None, **options: Any) -> str:
+    environment = {"JAX_PLATFORMS": "", "JAX_NUM_CPU_DEVICES": "1", **(env or {})}
+    result = run_python("-c", START.format(before=before, options=options), env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_the_platform_asked_for(run_python: RunPython) -> None:
+    assert start(run_python, device="cpu") == "started cpu 0.9"
+
+
+@pytest.mark.parametrize("device", ["tpu", "gpu"])
+def test_a_platform_that_is_not_there(run_python: RunPython, device: str) -> None:
+    if device_files():
+        pytest.skip("there is an accelerator")
+    # An environment that says otherwise does not count.
+    found = start(run_python, device=device, env={"JAX_PLATFORMS": "cpu"})
+    assert re.search(f"error device='{device}': JAX (does not start|has started on CPU)", found)
+    assert f"no {device.upper()} is in sight here" in found
+    assert "JAX_PLATFORMS" not in found
+
+
+def test_another_platform_can_be_tried_afterwards(run_python: RunPython) -> None:
+    before = """
+try:
+    backend.start_backend(EngineConfig.from_options({"device": "tpu"}))
+except ConfigError:
+    print("failed")
+"""
+    if device_files():
+        pytest.skip("there is an accelerator")
+    assert start(run_python, before, device="cpu") == "failed\nstarted cpu 0.9"
+
+
+def test_an_accelerator_that_jax_does_not_use(run_python: RunPython) -> None:
+    """A busy TPU: JAX says nothing, and takes the CPU."""
+    here = 'backend.device_files = lambda: ["/dev/accel0"]'
+    found = start(run_python, here)
+    assert "WARNING an accelerator is here (/dev/accel0), but JAX runs on the CPU; unless it is installed: pip" in found
+    assert "with --device tpu JAX says why" in found
+    assert start(run_python, here, device="cpu") == "started cpu 0.9", "this is meant"
+    assert start(run_python, here, env={"JAX_PLATFORMS": "cpu"}) == "started cpu 0.9", "and this"
+
+
+def test_who_holds_it_is_named(run_python: RunPython) -> None:
+    before = """
+from types import SimpleNamespace
+backend.device_files = lambda: ["/dev/vfio/0"]
+backend.holders = lambda files: [SimpleNamespace(pid=17, user="ann", command="train.py")]
+"""
+    assert "process 17 (ann: train.py) has it open: end it first" in start(run_python, before)
+
+
+def test_the_share_of_gpu_memory(run_python: RunPython) -> None:
+    """JAX reads it from the environment when it starts."""
+    share = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    assert start(run_python, gpu_memory_utilization=0.5) == "started cpu 0.5"
+    assert start(run_python, env={share: "0.3"}) == "started cpu 0.3", "the user's own wins"
+    assert start(run_python, env={"XLA_CLIENT_MEM_FRACTION": "0.3"}) == "started cpu None", "JAX refuses both"
+    assert start(run_python, "import jax; jax.devices()") == "started cpu None", "too late"
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX as if it had started on a GPU."""
+    device = cast(jax.Device, SimpleNamespace(platform="gpu", device_kind="NVIDIA H100"))
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    for name in backend.MEMORY_FRACTIONS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_share_that_comes_too_late(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    jax.devices()
+    gpu(monkeypatch)
+    backend.start_backend(EngineConfig())
+    assert "gpu_memory_utilization=0.9 comes too late" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv(backend.MEMORY_FRACTION, "0.9")
+    backend.start_backend(EngineConfig())
+    assert not caplog.text, "it is what JAX took"
+    monkeypatch.setenv(backend.MEMORY_FRACTION, "0.4")
+    backend.start_backend(EngineConfig())
+    assert "JAX's share of GPU memory is 0.4 by the environment, not 0.9" in caplog.text
+
+
+def test_jax_has_started_on_another_platform() -> None:
+    jax.devices()
+    with pytest.raises(ConfigError, match="device='gpu': JAX has started on CPU; make the engine before JAX is used"):
+        backend.start_backend(EngineConfig.from_options({"device": "gpu"}))
