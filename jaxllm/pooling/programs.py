@@ -14,6 +14,7 @@ from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape, make_finish, make_step
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.program import Program, ProgramSet, of_leaves
+from jaxllm.runtime.resolved import ResolvedConfig
 
 FINISH = "finish"
 """The program for results of single tokens."""
@@ -28,8 +29,8 @@ def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
     graph, parameters = nnx.split(model)
     shape = PoolingShape(settings)
     return ProgramSet(
-        step=partial(_step, graph, parameters, shape),
-        others={FINISH: _finish(graph, parameters, shape, common.model.hidden_size)},
+        step=partial(_step, graph, parameters, shape, common.matmul_precision),
+        others={FINISH: _finish(graph, parameters, shape, common)},
         buckets=Buckets(common.max_num_batched_tokens, common.config.scheduler.max_num_seqs),
         shape=shape,
         parameters=parameters,
@@ -38,13 +39,16 @@ def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
     )
 
 
-def _step(graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, bucket: Bucket) -> Program:
+def _step(
+    graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, precision: str | None, bucket: Bucket
+) -> Program:
     packed = jax.ShapeDtypeStruct((shape.layout(bucket).size,), np.int32)
     step = make_step(graph, shape, bucket)
-    return of_leaves(f"pool_{bucket.tokens}_tokens", step, parameters, packed, result=(0, 0))
+    return of_leaves(f"pool_{bucket.tokens}_tokens", step, parameters, packed, precision=precision, result=(0, 0))
 
 
-def _finish(graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, hidden_size: int) -> Program:
-    hidden = jax.ShapeDtypeStruct((FINISH_ROWS, hidden_size), np.float32)
+def _finish(graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, common: ResolvedConfig) -> Program:
+    hidden = jax.ShapeDtypeStruct((FINISH_ROWS, common.model.hidden_size), np.float32)
     each = jax.ShapeDtypeStruct((FINISH_ROWS,), np.int32)
-    return of_leaves("of_tokens", make_finish(graph, shape), parameters, hidden, each, each, result=0)
+    finish, precision = make_finish(graph, shape), common.matmul_precision
+    return of_leaves("of_tokens", finish, parameters, hidden, each, each, precision=precision, result=0)

@@ -71,6 +71,11 @@ class ResolvedConfig:
         )
 
     @property
+    def matmul_precision(self) -> str | None:
+        """JAX's precision of products, None for its default: with that, TPUs and GPUs would round float32 factors."""
+        return "highest" if self.dtype == "float32" and self.platform != "cpu" else None
+
+    @property
     def bucket_growth(self) -> int:
         """From one step shape to the next. What computes nothing for padding needs few."""
         return GROWTH_WITHOUT_PADDING if self.forward.native_matmul else GROWTH
@@ -163,8 +168,13 @@ def _check_generates(asked: str, architecture: str) -> None:
 
 
 def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:
+    if platform == "tpu" and asked == "float16":
+        raise ConfigError("dtype='float16': TPUs do not compute in it; take bfloat16, or leave dtype out")
     if asked != "auto":
         return asked
+    if platform == "tpu" and checkpoint == "float16":
+        logger.warning("dtype auto: bfloat16 in place of the checkpoint's float16, in which TPUs do not compute")
+        return "bfloat16"
     if platform == "cpu" and checkpoint != "float32":
         logger.info("dtype auto: float32, because CPUs are slow in the checkpoint's %s", checkpoint)
         return "float32"

@@ -52,7 +52,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
     )
     state = _state(resolved, num_pages, buckets, shape)
     native = resolved.forward.native_matmul
-    arrays = _Arrays(graph, parameters, state, shape, resolved.mesh, native)
+    arrays = _Arrays(graph, parameters, state, shape, resolved.mesh, native, resolved.matmul_precision)
     return ProgramSet(
         step=partial(_step, arrays),
         others={
@@ -104,6 +104,7 @@ class _Arrays:
     shape: StepShape
     mesh: Mesh | None
     uses_native_kernels: bool
+    precision: str | None
 
     def host(self, shape: tuple[int, ...] = (), dtype: Any = np.int32, *axes: str | None) -> jax.ShapeDtypeStruct:
         """An array that comes from the host, whole on every device unless `axes` say otherwise."""
@@ -116,7 +117,7 @@ class _Arrays:
 
     def program(self, name: str, function: Callable[..., Any], *others: Shapes, **options: Any) -> Program:
         """A program of the parameters and `others`."""
-        return of_leaves(name, function, self.parameters, *others, mesh=self.mesh, **options)
+        return of_leaves(name, function, self.parameters, *others, precision=self.precision, mesh=self.mesh, **options)
 
 
 def _step(arrays: _Arrays, bucket: Bucket) -> Program:

@@ -1,6 +1,7 @@
 """What executables are compiled from: one program each, and the set of all programs of an engine."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -47,15 +48,23 @@ class Program:
         return self.lower().compile(compiler_options=dict(options))
 
 
-def of_leaves(name: str, function: Callable[..., Any], parameters: Shapes, *others: Shapes, **options: Any) -> Program:
+def of_leaves(
+    name: str,
+    function: Callable[..., Any],
+    parameters: Shapes,
+    *others: Shapes,
+    precision: str | None = None,
+    **options: Any,
+) -> Program:
     """A program of the parameters' leaves and `others`, from a function of the parameters and `others`.
 
-    `options` are those of `Program`.
+    `precision` is that of products which do not say it themselves; `options` are those of `Program`.
     """
     leaves, tree = jax.tree.flatten(parameters)
 
     def call(leaves: tuple[Any, ...], *others: Any) -> Any:
-        return function(jax.tree.unflatten(tree, leaves), *others)
+        with jax.default_matmul_precision(precision) if precision else nullcontext():
+            return function(jax.tree.unflatten(tree, leaves), *others)
 
     call.__name__ = name
     return Program(call, (tuple(leaves), *others), **options)

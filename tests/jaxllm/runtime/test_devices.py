@@ -1,20 +1,28 @@
 """Options of parallelism: what they mean together, and one precise error for each mistake."""
 
-from typing import Any
+import logging
+from pathlib import Path
+from typing import Any, cast
 
 import jax
 import pytest
 
 from jaxllm.config import EngineConfig, ParallelOptions
 from jaxllm.errors import ConfigError
+from jaxllm.planning.target import find_target
 from jaxllm.runtime.devices import local_devices, tensor_parallel_size
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import resolve_config
+from tests.jaxllm.planning.llama import write_model
 
 
 @pytest.mark.parametrize(
     ("options", "size"),
     [
-        ({}, 1),
+        ({}, None),
+        ({"tensor_parallel_size": "auto"}, None),
+        ({"tensor_parallel_size": "auto", "mesh": "model=2"}, 2),
         ({"tensor_parallel_size": 4}, 4),
         ({"mesh": "model=2"}, 2),
         ({"mesh": "data=1, model=8"}, 8),
@@ -22,7 +30,7 @@ from jaxllm.runtime.resolved import resolve_config
         ({"mesh": "data=1"}, 1),
     ],
 )
-def test_sizes(options: dict[str, Any], size: int) -> None:
+def test_sizes(options: dict[str, Any], size: int | None) -> None:
     assert tensor_parallel_size(ParallelOptions(**options)) == size
 
 
@@ -35,6 +43,7 @@ def test_sizes(options: dict[str, Any], size: int) -> None:
         ({"mesh": "model=0"}, "expected names and numbers"),
         ({"mesh": "model=2", "tensor_parallel_size": 4}, "contradicts"),
         ({"tensor_parallel_size": 0}, "at least 1"),
+        ({"tensor_parallel_size": "many"}, "tensor_parallel_size='many': expected int or 'auto'"),
     ],
 )
 def test_contradictions(options: dict[str, Any], message: str) -> None:
@@ -50,7 +59,7 @@ def test_a_size_that_does_not_divide_names_those_that_do() -> None:
 def test_more_devices_than_there_are() -> None:
     count = len(jax.local_devices()) + 1
     with pytest.raises(ConfigError, match=f"tensor_parallel_size={count}: there .*device_count={count} before"):
-        local_devices(count)
+        local_devices(EngineConfig(), count)
 
 
 def test_a_plan_for_several_devices() -> None:
@@ -66,3 +75,34 @@ def test_for_absent_devices_one_thread_compiles() -> None:
     assert resolve_config(config).config.compile.compile_workers == 4
     # Two crash the compiler for TPUs that are not there, one time in ten.
     assert resolve_config(config, jax.devices()).config.compile.compile_workers == 1
+
+
+def one_tpu() -> jax.Device:
+    """A chip that is not there."""
+    pytest.importorskip("libtpu")
+    return cast(jax.Device, find_target("v6e", "1x1", 1).devices[0])
+
+
+def test_tpus_do_not_compute_in_float16(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_model(tmp_path, torch_dtype="float16")
+    device = one_tpu()
+    with caplog.at_level(logging.WARNING):
+        assert resolve_config(EngineConfig.from_options({"model": model}), [device]).dtype == "bfloat16"
+    assert "bfloat16 in place of the checkpoint's float16" in caplog.text
+    with pytest.raises(ConfigError, match="dtype='float16': TPUs do not compute in it; take bfloat16"):
+        resolve_config(EngineConfig.from_options({"model": model, "dtype": "half"}), [device])
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
+def test_float32_on_accelerators_is_multiplied_as_such(tmp_path: Path, dtype: str, precision: str) -> None:
+    """By default they round the factors to bfloat16 (TPU) or to 10 bits (GPU)."""
+    model = write_model(tmp_path, num_hidden_layers=1, max_position_embeddings=128)
+    device = one_tpu()
+    options = {"model": model, "dtype": dtype, "attention_backend": "xla"}
+    resolved = resolve_config(EngineConfig.from_options(options), [device])
+    text = generation_programs(resolved, 8).step(Bucket(8, 8)).lower().as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert products
+    assert all(precision in line or (precision == "DEFAULT" and "precision" not in line) for line in products)
+    on_cpu = resolve_config(EngineConfig.from_options({"model": model, "dtype": "float32"}))
+    assert on_cpu.matmul_precision is None, "there it is the default"
