@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # Only here does the core name `serving`, which stands above it: users import these from `jaxllm` itself. The
     # import-linter contract in pyproject.toml lists the exception.
-    from jaxllm.beam.params import BeamSearchParams
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
     from jaxllm.pooling.params import PoolingParams
     from jaxllm.sampling_params import SamplingParams
     from jaxllm.serving.llm.async_llm import AsyncLLM
+    from jaxllm.serving.llm.beam_search import BeamSearchParams
     from jaxllm.serving.llm.llm import LLM
     from jaxllm.serving.llm.llm_engine import LLMEngine
     from jaxllm.serving.pooling.outputs import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "AsyncLLM": "jaxllm.serving.llm.async_llm",
     "BeamSearchOutput": "jaxllm.serving.text.outputs",
-    "BeamSearchParams": "jaxllm.beam.params",
+    "BeamSearchParams": "jaxllm.serving.llm.beam_search",
     "CapacityError": "jaxllm.errors",
     "ClassificationRequestOutput": "jaxllm.serving.pooling.outputs",
     "CompletionOutput": "jaxllm.serving.text.outputs",

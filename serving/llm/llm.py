@@ -5,12 +5,12 @@ from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from jaxllm.beam.params import BeamSearchParams
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.foreign import MEANINGLESS, drop_meaningless
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm.beam_search import BeamSearchParams
 from jaxllm.serving.llm.llm_engine import LLMEngine, PoolingLLMEngine, open_engine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_prompts

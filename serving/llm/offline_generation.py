@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from jaxllm.beam.params import BeamSearchParams
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm.beam_search import BeamSearchParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.progress import UseTqdm

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from jaxllm.beam.options import BeamOptions
-from jaxllm.beam.params import BeamSearchParams
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm.beam_search import BeamSearchParams
 
 
 def test_the_names_of_vllm() -> None:
