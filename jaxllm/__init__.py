@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxllm.pooling.params import PoolingParams
     from jaxllm.sampling_params import SamplingParams
     from jaxllm.serving.llm.async_llm import AsyncLLM
-    from jaxllm.serving.llm.beam_search import BeamSearchParams
+    from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams
     from jaxllm.serving.llm.llm import LLM
     from jaxllm.serving.llm.llm_engine import LLMEngine
     from jaxllm.serving.pooling.outputs import (
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
-    from jaxllm.serving.text.outputs import BeamSearchOutput, CompletionOutput, Delta, RequestOutput
+    from jaxllm.serving.text.outputs import CompletionOutput, Delta, RequestOutput
     from jaxllm.structured.params import StructuredOutputsParams
     from jaxllm.version import __version__
 
 _EXPORTS = {
     "AsyncLLM": "jaxllm.serving.llm.async_llm",
-    "BeamSearchOutput": "jaxllm.serving.text.outputs",
+    "BeamSearchOutput": "jaxllm.serving.llm.beam_search",
     "BeamSearchParams": "jaxllm.serving.llm.beam_search",
     "CapacityError": "jaxllm.errors",
     "ClassificationRequestOutput": "jaxllm.serving.pooling.outputs",

@@ -11,6 +11,7 @@ import msgspec
 from jaxllm.beam.options import BeamOptions
 from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_TOKENS,
@@ -27,6 +28,9 @@ from jaxllm.structured.params import StructuredOutputsParams
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
+
+INTERNAL_FIELDS: Final = ("beam_search", "bad_words_token_ids", "reasoning_end_token_ids")
+"""Fields of `SamplingParams` that nobody asks for by name: they are made of others."""
 
 
 class _Names(CheckedNames):
@@ -170,6 +174,17 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
         if self.best_of is not None and self.best_of > self.n:
             message = f"best_of={self.best_of} cannot be streamed: which {self.n} are best is known at the end"
             raise RequestError(message, "best_of")
+
+    def check_fits(self, prompt_length: int, eos_token_ids: tuple[int, ...], info: EngineInfo) -> None:
+        """Raise `RequestError` unless an engine like this can follow all sequences of a search for the best."""
+        if self.beam_search is not None:
+            ends = self.end_token_ids(eos_token_ids)
+            self.beam_search.check_fits(prompt_length, self.max_tokens, len(ends), info)
+
+    def end_token_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
+        """Tokens that end the output; `eos_token_ids` are the model's."""
+        ends = frozenset(self.stop_token_ids or ())
+        return ends if self.ignore_eos else ends.union(eos_token_ids)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -7,7 +7,6 @@ import numpy as np
 from jaxllm.beam.policy import Beam, BeamSearch, Candidates, Hypothesis
 from jaxllm.outputs import RankedSequence, TokenLogprobs
 from jaxllm.request import Request, SequenceGroup
-from jaxllm.sampling_params import SamplingParams
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class BeamGroup(SequenceGroup):
         assert options is not None
         room = max_model_len - len(request.prompt_token_ids)
         max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
-        search = BeamSearch(options, end_token_ids(params, request.eos_token_ids), max_tokens)
+        search = BeamSearch(options, params.end_token_ids(request.eos_token_ids), max_tokens)
         others = [request.sibling(f"{request.request_id}#{index}") for index in range(1, options.width)]
         group = cls(sequences=[request, *others], search=search, num_alternatives=params.logprobs)
         for sequence in group.sequences:
@@ -129,9 +128,3 @@ class BeamGroup(SequenceGroup):
             finish_reason=found.reason,
             stop_reason=last if found.reason == "stop" and not is_eos else None,
         )
-
-
-def end_token_ids(params: SamplingParams, eos_token_ids: tuple[int, ...]) -> frozenset[int]:
-    """Tokens that complete a hypothesis."""
-    ends = set(params.stop_token_ids or ())
-    return frozenset(ends if params.ignore_eos else ends.union(eos_token_ids))

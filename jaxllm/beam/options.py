@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jaxllm.errors import RequestError
+from jaxllm.info import EngineInfo
 
 EarlyStopping = bool | Literal["never"]
 
@@ -69,6 +70,43 @@ class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
                     "probabilities",
                     field.name,
                 )
+
+    def check_fits(self, prompt_length: int, max_tokens: int | None, num_ends: int, info: EngineInfo) -> None:
+        """Raise `RequestError` unless an engine like this can run the search.
+
+        `num_ends` tokens complete a hypothesis, which has at most `max_tokens` (None: up to the model's length).
+        """
+        width = self.width
+        places = ((info.max_num_seqs, "max_num_seqs"), (info.max_num_batched_tokens, "max_num_batched_tokens"))
+        for limit, name in places:
+            if width > limit:
+                raise _wrong(width, f"each beam needs a place in the batch, of which there are {limit} ({name})")
+        candidates = width + num_ends
+        if candidates > info.vocab_size:
+            raise _wrong(width, f"the vocabulary has {info.vocab_size} tokens, {num_ends} of which end a text")
+        if candidates > info.max_logprobs:
+            raise _wrong(
+                width,
+                f"{candidates} most likely tokens are needed at each place, one for each beam and for each of "
+                f"{num_ends} end tokens, but the engine was started for {info.max_logprobs} (max_logprobs)",
+            )
+        self._check_pages(prompt_length, max_tokens, info)
+
+    def _check_pages(self, prompt_length: int, max_tokens: int | None, info: EngineInfo) -> None:
+        """The beams share the full pages of the prompt; in the worst case no others."""
+        longest = info.max_model_len if max_tokens is None else min(info.max_model_len, prompt_length + max_tokens)
+        shared = prompt_length // info.block_size
+        needed = shared + self.width * (-(-longest // info.block_size) - shared)
+        if needed > info.num_pages - 1:
+            raise _wrong(
+                self.width,
+                f"beams of {longest} tokens need up to {needed} pages of the KV cache, which has "
+                f"{info.num_pages - 1}; ask for fewer beams or fewer tokens",
+            )
+
+
+def _wrong(width: int, reason: str) -> RequestError:
+    return RequestError(f"beam_width={width}: {reason}", "beam_width")
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -6,7 +6,6 @@ from typing import Final, Self
 
 import numpy as np
 
-from jaxllm.beam.limits import check_beams
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.request import Request
@@ -26,7 +25,7 @@ class RequestLimits:
     max_model_len: int
     max_logprobs: int
     engine: EngineInfo | None = None
-    """For what depends on more than that: beam searches."""
+    """For what depends on more than that: searches for the best sequences."""
 
     @classmethod
     def of(cls, info: EngineInfo) -> Self:
@@ -61,7 +60,7 @@ class RequestLimits:
             self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
 
     def check_sampling(self, request: Request) -> None:
-        """Raise `RequestError` for tokens that are not of this vocabulary, and beams that do not fit."""
+        """Raise `RequestError` for tokens that are not of this vocabulary, and searches that do not fit."""
         params = request.params
         for name in (
             "stop_token_ids",
@@ -75,9 +74,8 @@ class RequestLimits:
                 self._check_tokens(name, token_ids)
         for word in params.bad_words_token_ids or ():
             self._check_tokens("bad_words", word)
-        if params.beam_search is not None:
-            assert self.engine is not None
-            check_beams(request, self.engine)
+        if self.engine is not None:
+            params.check_fits(len(request.prompt_token_ids), request.eos_token_ids, self.engine)
 
     def too_long(self, length: str) -> PromptTooLongError:
         """The error for a prompt of this length."""

@@ -13,12 +13,10 @@ import msgspec
 
 from jaxllm.config import option_fields
 from jaxllm.flags import integer
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.structured.params import StructuredOutputsParams
 
-_HIDDEN = {
-    "beam_search", "detokenize", "bad_words_token_ids", "reasoning_end_token_ids", "thinking_token_budget",
-}  # fmt: skip
+_HIDDEN = {*INTERNAL_FIELDS, "detokenize", "thinking_token_budget"}
 
 ENGINE_OPTIONS = frozenset(item.name for _, item in option_fields())
 """Fields whose name is an engine option too (`seed`): where there are engine flags, those stand for both."""

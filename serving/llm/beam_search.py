@@ -1,5 +1,6 @@
-"""What `LLM.beam_search` may be asked for, under vLLM's names."""
+"""`LLM.beam_search`: what it may be asked for, and what it returns, under vLLM's names."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
@@ -7,6 +8,9 @@ import msgspec
 from jaxllm.beam.options import BeamOptions, EarlyStopping
 from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.text.outputs import RequestOutput, TokenChoices
+from jaxllm.serving.text.showing import Row, Shown, ShownInNotebooks
+from jaxllm.serving.text.tokenizer import Tokenizer
 
 
 class _Names(CheckedNames):
@@ -54,3 +58,65 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_un
             beam_search=options,
         )
         return made
+
+
+@dataclass(slots=True, repr=False)
+class BeamSearchSequence(Shown):
+    """A hypothesis of a beam search.
+
+    `tokens` are those of prompt and hypothesis, without the end token unless it was asked for, and `text` is what they
+    say, special tokens included. `logprobs` has one entry per token of the hypothesis, its end token included, and
+    `cum_logprob` is their sum; `score` is that divided by their number to the power of the length penalty.
+    `finish_reason` is "stop", with the end token in `stop_reason`, or "length".
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenChoices]
+    cum_logprob: float
+    score: float
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True, repr=False)
+class BeamSearchOutput(ShownInNotebooks):
+    """The result of a beam search: its hypotheses, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+    def to_dicts(self) -> list[Row]:
+        """One row for each hypothesis."""
+        return [
+            {
+                "rank": rank,
+                "text": found.text,
+                "score": found.score,
+                "cum_logprob": found.cum_logprob,
+                "tokens": found.tokens,
+                "finish_reason": found.finish_reason,
+            }
+            for rank, found in enumerate(self.sequences, 1)
+        ]
+
+
+def beams_of(output: RequestOutput, params: BeamSearchParams, tokenizer: Tokenizer | None) -> BeamSearchOutput:
+    """The result of a request with `params.to_sampling_params()`; without a tokenizer it has no text."""
+    sequences = []
+    for found in output.outputs:
+        ended = found.finish_reason == "stop"
+        hidden = ended and not params.include_stop_str_in_output
+        tokens = output.prompt_token_ids + found.token_ids[: len(found.token_ids) - hidden]
+        total = found.cumulative_logprob or 0.0
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                logprobs=found.logprobs or [],
+                cum_logprob=total,
+                score=total / len(found.token_ids) ** params.length_penalty,
+                text=None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False),
+                finish_reason=found.finish_reason,
+                stop_reason=found.token_ids[-1] if ended else None,
+            )
+        )
+    return BeamSearchOutput(sequences)

@@ -10,7 +10,7 @@ from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.foreign import MEANINGLESS, drop_meaningless
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.llm.beam_search import BeamSearchParams
+from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from jaxllm.serving.llm.llm_engine import LLMEngine, PoolingLLMEngine, open_engine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_prompts
@@ -25,7 +25,7 @@ from jaxllm.serving.pooling.outputs import (
 )
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.chat import Conversation, load_chat_template
-from jaxllm.serving.text.outputs import BeamSearchOutput, Delta, RequestOutput
+from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.showing import Results
 from jaxllm.tracebacks import short_for
@@ -150,7 +150,8 @@ class LLM:
 
         Prompts, errors and the order of results are as in `generate`.
         """
-        return Results(self._generation.beam_search(as_prompts(prompts), params, use_tqdm))
+        outputs = self._generation.generate(as_prompts(prompts), params.to_sampling_params(), use_tqdm)
+        return Results(beams_of(output, params, self.llm_engine.tokenizer) for output in outputs)
 
     def chat(
         self,

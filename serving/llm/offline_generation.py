@@ -8,13 +8,12 @@ import numpy as np
 
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.llm.beam_search import BeamSearchParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.text.chat import Conversation, render_chat
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.text.outputs import BeamSearchOutput, BeamSearchSequence, Delta, RequestOutput
+from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -75,13 +74,6 @@ class OfflineGeneration:
             add_special_tokens=add_special_tokens,
         )
 
-    def beam_search(
-        self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: UseTqdm
-    ) -> list[BeamSearchOutput]:
-        """The best continuations, see `LLM.beam_search`."""
-        outputs = self.generate(prompts, params.to_sampling_params(), use_tqdm)
-        return [self._hypotheses(output, params) for output in outputs]
-
     def chat(
         self,
         messages: Any,
@@ -120,26 +112,6 @@ class OfflineGeneration:
         if tokenizer is None:
             raise RequestError("chat needs a tokenizer, and skip_tokenizer_init was given", "messages")
         return render_chat(tokenizer, messages, chat_template=chat_template or self._chat_template, **settings)
-
-    def _hypotheses(self, output: RequestOutput, params: BeamSearchParams) -> BeamSearchOutput:
-        tokenizer, sequences = self._engine.tokenizer, []
-        for found in output.outputs:
-            ended = found.finish_reason == "stop"
-            hidden = ended and not params.include_stop_str_in_output
-            tokens = output.prompt_token_ids + found.token_ids[: len(found.token_ids) - hidden]
-            total = found.cumulative_logprob or 0.0
-            sequences.append(
-                BeamSearchSequence(
-                    tokens=tokens,
-                    logprobs=found.logprobs or [],
-                    cum_logprob=total,
-                    score=total / len(found.token_ids) ** params.length_penalty,
-                    text=None if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=False),
-                    finish_reason=found.finish_reason,
-                    stop_reason=found.token_ids[-1] if ended else None,
-                )
-            )
-        return BeamSearchOutput(sequences)
 
 
 def _as_conversations(messages: Any) -> list[Conversation]:

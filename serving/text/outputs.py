@@ -61,46 +61,6 @@ class Delta(CompletionOutput):
         )
 
 
-@dataclass(slots=True, repr=False)
-class BeamSearchSequence(Shown):
-    """A hypothesis of a beam search.
-
-    `tokens` are those of prompt and hypothesis, without the end token unless it was asked for, and `text` is what they
-    say, special tokens included. `logprobs` has one entry per token of the hypothesis, its end token included, and
-    `cum_logprob` is their sum; `score` is that divided by their number to the power of the length penalty.
-    `finish_reason` is "stop", with the end token in `stop_reason`, or "length".
-    """
-
-    tokens: list[int]
-    logprobs: list[TokenChoices]
-    cum_logprob: float
-    score: float
-    text: str | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-@dataclass(slots=True, repr=False)
-class BeamSearchOutput(ShownInNotebooks):
-    """The result of a beam search: its hypotheses, best first."""
-
-    sequences: list[BeamSearchSequence]
-
-    def to_dicts(self) -> list[Row]:
-        """One row for each hypothesis."""
-        return [
-            {
-                "rank": rank,
-                "text": found.text,
-                "score": found.score,
-                "cum_logprob": found.cum_logprob,
-                "tokens": found.tokens,
-                "finish_reason": found.finish_reason,
-            }
-            for rank, found in enumerate(self.sequences, 1)
-        ]
-
-
 @dataclass(slots=True)
 class RequestMetrics:
     """When things happened to a request, in seconds of the monotonic clock; None: not yet."""

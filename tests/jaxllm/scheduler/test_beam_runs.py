@@ -175,7 +175,7 @@ class Run:
         """Prompt and output of every hypothesis so far."""
 
     def fits(self, prompt: list[int], width: int, max_tokens: int | None) -> bool:
-        """What `jaxllm.beam.limits` asks for."""
+        """What `BeamOptions.check_fits` asks for."""
         size, shared = self.pages.block_size, len(prompt) // self.pages.block_size
         longest = MAX_MODEL_LEN if max_tokens is None else min(MAX_MODEL_LEN, len(prompt) + max_tokens)
         needed = shared + width * (-(-longest // size) - shared)

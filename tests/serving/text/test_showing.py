@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxllm import BeamSearchParams, PoolingParams, SamplingParams, StructuredOutputsParams
+from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchSequence
 from jaxllm.serving.pooling.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -17,7 +18,7 @@ from jaxllm.serving.pooling.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from jaxllm.serving.text.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
+from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
 from jaxllm.serving.text.showing import MOST_SHOWN, Results
 
 
