@@ -29,14 +29,19 @@ def advise(
     What is not compiled for them is estimated: a step's temporaries grow with its tokens, and are the same on more
     devices.
     """
-    beside = int(memory.limit * USUAL_TEMPORARIES)
+    beside = usual_temporaries(memory)
     if largest is not None:
         beside = largest.temporary_bytes + largest.code_bytes
     return [
         *_shorter(resolved, memory, beside),
         *_fewer_tokens(resolved, memory, beside),
-        *_other_plans(resolved, target, beside),
+        *_other_plans(resolved, target, memory, beside),
     ]
+
+
+def usual_temporaries(memory: MemoryUse) -> int:
+    """Bytes that a step is taken to need for itself."""
+    return int(memory.limit * USUAL_TEMPORARIES)
 
 
 def _shorter(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> Iterator[str]:
@@ -56,11 +61,14 @@ def _fewer_tokens(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> I
         tokens //= 2
 
 
-def _other_plans(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
+def _other_plans(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, beside: int) -> Iterator[str]:
     """More devices, or a smaller type."""
     if resolved.dtype == "float32" and _fits(_changed(resolved.config, dtype="bfloat16"), target, beside):
         yield "--dtype bfloat16"
-    if target.chip is None or not target.absent:
+    if not target.absent:
+        yield from _more_of_these(resolved, target, memory, beside)
+        return
+    if target.chip is None:
         return
     for size in working_sizes(resolved.model):
         if size <= resolved.num_devices:
@@ -73,6 +81,19 @@ def _other_plans(resolved: ResolvedConfig, target: TargetDevices, beside: int) -
         if _fits(_changed(resolved.config, tensor_parallel_size=size, mesh=None), larger, beside):
             topology = "" if larger is target else f" --topology {larger.topology}"
             yield f"--tensor-parallel-size {size}{topology}"
+            return
+
+
+def _more_of_these(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, beside: int) -> Iterator[str]:
+    """More devices like those that are here, be they here or not; what they share is split evenly, roughly."""
+    if resolved.platform == "cpu":
+        return
+    request = -(-resolved.max_model_len // resolved.page_size) + 1
+    shared = (memory.weights + request * memory.page) * resolved.num_devices
+    for size in working_sizes(resolved.model):
+        if size > resolved.num_devices and shared / size + memory.state + beside <= memory.usable:
+            here = len(target.devices)
+            yield f"--tensor-parallel-size {size}" if size <= here else f"{size} such devices, of which {here} are here"
             return
 
 

@@ -48,6 +48,31 @@ class MemoryUse:
         return self.usable - self.weights - self.state - beside
 
 
+def estimate_memory(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
+    """`measure` for accelerators without a compiler: without the padding of layouts.
+
+    What devices that are here hold already is not usable. Raises `CapacityError` where nobody knows their size.
+    """
+    programs = generation_programs(resolved, PROVISIONAL_PAGES)
+    cache = bytes_on_device(programs.state.kv_cache)
+    limit = memory_limit(resolved, target)
+    stats = (not target.absent and target.devices[0].memory_stats()) or {}
+    usable = usable_bytes(limit, resolved.platform, resolved.config.cache.gpu_memory_utilization)
+    return MemoryUse(
+        limit=limit,
+        usable=usable - stats.get("bytes_in_use", 0),
+        weights=bytes_on_device(programs.parameters),
+        state=bytes_on_device(programs.state) - cache,
+        page=cache // PROVISIONAL_PAGES,
+    )
+
+
+def too_large(memory: MemoryUse) -> str:
+    """What to say where there is no room for a KV cache."""
+    needed, usable = (memory.weights + memory.state) / 2**30, memory.usable / 2**30
+    return f"weights and state need {needed:.1f} GiB on each device, and {usable:.1f} GiB are usable"
+
+
 def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     """Everything but what a step needs for itself."""
     programs = generation_programs(resolved, PROVISIONAL_PAGES)

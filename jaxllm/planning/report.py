@@ -8,7 +8,7 @@ import msgspec
 
 from jaxllm.errors import CapacityError
 from jaxllm.planning.advice import advise
-from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure
+from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure, too_large
 from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
 from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.memory.capacity import count_pages
@@ -74,7 +74,7 @@ def make_report(
     try:
         if memory.for_cache(None) <= 0:
             # The compiler would say so too, after a while.
-            raise CapacityError(_too_large(memory))
+            raise CapacityError(too_large(memory))
         compiled = _compile(resolved, sorted(set(wanted), reverse=True), say)
         pages = count_pages(resolved, max(memory.for_cache(compiled[buckets.largest]), 0))
     except CapacityError as error:
@@ -112,11 +112,6 @@ def _compile(resolved: ResolvedConfig, buckets: list[Bucket], say: Callable[[str
     workers = resolved.config.compile.compile_workers or os.cpu_count() or 1
     with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
         return dict(zip(buckets, pool.map(one, buckets), strict=True))
-
-
-def _too_large(memory: MemoryUse) -> str:
-    needed, usable = (memory.weights + memory.state) / 2**30, memory.usable / 2**30
-    return f"weights and state need {needed:.1f} GiB on each device, and {usable:.1f} GiB are usable"
 
 
 def _parts(memory: MemoryUse, largest: CompiledStep | None, pages: int) -> DeviceMemory:

@@ -15,7 +15,7 @@ from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.bundles import bundled_executables
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of, shortened
 from jaxllm.runtime.memory.memory import cpu_free_bytes, device_free_bytes, steady
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.background import BackgroundCompilation, needed_first
@@ -33,10 +33,11 @@ PROVISIONAL_PAGES = 64
 """Pages of the executable that is compiled only to learn how much memory a step needs beside the cache."""
 
 
-def build_runner(resolved: ResolvedConfig, progress: Progress = silent) -> tuple[Runner, int]:
+def build_runner(resolved: ResolvedConfig, progress: Progress = silent) -> tuple[ResolvedConfig, Runner, int]:
     """Load the weights, compile the steps at the same time, and allocate the cache.
 
-    Returns the runner and the number of KV pages, the null page included.
+    Returns the configuration, whose length may be less (see `shortened`), the runner, and the number of KV pages, the
+    null page included.
 
     Raises:
         ConfigError: the checkpoint is broken or does not match its configuration.
@@ -48,14 +49,18 @@ def build_runner(resolved: ResolvedConfig, progress: Progress = silent) -> tuple
         if resolved.config.compile.executables is not None:
             bundle = Bundle.open(resolved.config.compile.executables)
             pages = bundle.manifest.num_pages
-            return _build(resolved, pages, None, progress, wait_for_kernels, bundle=bundle), pages
+            return resolved, _build(resolved, pages, None, progress, wait_for_kernels, bundle=bundle), pages
         if resolved.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
-            pages = pages_on_cpu(resolved, cpu_free_bytes(resolved.config.cache.gpu_memory_utilization), cache)
-            return _build(resolved, pages, None, progress, wait_for_kernels, cache=cache), pages
+            free = cpu_free_bytes(resolved.config.cache.gpu_memory_utilization)
+            resolved = shortened(resolved, steady(free))
+            pages = pages_on_cpu(resolved, free, cache)
+            return resolved, _build(resolved, pages, None, progress, wait_for_kernels, cache=cache), pages
         model = _load(resolved, progress)
-        pages = count_pages(resolved, _left_on_device(resolved))
-        return _build(resolved, pages, model, progress, wait_for_kernels, cache=cache), pages
+        free = _left_on_device(resolved)
+        resolved = shortened(resolved, free)
+        pages = count_pages(resolved, free)
+        return resolved, _build(resolved, pages, model, progress, wait_for_kernels, cache=cache), pages
     except ModelError as error:
         raise ConfigError(str(error)) from error
 

@@ -48,6 +48,7 @@ def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevice
         given["model"] = args.model_tag
     config = EngineConfig.from_options(given)
     prepare(args.device)
+    from jaxllm.planning.fit import choose_devices
     from jaxllm.runtime.devices import local_devices, tensor_parallel_size
     from jaxllm.runtime.resolved import resolve_config
 
@@ -55,4 +56,7 @@ def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevice
     if not is_absent(args.device):
         local_devices(config, count)
     target = find_target(args.device, args.topology, count)
-    return resolve_config(config, target.devices if target.absent else None), target
+    resolved = resolve_config(config, target.devices if target.absent else None)
+    if resolved.platform != "cpu" and len(target.devices) > 1:
+        resolved, _ = choose_devices(resolved, target)
+    return resolved, target

@@ -64,8 +64,17 @@ def test_one_clear_error(model: Path, name: str) -> None:
 def test_what_does_not_fit() -> None:
     with pytest.raises(CapacityError, match=r"max_model_len=2048 does not fit.* lower max_model_len to 144"):
         make_engine(num_gpu_blocks_override=10)
+    with pytest.raises(CapacityError, match=r"max_model_len=2048 does not fit.* lower max_model_len to 1104"):
+        make_engine(num_gpu_blocks_override=70, max_model_len=2048)
     with pytest.raises(ConfigError, match="max_model_len=4096: the model has positions for 2048"):
         make_engine(max_model_len=4096)
+
+
+def test_requests_are_shorter_where_no_length_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine(num_gpu_blocks_override=70, max_num_batched_tokens=8, max_num_seqs=2)
+    assert engine.info.max_model_len == 1024
+    assert "max_model_len is 1024, not the model's 2048: the KV cache holds 1104 tokens" in caplog.text
+    engine.close()
 
 
 @pytest.mark.parametrize(

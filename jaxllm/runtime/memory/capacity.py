@@ -1,13 +1,21 @@
 """What a configuration's arrays and KV pages take of its devices' memory."""
 
+import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxllm.runtime.memory.memory import plan_pages
+from jaxllm.runtime.memory.memory import pages_held, plan_pages
 from jaxllm.runtime.resolved import ResolvedConfig
+
+logger = logging.getLogger(__name__)
+
+LENGTH_STEP = 1024
+"""A length that follows from free memory is a multiple of it, so that a little more or less changes nothing, and no
+engine is started that could answer only shorter requests."""
 
 
 def devices_of(resolved: ResolvedConfig) -> tuple[Any, ...]:
@@ -26,9 +34,32 @@ def count_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.config.scheduler.max_num_seqs,
         free_bytes=free_bytes,
-        # Virtual CPU devices share one memory.
-        memories=1 if resolved.platform == "cpu" else resolved.num_devices,
+        memories=_memories(resolved),
     )
+
+
+def _memories(resolved: ResolvedConfig) -> int:
+    """Virtual CPU devices share one memory."""
+    return 1 if resolved.platform == "cpu" else resolved.num_devices
+
+
+def shortened(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
+    """The configuration with requests as long as the KV cache holds, with a warning, where no length was asked for.
+
+    Unchanged where the model's own length fits, or so little does that `count_pages` had better say so.
+    """
+    pages = pages_held(resolved.cache, resolved.config.cache, free_bytes, _memories(resolved))
+    fits = max(pages - 1, 0) * resolved.page_size
+    length = fits - fits % LENGTH_STEP
+    if resolved.config.model.max_model_len is not None or fits >= resolved.max_model_len or not length:
+        return resolved
+    logger.warning(
+        "max_model_len is %d, not the model's %d: the KV cache holds %d tokens; --max-model-len sets another length",
+        length,
+        resolved.max_model_len,
+        fits,
+    )
+    return replace(resolved, max_model_len=length)
 
 
 def bytes_on_device(arrays: Any) -> int:

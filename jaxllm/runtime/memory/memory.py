@@ -81,12 +81,12 @@ def plan_pages(
     """
     per_request = -(-max_model_len // shape.page_size)
     page_bytes = shape.page_bytes // memories
+    pages = pages_held(shape, options, free_bytes, memories)
     if options.num_gpu_blocks_override is not None:
-        pages, source = options.num_gpu_blocks_override, f"num_gpu_blocks_override={options.num_gpu_blocks_override}"
+        source = f"num_gpu_blocks_override={options.num_gpu_blocks_override}"
     else:
-        explicit = options.kv_cache_memory_bytes
-        budget = free_bytes if explicit is None else explicit
-        pages = min(budget // page_bytes, 1 + max_num_seqs * per_request)
+        budget = free_bytes if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
+        pages = min(pages, 1 + max_num_seqs * per_request)
         source = f"{budget / 2**20:,.1f} MiB for the KV cache{' on each device' if memories > 1 else ''}"
     usable = max(pages - 1, 0)
     if usable < per_request:
@@ -99,6 +99,14 @@ def plan_pages(
             f"{options.gpu_memory_utilization})"
         )
     return pages
+
+
+def pages_held(shape: CacheShape, options: CacheOptions, free_bytes: int, memories: int = 1) -> int:
+    """Number of pages, the null page included, that options or `free_bytes` allow; see `plan_pages`."""
+    if options.num_gpu_blocks_override is not None:
+        return options.num_gpu_blocks_override
+    budget = free_bytes if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
+    return max(budget, 0) // (shape.page_bytes // memories)
 
 
 def cpu_free_bytes(utilization: float) -> int:

@@ -1,0 +1,105 @@
+"""An engine's configuration that fits its devices: how many of them, and how long requests may be.
+
+All of it is known before weights are loaded, from shapes alone, but for what a step needs for itself, which is
+estimated: once the compiler has said it, `jaxllm.runtime.build` counts again.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import CapacityError
+from jaxllm.models.sharding import working_sizes
+from jaxllm.pallas_kernels.chips import chip_of
+from jaxllm.planning.advice import advise, usual_temporaries
+from jaxllm.planning.memory import MemoryUse, estimate_memory, memory_limit, too_large
+from jaxllm.planning.target import TargetDevices
+from jaxllm.runtime.devices import split_over, tensor_parallel_size
+from jaxllm.runtime.memory.capacity import count_pages, shortened
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+
+logger = logging.getLogger(__name__)
+
+
+def fit_config(config: EngineConfig) -> ResolvedConfig:
+    """`resolve_config` for an engine that generates on this machine, and `fit` on accelerators.
+
+    Raises:
+        ConfigError: see `resolve_config`.
+        CapacityError: the model does not fit, whatever is left open; the message says what would.
+    """
+    resolved = resolve_config(config)
+    # A bundle has its number of devices and its length.
+    if resolved.platform == "cpu" or config.compile.executables is not None:
+        return resolved
+    devices = tuple(jax.local_devices())
+    target = TargetDevices(devices, absent=False, chip=chip_of(devices[0].device_kind), topology="")
+    fitted = fit(resolved, target)
+    unused = len(devices) - fitted.num_devices
+    if unused:
+        logger.info(
+            "%d of %d devices are not used; --tensor-parallel-size uses more of them, and %s leaves them to others",
+            unused,
+            len(devices),
+            "TPU_VISIBLE_CHIPS" if fitted.platform == "tpu" else "CUDA_VISIBLE_DEVICES",
+        )
+    return fitted
+
+
+def fit(resolved: ResolvedConfig, target: TargetDevices) -> ResolvedConfig:
+    """The configuration on as few devices of the target as hold it, where their number is open.
+
+    Where none holds the model's own length, and no other was asked for, it is on all of them, and the length is what
+    they hold. Raises `CapacityError` for what does not fit so either.
+    """
+    try:
+        memory_limit(resolved, target)
+    except CapacityError:
+        # The device does not tell. It will once it is full.
+        return resolved
+    fitted, memory = choose_devices(resolved, target)
+    free = memory.for_cache(None) - usual_temporaries(memory)
+    if memory.for_cache(None) <= 0:
+        raise CapacityError(_with_advice(too_large(memory), fitted, target, memory))
+    fitted = shortened(fitted, free)
+    try:
+        count_pages(fitted, max(free, 0))
+    except CapacityError as error:
+        raise CapacityError(_with_advice(str(error), fitted, target, memory)) from error
+    return fitted
+
+
+def choose_devices(resolved: ResolvedConfig, target: TargetDevices) -> tuple[ResolvedConfig, MemoryUse]:
+    """The configuration on as few devices as hold the model and a longest request, and what it takes of each.
+
+    Unchanged where the number is given; on as many as the model can be split over where none is enough.
+    """
+    fitted, memory = resolved, None
+    for fitted in _sizes(resolved, target):
+        memory = estimate_memory(fitted, target)
+        try:
+            count_pages(fitted, max(memory.for_cache(None) - usual_temporaries(memory), 0))
+        except CapacityError:
+            continue
+        if memory.for_cache(None) > 0:
+            break
+    assert memory is not None
+    return fitted, memory
+
+
+def _sizes(resolved: ResolvedConfig, target: TargetDevices) -> Iterator[ResolvedConfig]:
+    if tensor_parallel_size(resolved.config.parallel) is not None:
+        yield resolved
+        return
+    for size in working_sizes(resolved.model):
+        if size <= len(target.devices):
+            mesh = split_over(resolved.model, target.devices, size, absent=target.absent)
+            yield replace(resolved, mesh=mesh)
+
+
+def _with_advice(problem: str, resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse) -> str:
+    changes = advise(resolved, target, memory, None)
+    return f"{problem}; would fit: {', or '.join(changes)}" if changes else problem

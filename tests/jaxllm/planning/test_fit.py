@@ -1,0 +1,115 @@
+"""What is left open is settled before weights are loaded: here for TPUs that are not there, and for made-up memory."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import CapacityError
+from jaxllm.planning import fit as fit_module
+from jaxllm.planning.fit import fit
+from jaxllm.planning.target import TargetDevices, find_target
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from tests.jaxllm.planning.llama import write_model
+
+GIB = 2**30
+LLAMA_3_1 = {"max_position_embeddings": 131072}
+
+
+def fitted(target: TargetDevices, model: str, **options: Any) -> ResolvedConfig:
+    return fit(resolve_config(EngineConfig.from_options({"model": model, **options}), target.devices), target)
+
+
+@pytest.fixture(scope="module")
+def absent() -> dict[str, TargetDevices]:
+    """Hosts of one and of eight chips."""
+    pytest.importorskip("libtpu")
+    return {f"{chip}-{size}": find_target(chip, None, size) for chip in ("v5e", "v6e") for size in (1, 8)}
+
+
+def test_requests_are_as_long_as_a_chip_holds(
+    absent: dict[str, TargetDevices], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Llama 3.1 8B on one v6e: its 131,072 tokens take 16 GiB beside 15 GiB of weights."""
+    model = write_model(tmp_path, **LLAMA_3_1)
+    found = fitted(absent["v6e-1"], model)
+    assert 100_000 < found.max_model_len < 131_072
+    assert found.max_model_len % 1024 == 0
+    assert f"max_model_len is {found.max_model_len}, not the model's 131072: the KV cache holds " in caplog.text
+    with pytest.raises(CapacityError, match=r"max_model_len=131072 does not fit.*would fit: --max-model-len 1\d{5}"):
+        fitted(absent["v6e-1"], model, max_model_len=131_072)
+    assert fitted(absent["v6e-1"], model, max_model_len=65_536).max_model_len == 65_536
+
+
+def test_as_few_chips_as_hold_a_longest_request(absent: dict[str, TargetDevices], tmp_path: Path) -> None:
+    model = write_model(tmp_path, **LLAMA_3_1)
+    assert fitted(absent["v6e-8"], model).num_devices == 2
+    assert fitted(absent["v6e-8"], model).max_model_len == 131_072
+    assert fitted(absent["v6e-8"], model, max_model_len=8192).num_devices == 1
+    # The weights alone do not fit one v5e.
+    assert fitted(absent["v5e-8"], model).num_devices == 4
+    assert fitted(absent["v5e-8"], model, max_model_len=8192).num_devices == 2
+    assert fitted(absent["v5e-8"], model, tensor_parallel_size=8).num_devices == 8, "as one asks for"
+
+
+def test_where_all_chips_hold_no_longest_request_it_is_shorter(
+    absent: dict[str, TargetDevices], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path, max_position_embeddings=2**21)
+    found = fitted(absent["v5e-8"], model)
+    assert found.num_devices == 8
+    assert 131_072 < found.max_model_len < 2**21
+
+
+def test_what_does_not_fit_says_what_would(absent: dict[str, TargetDevices], tmp_path: Path) -> None:
+    model = write_model(tmp_path, **LLAMA_3_1)
+    message = r"weights and state need 15\.0 GiB on each device, and 14\.4 GiB are usable; would fit: .*parallel-size 4"
+    with pytest.raises(CapacityError, match=message):
+        fitted(absent["v5e-8"], model, tensor_parallel_size=1)
+    with pytest.raises(CapacityError, match="would fit: --tensor-parallel-size 4 --topology 2x2"):
+        fitted(absent["v5e-1"], model)
+    with pytest.raises(CapacityError, match="would fit: --dtype bfloat16"):
+        fitted(absent["v6e-1"], write_model(tmp_path / "short"), dtype="float32")
+
+
+def here(monkeypatch: pytest.MonkeyPatch, platform: str, count: int, limit: int, used: int = 0) -> list[jax.Device]:
+    """Accelerators as JAX would show them; `jax.local_devices` returns them."""
+    stats = {"bytes_limit": limit, "bytes_in_use": used}
+    kind = "NVIDIA A100" if platform == "gpu" else "TPU v6 lite"
+    device = cast(
+        jax.Device,
+        SimpleNamespace(platform=platform, device_kind=kind, memory_stats=lambda: stats, compute_capability="8.0"),
+    )
+    devices = [device] * count
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    return devices
+
+
+def test_gpus_that_are_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """JAX's limit on a GPU is the engine's share already."""
+    config = EngineConfig.from_options({"model": write_model(tmp_path, **LLAMA_3_1)})
+    here(monkeypatch, "gpu", 1, 36 * GIB)
+    assert fit_module.fit_config(config).max_model_len == 131_072
+    here(monkeypatch, "gpu", 1, 36 * GIB, used=8 * GIB)
+    assert fit_module.fit_config(config).max_model_len < 131_072, "something else is in it"
+    here(monkeypatch, "gpu", 1, 14 * GIB)
+    with pytest.raises(
+        CapacityError, match=r"15\.0 GiB on each .* 13\.7 .*would fit: 4 such devices, of which 1 are here"
+    ):
+        fit_module.fit_config(config)
+    with caplog.at_level(logging.INFO):
+        here(monkeypatch, "gpu", 4, 36 * GIB)
+        fit_module.fit_config(config)
+    assert caplog.text.count("3 of 4 devices are not used") == 1
+    assert "CUDA_VISIBLE_DEVICES leaves them to others" in caplog.text
+
+
+def test_a_device_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    devices = here(monkeypatch, "gpu", 1, 0)
+    monkeypatch.setattr(devices[0], "memory_stats", lambda: None)
+    config = EngineConfig.from_options({"model": write_model(tmp_path, **LLAMA_3_1)})
+    assert fit_module.fit_config(config).max_model_len == 131_072
