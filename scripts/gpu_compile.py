@@ -30,6 +30,7 @@ gpu_device_info {{
   threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128 block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth} l2_cache_size: 52428800
   clock_rate_ghz: {clock} device_memory_size: {memory} shared_memory_per_block_optin: 232448
+  driver_version: "13.0.0" runtime_version: "13.0.0"
   cuda_compute_capability {{ major: 9 }} registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }}
 platform_name: "CUDA"

@@ -1,5 +1,8 @@
 """Stage `greedy`: the same greedy tokens on one device, on all of them, and in float32 on the CPU."""
 
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -9,6 +12,8 @@ from jaxllm.doctor.result import Context, Outcome
 
 CACHE, FIRST = "engine-cache", "engine-answers.json"
 """In the scratch folder: executables and answers of the engine on one device, for the stage `executables`."""
+
+KERNEL, WITHOUT_KERNEL = "bfloat16 beside xla attention", "bfloat16, xla attention"
 
 NEAR = {"float32": 0.02}
 OTHER_NEAR = 0.25
@@ -23,19 +28,22 @@ def run(context: Context) -> Outcome:
     context.say("an engine on one device")
     one = engine_answers(context, {"tensor_parallel_size": 1}, context.scratch / CACHE)
     (context.scratch / FIRST).write_bytes(msgspec.json.encode(one))
-    others: dict[str, Answers] = {}
     size = max((size for size in one.sizes if size <= one.devices), default=1)
-    if size > 1:
-        context.say(f"an engine on {size} devices")
-        others[f"tp {size}"] = engine_answers(context, {"tensor_parallel_size": size}, context.scratch / "tp-cache")
     is_small = one.parameters <= LARGEST_ON_CPU
-    # On a CPU the stage `layers` has compared the kernels with XLA's; here it is for want of anything else.
-    if is_small and (one.platform != "cpu" or not others):
-        context.say("an engine in float32 on the CPU")
-        options = {"tensor_parallel_size": 1, "dtype": "float32", "attention_backend": "xla"}
-        variables = {"JAX_PLATFORMS": "cpu"}
-        others["cpu float32"] = engine_answers(context, options, context.scratch / "cpu-cache", variables)
+    wanted = dict(_others(one, size, is_small=is_small))
+    context.say(f"engines: {', '.join(wanted)}")
+
+    def answers(name: str) -> Answers:
+        return engine_answers(context, wanted[name].options, context.scratch / name, wanted[name].variables)
+
+    # Other devices than GPUs belong to one process at a time.
+    with ThreadPoolExecutor(len(wanted) or 1 if one.platform == "gpu" else 1) as pool:
+        others = dict(zip(wanted, pool.map(answers, wanted), strict=True))
+    # In 16 bits there is another kernel, and its own like to compare with.
+    same = {name: others.pop(name) for name in (KERNEL, WITHOUT_KERNEL) if name in others}
     found = {name: compare(one, answers) for name, answers in others.items()}
+    if same:
+        found[KERNEL] = compare(same[KERNEL], same[WITHOUT_KERNEL])
     parts = [f"tp 1 on {one.platform} ({one.dtype}, started in {one.start_seconds:.1f} s)"]
     parts += [f"{name}: {each['equal']} of {each['rows']} equal{_ties(each)}" for name, each in found.items()]
     parts += [] if size > 1 else ["no second device"]
@@ -48,6 +56,28 @@ def run(context: Context) -> Outcome:
         )
         return Outcome("; ".join(parts), figures, "failed", advice)
     return Outcome("; ".join(parts), figures)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """What another engine is started with."""
+
+    options: Mapping[str, Any]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def _others(one: Answers, size: int, *, is_small: bool) -> Iterator[tuple[str, _Engine]]:
+    """Engines beside that on one device, by name."""
+    if size > 1:
+        yield f"tp {size}", _Engine({"tensor_parallel_size": size})
+    # On a CPU the stage `layers` has compared the kernels with XLA's; here it is for want of anything else.
+    if is_small and (one.platform != "cpu" or size == 1):
+        options = {"tensor_parallel_size": 1, "dtype": "float32", "attention_backend": "xla"}
+        yield "cpu float32", _Engine(options, {"JAX_PLATFORMS": "cpu"})
+    if one.platform != "cpu" and one.dtype == "float32":
+        options = {"tensor_parallel_size": 1, "dtype": "bfloat16"}
+        yield KERNEL, _Engine(options)
+        yield WITHOUT_KERNEL, _Engine({**options, "attention_backend": "xla"})
 
 
 def compare(one: Answers, other: Answers) -> dict[str, Any]:

@@ -86,4 +86,6 @@ def _product(platform: str, dtype: str) -> float:
 
 def _repeated(step: Callable[[jax.Array], jax.Array], times: int) -> Callable[[jax.Array], jax.Array]:
     """`step`, that many times in one call: what the host does is not measured."""
-    return jax.jit(lambda x: lax.fori_loop(0, times, lambda _, x: step(x), x))
+    # The library's product is what is measured; trying what Triton makes of it takes longer than all the rest.
+    options = {"xla_gpu_enable_triton_gemm": False} if jax.default_backend() == "gpu" else None
+    return jax.jit(lambda x: lax.fori_loop(0, times, lambda _, x: step(x), x), compiler_options=options)

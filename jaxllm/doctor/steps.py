@@ -98,7 +98,8 @@ def _config(context: Context, load: Load, platform: str) -> tuple[EngineConfig, 
         "max_num_seqs": max(load.batches),
         "max_num_batched_tokens": load.prompt,
         "enable_prefix_caching": False,
-        "enforce_eager": True,
+        # Compilers that take several threads have all shapes soon; that for TPUs does not.
+        "enforce_eager": platform != "gpu",
         "compilation_cache_dir": "",
     }
     return EngineConfig.from_options(options), title
