@@ -8,7 +8,7 @@ from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.models.sharding import working_sizes
 from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit
 from jaxllm.planning.target import TargetDevices, find_target
-from jaxllm.runtime.build import PROVISIONAL_PAGES
+from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
 from jaxllm.runtime.memory.memory import usable_bytes
 from jaxllm.runtime.programs.generation import generation_programs

@@ -10,13 +10,14 @@ from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import CapacityError
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.build import PROVISIONAL_PAGES
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
-from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, steady, usable_bytes
+from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, count_steady_pages
+from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
 from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.programs.compiler import compile_lowered, is_out_of_memory
 from jaxllm.runtime.programs.executables import compiler_options
 from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.programs.program import ProgramSet
+from jaxllm.runtime.programs.program import ProgramSet, platform_of
 from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.step import DeviceState
 
@@ -96,10 +97,11 @@ def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:
     # The compiler knows: these are the arguments of a program that does nothing.
     nothing = jax.jit(lambda *_: jnp.int32(0), keep_unused=True)
     try:
-        stats = nothing.lower(*jax.tree.leaves(arrays)).compile().memory_analysis()
+        lowered = nothing.lower(*jax.tree.leaves(arrays))
+        stats = compile_lowered(lowered, platform_of(programs.mesh)).memory_analysis()
     except JaxRuntimeError as error:
         # Arrays that are larger than the device: the padding does not matter any more.
-        if not _is_too_large(error):
+        if not is_out_of_memory(error):
             raise
         stats = None
     return bytes_on_device(arrays) if stats is None else int(stats.argument_size_in_bytes)
@@ -117,7 +119,7 @@ def compile_step(resolved: ResolvedConfig, bucket: Bucket) -> CompiledStep:
     try:
         compiled = programs.step(bucket).compile(options)
     except JaxRuntimeError as error:
-        if not _is_too_large(error):
+        if not is_out_of_memory(error):
             raise
         raise CapacityError(f"a step of {bucket} does not fit the device: {_first_line(error)}") from error
     seconds = time.perf_counter() - start
@@ -138,9 +140,10 @@ def pages_for(resolved: ResolvedConfig, target: TargetDevices) -> int:
     if cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None:
         return count_pages(resolved, 0)
     if resolved.platform == "cpu":
-        return count_pages(resolved, steady(cpu_free_bytes(cache.gpu_memory_utilization)))
+        return count_steady_pages(resolved, cpu_free_bytes(cache.gpu_memory_utilization))
     buckets = generation_programs(resolved, PROVISIONAL_PAGES).buckets
-    return count_pages(resolved, max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0))
+    free = max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0)
+    return count_steady_pages(resolved, free)
 
 
 def memory_limit(resolved: ResolvedConfig, target: TargetDevices) -> int:
@@ -154,10 +157,6 @@ def memory_limit(resolved: ResolvedConfig, target: TargetDevices) -> int:
     if target.chip is None:
         raise CapacityError(f"the size of this device's memory is unknown: {target.devices[0].device_kind}")
     return target.chip.hbm_bytes
-
-
-def _is_too_large(error: JaxRuntimeError) -> bool:
-    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.bundles import bundled_executables
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of, shortened
+from jaxllm.runtime.largest_step import bytes_beside_cache
+from jaxllm.runtime.memory.capacity import count_pages, count_steady_pages, devices_of, shortened
 from jaxllm.runtime.memory.memory import cpu_free_bytes, device_free_bytes, steady
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.background import BackgroundCompilation, needed_first
@@ -28,9 +29,6 @@ from jaxllm.runtime.runner import Runner
 from jaxllm.runtime.sampling.table import SamplingTable
 
 logger = logging.getLogger(__name__)
-
-PROVISIONAL_PAGES = 64
-"""Pages of the executable that is compiled only to learn how much memory a step needs beside the cache."""
 
 
 def build_runner(resolved: ResolvedConfig, progress: Progress = silent) -> tuple[ResolvedConfig, Runner, int]:
@@ -53,28 +51,27 @@ def build_runner(resolved: ResolvedConfig, progress: Progress = silent) -> tuple
         if resolved.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
             free = cpu_free_bytes(resolved.config.cache.gpu_memory_utilization)
-            resolved = shortened(resolved, steady(free))
-            pages = pages_on_cpu(resolved, free, cache)
+            resolved = shortened(resolved, steady(free, resolved.platform))
+            pages = steady_pages(resolved, free, cache)
             return resolved, _build(resolved, pages, None, progress, wait_for_kernels, cache=cache), pages
-        model = _load(resolved, progress)
-        free = _left_on_device(resolved)
-        resolved = shortened(resolved, free)
-        pages = count_pages(resolved, free)
+        model, beside = _load_and_ask_compiler(resolved, cache, progress)
+        free = device_free_bytes(devices_of(resolved), resolved.config.cache.gpu_memory_utilization, beside)
+        resolved = shortened(resolved, steady(free, resolved.platform))
+        pages = steady_pages(resolved, free, cache)
         return resolved, _build(resolved, pages, model, progress, wait_for_kernels, cache=cache), pages
     except ModelError as error:
         raise ConfigError(str(error)) from error
 
 
-def pages_on_cpu(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) -> int:
+def steady_pages(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) -> int:
     """As many KV pages as `free_bytes` hold, or a few less where an earlier start has compiled for those only.
 
     Free memory is never quite the same, and an engine with another number of pages has to be compiled. Raises
     `CapacityError`.
     """
-    size = steady(free_bytes)
-    pages = count_pages(resolved, size)
+    pages = count_steady_pages(resolved, free_bytes)
     try:
-        fewer = count_pages(resolved, steady(size - 1))
+        fewer = count_pages(resolved, steady(steady(free_bytes, resolved.platform) - 1, resolved.platform))
     except CapacityError:
         return pages
     if cache is None or fewer == pages:
@@ -85,6 +82,18 @@ def pages_on_cpu(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) 
         return CachedExecutables.of(cache, resolved, programs, number).folder.is_dir()
 
     return fewer if not is_cached(pages) and is_cached(fewer) else pages
+
+
+def _load_and_ask_compiler(
+    resolved: ResolvedConfig, cache: Path | None, progress: Progress
+) -> tuple[tuple[jax.Array, ...], int]:
+    """The parameters' leaves, and the bytes that the largest step needs beside them and the KV cache."""
+    if resolved.platform == "tpu":
+        # Loading compiles as well, and libtpu takes one thread at a time.
+        return _load(resolved, progress), bytes_beside_cache(resolved, cache)
+    with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
+        beside = pool.submit(bytes_beside_cache, resolved, cache)
+        return _load(resolved, progress), beside.result()
 
 
 def _load(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
@@ -142,14 +151,3 @@ def _build(
     )
     runner.warm_up()
     return runner
-
-
-def _left_on_device(resolved: ResolvedConfig) -> int:
-    """Bytes for the KV cache once the weights are on the device: the compiler says what a step needs beside them."""
-    programs = generation_programs(resolved, PROVISIONAL_PAGES)
-    memory = programs.step(programs.buckets.largest).lower().compile().memory_analysis()
-    if memory is None:
-        raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
-    state = bytes_on_device(programs.state) - bytes_on_device(programs.state.kv_cache)
-    beside: Any = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes + state
-    return device_free_bytes(devices_of(resolved), resolved.config.cache.gpu_memory_utilization, int(beside))

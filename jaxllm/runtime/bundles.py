@@ -15,6 +15,7 @@ from jaxllm.errors import CapacityError
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes
+from jaxllm.runtime.programs.compiler import compiler_of
 from jaxllm.runtime.programs.executables import Executables
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.programs.identity import engine_identity
@@ -68,7 +69,8 @@ def bundled_executables(resolved: ResolvedConfig, programs: ProgramSet[DeviceSta
     saved = bundle.read(DeviceAssignment(devices_of(resolved), resolved.mesh))
 
     def load(name: str, program: Program, compile_it: Callable[[Program], Executable]) -> Executable:
-        return saved.load(name, program.arguments, program.result)
+        with compiler_of(program.platform):
+            return saved.load(name, program.arguments, program.result)
 
     return Executables(programs, resolved.config.compile, load, "Reading executables")
 

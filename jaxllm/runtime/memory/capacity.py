@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxllm.runtime.memory.memory import pages_held, plan_pages
+from jaxllm.errors import CapacityError
+from jaxllm.runtime.memory.memory import pages_held, plan_pages, steady
 from jaxllm.runtime.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,17 @@ def shortened(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
         fits,
     )
     return replace(resolved, max_model_len=length)
+
+
+def count_steady_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
+    """`count_pages` for `free_bytes` rounded down, so that a little more or less changes nothing.
+
+    Not rounded where one request of the longest length would fit no more.
+    """
+    try:
+        return count_pages(resolved, steady(free_bytes, resolved.platform))
+    except CapacityError:
+        return count_pages(resolved, free_bytes)
 
 
 def bytes_on_device(arrays: Any) -> int:

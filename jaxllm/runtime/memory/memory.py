@@ -22,6 +22,10 @@ CPU_SHARE = 0.25
 GPU_SLACK = 0.02
 """Share of JAX's pool on a GPU that stays free, for what its allocator rounds up and leaves between arrays."""
 
+_STEADY_DIGITS = {"cpu": 3}
+"""Binary digits of free memory that count."""
+_OTHER_STEADY_DIGITS = 6
+
 
 @dataclass(frozen=True)
 class CacheShape:
@@ -121,13 +125,15 @@ def cpu_free_bytes(utilization: float) -> int:
     return int(available * CPU_SHARE * utilization)
 
 
-def steady(size: int) -> int:
-    """`size` rounded down to 4, 5, 6 or 7 times a power of two.
+def steady(size: int, platform: str) -> int:
+    """`size` rounded down to 4 to 7 times a power of two on CPU, and to 32 to 63 times one elsewhere.
 
     With as many pages as free memory happens to allow, every start would be of an engine of another shape, for which
-    nothing is compiled yet.
+    nothing is compiled yet. An accelerator's free memory varies little, and all of it is for the cache: at most one
+    part in 32 is given away.
     """
-    shift = max(size.bit_length() - 3, 0)
+    digits = _STEADY_DIGITS.get(platform, _OTHER_STEADY_DIGITS)
+    shift = max(size.bit_length() - digits, 0)
     return size >> shift << shift
 
 

@@ -27,6 +27,7 @@ from jaxllm.bundle.portable import DeviceAssignment, from_bytes, to_bytes
 from jaxllm.errors import ConfigError
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 from jaxllm.runtime.memory.capacity import devices_of
+from jaxllm.runtime.programs.compiler import compiler_of
 from jaxllm.runtime.programs.executables import Executables
 from jaxllm.runtime.programs.identity import engine_identity
 from jaxllm.runtime.programs.program import Executable, Program, ProgramSet
@@ -99,7 +100,8 @@ class CachedExecutables:
         if content is None:
             return None
         try:
-            return from_bytes(content, program.arguments, program.result, self._assignment)
+            with compiler_of(program.platform):
+                return from_bytes(content, program.arguments, program.result, self._assignment)
         except (ValueError, ConfigError) as error:
             self._artifacts.discard(artifact, error)
             return None

@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxllm.config import CompileOptions
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.program import Executable, Program, ProgramSet
+from jaxllm.runtime.programs.program import Executable, Program, ProgramSet, platform_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ step of 64 decodes (a Llama of 1 B parameters) takes 3.4 instead of 5.3 ms, one 
 
 def compiler_options(programs: ProgramSet[Any], options: CompileOptions) -> dict[str, Any]:
     """What differs from XLA's defaults, which are its highest level."""
-    platform = jax.default_backend() if programs.mesh is None else programs.mesh.devices.flat[0].platform
+    platform = platform_of(programs.mesh)
     if platform == "gpu":
         return dict(_ON_GPU)
     if options.optimization_level == 3 or platform != "cpu":
@@ -101,7 +101,7 @@ class Executables:
         """Compile the step of each bucket, and everything beside the steps, during the block.
 
         Leaving the block waits for the rest. An exception in it (weights that cannot be loaded, say) gives up what has
-        not begun.
+        not begun. On TPU all of it is done after the block, which may compile as well.
         """
         left_out = {bucket.name for bucket in self._programs.buckets.all} - {bucket.name for bucket in buckets}
         names = [name for name in self._programs.programs if name not in left_out]
@@ -115,8 +115,12 @@ class Executables:
 
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
             try:
-                pending = [pool.submit(make_one, name) for name in names]
-                yield
+                if platform_of(self._programs.mesh) == "tpu":
+                    yield
+                    pending = [pool.submit(make_one, name) for name in names]
+                else:
+                    pending = [pool.submit(make_one, name) for name in names]
+                    yield
                 for future in as_completed(pending):
                     future.result()
             except BaseException:

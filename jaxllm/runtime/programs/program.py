@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
+from jaxllm.runtime.programs.compiler import compile_lowered
 
 Shapes = Any
 """A pytree of `jax.ShapeDtypeStruct`."""
@@ -18,6 +19,11 @@ Executable = jax.stages.Compiled
 """A compiled program, called with arrays like its arguments."""
 
 State = TypeVar("State")
+
+
+def platform_of(mesh: Mesh | None) -> str:
+    """The platform of the devices of a mesh; None is JAX's default device."""
+    return jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,11 @@ class Program:
     out_shardings: Any = None
     mesh: Mesh | None = None
 
+    @property
+    def platform(self) -> str:
+        """What it is compiled for."""
+        return platform_of(self.mesh)
+
     def lower(self) -> jax.stages.Lowered:
         """Trace the function and lower it."""
         made = jax.jit(self.function, donate_argnums=self.donated, out_shardings=self.out_shardings)
@@ -45,7 +56,7 @@ class Program:
 
     def compile(self, options: Mapping[str, Any]) -> Executable:
         """The executable, compiled with options of XLA's."""
-        return self.lower().compile(compiler_options=dict(options))
+        return compile_lowered(self.lower(), self.platform, options)
 
 
 def of_leaves(

@@ -53,9 +53,16 @@ def test_cpu_takes_a_share_of_free_memory() -> None:
 
 
 def test_what_memory_is_free_by_chance_decides_little() -> None:
-    assert [steady(size) for size in (0, 5, 7, 8, 9, 10, 15, 16, 19, 5_500_000_000)] == [
+    assert [steady(size, "cpu") for size in (0, 5, 7, 8, 9, 10, 15, 16, 19, 5_500_000_000)] == [
         0, 5, 7, 8, 8, 10, 14, 16, 16, 5 * 2**30,
     ]  # fmt: skip
+
+
+def test_accelerators_give_little_away() -> None:
+    sizes = [40 << 30, 41 << 30, (43 << 30) + 12345, 63, 64, 65]
+    assert [steady(size, "gpu") for size in sizes] == [40 << 30, 41 << 30, 43 << 30, 63, 64, 64]
+    for size in range(1, 5000):
+        assert size * 31 / 32 <= steady(size, "tpu") <= size
 
 
 def device(limit: int, used: int, platform: str = "tpu") -> jax.Device:

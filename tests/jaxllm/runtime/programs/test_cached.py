@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.runtime.build import pages_on_cpu
+from jaxllm.runtime.build import steady_pages
 from jaxllm.runtime.programs.cached import CachedExecutables
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.programs.program import Executable, Program
@@ -161,11 +161,11 @@ def test_an_earlier_start_with_a_little_less_memory_is_taken_up(tmp_path: Path) 
         CachedExecutables.of(tmp_path, resolved, generation_programs(resolved, pages), pages).folder.mkdir()
 
     size = 5 << 24  # of the sizes 4, 5, 6, 7 times a power of two that numbers of pages come from
-    less, exact, more = (pages_on_cpu(resolved, size + step, None) for step in (-1, 0, 1 << 24))
+    less, exact, more = (steady_pages(resolved, size + step, None) for step in (-1, 0, 1 << 24))
     assert less < exact < more
-    assert pages_on_cpu(resolved, size, tmp_path) == exact
+    assert steady_pages(resolved, size, tmp_path) == exact
     keep(less)
-    assert pages_on_cpu(resolved, size, tmp_path) == less
-    assert pages_on_cpu(resolved, size + (1 << 24), tmp_path) == more
+    assert steady_pages(resolved, size, tmp_path) == less
+    assert steady_pages(resolved, size + (1 << 24), tmp_path) == more
     keep(exact)
-    assert pages_on_cpu(resolved, size, tmp_path) == exact
+    assert steady_pages(resolved, size, tmp_path) == exact

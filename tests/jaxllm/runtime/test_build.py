@@ -1,0 +1,62 @@
+"""The start of an engine whose memory is an accelerator's. The devices are those of the CPU, and say what we like."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.runtime import largest_step
+from jaxllm.runtime.largest_step import bytes_beside_cache
+from jaxllm.runtime.resolved import resolve_config
+from tests.conftest import RunPython
+
+STARTS = """
+import json, sys
+from dataclasses import replace
+from types import SimpleNamespace
+import jax
+from jaxllm.config import EngineConfig
+from jaxllm.runtime import build
+from jaxllm.runtime.resolved import resolve_config
+
+lowered = []
+def listen(event, duration, **details):
+    if event.endswith("jaxpr_to_mlir_module_duration") and "step_" in str(details.get("fun_name")):
+        lowered.append(details["fun_name"].removeprefix("jit(").removesuffix(")"))
+jax.monitoring.register_event_duration_secs_listener(listen)
+
+def start(in_use):
+    stats = {"bytes_limit": 600 << 20, "bytes_in_use": in_use}
+    build.devices_of = lambda _: (SimpleNamespace(memory_stats=lambda: stats, device_kind="test chip", platform="gpu"),)
+    lowered.clear()
+    options = {"max_num_batched_tokens": 8, "max_num_seqs": 256, "max_model_len": 2048, "layer_stack": "scan",
+               "attention_backend": "xla", "optimization_level": 0, "compilation_cache_dir": sys.argv[1]}
+    resolved = replace(resolve_config(EngineConfig.from_options(options)), platform="gpu")
+    _, runner, pages = build.build_runner(resolved)
+    runner.close()
+    return {"pages": pages, "lowered": sorted(lowered)}
+
+print(json.dumps([start(100 << 20), start((100 << 20) + 54321), start((98 << 20) + 777), start(300 << 20)]))
+"""
+
+
+def test_a_slightly_different_free_memory_changes_nothing(run_python: RunPython, tmp_path: Path) -> None:
+    done = run_python("-c", STARTS, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    first, less, more, other = json.loads(done.stdout.splitlines()[-1])
+    assert first["lowered"] == ["step_1_tokens", "step_8_tokens", "step_8_tokens"], "the largest first with few pages"
+    assert less["pages"] == more["pages"] == first["pages"]
+    assert less["lowered"] == more["lowered"] == []
+    assert other["pages"] < first["pages"]
+    assert other["lowered"] == ["step_1_tokens", "step_8_tokens"], "what a step needs is known"
+
+
+def test_what_the_compiler_said_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_num_batched_tokens": 8, "attention_backend": "xla", "optimization_level": 0}
+    resolved = resolve_config(EngineConfig.from_options(options))
+    found = bytes_beside_cache(resolved, tmp_path)
+    assert found > 0
+    assert bytes_beside_cache(resolved, None) == found
+    monkeypatch.setattr(largest_step, "_ask_compiler", lambda *_: pytest.fail("asked again"))
+    assert bytes_beside_cache(resolved, tmp_path) == found
