@@ -10,7 +10,6 @@ from jaxllm.serving.anthropic.convert import FIELDS, chat_request, read_chat
 from jaxllm.serving.anthropic.errors import REQUEST_ID
 from jaxllm.serving.anthropic.requests import CountTokensRequest, MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import identify, json_response, model_name, respond
 from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.http.state import server_of
@@ -22,7 +21,7 @@ async def create_message(request: Request) -> Response:
     """Answer a conversation, with the model's thinking, text and calls as blocks."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, MessagesRequest)
+    body = await server.bodies.read(request, MessagesRequest)
     identity = identify(request, server, body, "msg")
     chat = await server.bodies.work(request, lambda: read_chat(body))
     with renaming(FIELDS, chat.origins):
@@ -39,7 +38,7 @@ async def create_message(request: Request) -> Response:
 async def count_message_tokens(request: Request) -> Response:
     """Count the tokens of a conversation, as the model would read it."""
     server = server_of(request)
-    body = await read_body(request, server, CountTokensRequest)
+    body = await server.bodies.read(request, CountTokensRequest)
     model_name(server, body.model)
     chat = await server.bodies.work(request, lambda: read_chat(body))
     with renaming(FIELDS, chat.origins):

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
-from jaxllm.serving.http.body.large_bodies import LargeBodies
+from jaxllm.serving.http.body.read import Bodies
 from jaxllm.serving.http.limits import AdmissionLimits, JsonLimits
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.options.server import ServerOptions
@@ -36,12 +36,11 @@ class ServerState:
     created: int
     shared_metrics: SharedMetrics | None = None
     """What other API server processes have measured, if there are others."""
-    fields: FieldPolicy = field(init=False)
     token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
     access: Access = field(init=False)
     replies: ReplyFormats = field(init=False)
-    bodies: LargeBodies = field(init=False)
+    bodies: Bodies = field(init=False)
     limits: AdmissionLimits = field(init=False)
     tokenizer: Tokenizer = field(init=False)
     chat_template: str = field(init=False)
@@ -51,9 +50,8 @@ class ServerState:
         info, options = self.llm.info, self.options
         assert self.llm.tokenizer is not None
         self.tokenizer = self.llm.tokenizer
-        self.fields = FieldPolicy(strict=options.strict_fields)
         self.token_bytes = TokenBytes(self.tokenizer)
-        self.bodies = LargeBodies(JsonLimits.of(info))
+        self.bodies = Bodies(JsonLimits.of(info), FieldPolicy(strict=options.strict_fields))
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
         own = self.llm.chat_template or self.tokenizer.hf.chat_template

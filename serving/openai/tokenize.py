@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.errors import not_enabled
 from jaxllm.serving.http.generate import model_name
 from jaxllm.serving.http.state import ServerState, server_of
@@ -25,7 +24,7 @@ from jaxllm.serving.text.cached_tokenizer import whole_of
 async def tokenize(request: Request) -> Response:
     """Turn a prompt or a conversation into token ids."""
     server = server_of(request)
-    body = await read_body(request, server, TokenizeRequest)
+    body = await server.bodies.read(request, TokenizeRequest)
     model_name(server, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
@@ -50,7 +49,7 @@ def _tokenized(server: ServerState, body: TokenizeRequest) -> bytes:
 async def detokenize(request: Request) -> Response:
     """Turn token ids into text, special tokens included."""
     server = server_of(request)
-    body = await read_body(request, server, DetokenizeRequest)
+    body = await server.bodies.read(request, DetokenizeRequest)
     model_name(server, body.model)
     check_decodable("tokens", len(body.tokens), server.limits)
     return Response(await server.llm.run_text(_detokenized, server, body.tokens), media_type="application/json")

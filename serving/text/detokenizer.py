@@ -1,6 +1,8 @@
 """Text as it is generated: whole characters only."""
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -29,7 +31,7 @@ class IncrementalDecoder:
         self._hidden = tokenizer.special_ids - kept_tokens if skip_special_tokens else frozenset[int]()
         # The library skips all or none.
         self._skip = skip_special_tokens and not kept_tokens
-        self._step = tokenizer.decode_stream(skip_special_tokens=self._skip)
+        self._step = self._new_step()
         self._join_added = not skip_special_tokens and not spaces_between_special_tokens
         self._after_added = False
         self._held_from = 0
@@ -61,9 +63,16 @@ class IncrementalDecoder:
 
     def _restart(self) -> str | None:
         """Decode afresh behind the text already shown, which a later byte would have changed ("Invalid prefix")."""
-        self._step = self._tokenizer.decode_stream(skip_special_tokens=self._skip)
+        self._step = self._new_step()
         pieces = [self._step(token_id) for token_id in self._held()]
         return "".join(piece or "" for piece in pieces) or None
+
+    def _new_step(self) -> Callable[[int], str | None]:
+        """A fresh decoder of the library's: the text that the next token completes, None within a character."""
+        from tokenizers.decoders import DecodeStream
+
+        # Called for every token of every stream: nothing of Python's stands between.
+        return partial(DecodeStream(skip_special_tokens=self._skip).step, self._tokenizer.hf.backend_tokenizer)
 
     def _held(self) -> list[int]:
         return [token_id for token_id in self.token_ids[self._held_from :] if token_id not in self._hidden]

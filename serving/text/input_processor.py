@@ -110,6 +110,8 @@ class InputProcessor:
                 with naming_prompt(index, total):
                     own.validate()  # fields may have been set since
                     self._limits.check_logprobs(own)
+                    if stream:
+                        own.check_streamable()
         return self.build(
             parsed, each_params, request_ids, each_priority, stream=stream, add_special_tokens=add_special_tokens
         )
@@ -139,8 +141,6 @@ class InputProcessor:
                 if id(own) not in finished:
                     finished[id(own)] = self._finished(own)
             for index, prompt in enumerate(prompts):
-                if stream:
-                    params[index].check_streamable()
                 self._bound(prompt, params[index])
             self._encode(prompts, add_special_tokens)
             for index, name in enumerate(request_ids):

@@ -1,8 +1,7 @@
 """Text to token ids and back, on Hugging Face's fast tokenizers."""
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,16 +88,6 @@ class Tokenizer:
         if text is None:
             text = self._token_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
         return text
-
-    def decode_stream(self, *, skip_special_tokens: bool = True) -> Callable[[int], str | None]:
-        """A fresh incremental decoder: a function of the next token.
-
-        It returns the text that the token completes, or None when the characters it belongs to are not complete.
-        """
-        from tokenizers.decoders import DecodeStream
-
-        # Called for every token of every stream: nothing of Python's stands between.
-        return partial(DecodeStream(skip_special_tokens=skip_special_tokens).step, self._backend)
 
 
 def import_transformers() -> Any:

@@ -3,19 +3,16 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
-from starlette.requests import Request
 
 from jaxllm.errors import nearest
 from jaxllm.serving.http.body.base import Body
-from jaxllm.serving.http.body.ignored_fields import IGNORED, IgnoredFields
-from jaxllm.serving.http.body.unserved import prune, settle
-from jaxllm.serving.http.errors import BodyError, not_json
-from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.body.ignored_fields import IgnoredFields, prune, settle
+from jaxllm.serving.http.errors import BodyError
 
 Kind = TypeVar("Kind", bound=Body)
 
@@ -35,30 +32,11 @@ _EXPLAINED_BYTES = 2**16
 """Larger malformed bodies are not looked at a second time for a better message."""
 
 
-async def read_body(request: Request, server: ServerState, kind: type[Kind]) -> Kind:
-    """The body of a request, without what is ignored. Raises `RequestError`s that name the field, and `HttpError`."""
-    content_type = request.headers.get("content-type")
-    if content_type is not None:
-        media_type = content_type.partition(";")[0].strip().lower()
-        if media_type != "application/json" and not media_type.endswith("+json"):
-            raise not_json(content_type)
-    elif "origin" in request.headers:
-        # A browser sends this from any web page without asking the server whether the page may.
-        raise not_json("")
-    ignored = _ignored(request, server)
-
-    def read(text: bytes) -> Kind:
-        body = decode(text, kind, ignored)
-        settle(body, "", ignored)
-        return body
-
-    return await server.bodies.read(request, read)
-
-
-def _ignored(request: Request, server: ServerState) -> IgnoredFields:
-    """What becomes known to be ignored of a request; `errors.guarded` names it in the response."""
-    ignored: IgnoredFields = request.scope.setdefault(IGNORED, IgnoredFields(server.fields))
-    return ignored
+def decode_body(text: bytes, kind: type[Kind], ignored: IgnoredFields) -> Kind:
+    """`decode`, without what is ignored. Raises also `UnsupportedError`."""
+    body = decode(text, kind, ignored)
+    settle(body, "", ignored)
+    return body
 
 
 def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) -> Kind:
@@ -104,20 +82,19 @@ def as_body(value: Any, kind: type[Kind], path: str) -> Kind:
     return body
 
 
-def read_query(request: Request, kind: type[Kind]) -> Kind:
-    """The query parameters of a request, of which lists may be written `name[]`. Raises `BodyError`."""
-    given: dict[str, Any] = {}
-    for key, value in request.query_params.multi_items():
+def decode_query(given: Iterable[tuple[str, str]], kind: type[Kind], ignored: IgnoredFields) -> Kind:
+    """Query parameters as `kind`, of which lists may be written `name[]`. Raises `BodyError`."""
+    value: dict[str, Any] = {}
+    for key, text in given:
         name = key.removesuffix("[]")
         if key == "include" or key != name:
-            given.setdefault(name, []).append(value)
+            value.setdefault(name, []).append(text)
         else:
-            given[name] = value
-    ignored = _ignored(request, server_of(request))
+            value[name] = text
     if not ignored.strict:
-        prune(given, kind, "", ignored)
+        prune(value, kind, "", ignored)
     try:
-        return msgspec.convert(given, kind, strict=False)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise _explain_mismatch(str(error), kind) from None
 

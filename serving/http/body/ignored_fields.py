@@ -1,12 +1,28 @@
-"""What a request asks for and does not get: named in a header of its response, and once in the log."""
+"""What a request asks for and does not get: fields that are unknown or not served are ignored, or refused.
+
+What is ignored is named in a header of the response, and once in the log.
+"""
 
 import logging
 import re
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from starlette.types import Scope
 
 from jaxllm.errors import nearest
-from jaxllm.serving.http.body.base import Body
-from jaxllm.serving.http.body.foreign import FOREIGN
+from jaxllm.serving.http.body.base import (
+    Body,
+    Ignored,
+    KnownValues,
+    OneOf,
+    Refused,
+    UnsupportedError,
+    refused_fields,
+)
 from jaxllm.serving.http.errors import BodyError
 
 logger = logging.getLogger(__name__)
@@ -15,6 +31,11 @@ IGNORED = "jaxllm.ignored_fields"
 """Name in the scope of a request: its `IgnoredFields`."""
 IGNORED_HEADER = "X-Ignored-Fields"
 
+_FOREIGN = frozenset((
+    "cache_control", "conversation_id", "models", "reasoning_format", "reasoning_summary", "repeat_penalty", "top_a",
+))  # fmt: skip
+"""Fields of other servers whose names look like misspellings of ours: llama.cpp's `repeat_penalty`, OpenRouter's
+`models` and `top_a`, Groq's `reasoning_format`, and such."""
 _MOST_NAMES = 64
 """Most different unknown fields of one request: each is compared with all known ones."""
 _MOST_LOGGED = 256
@@ -71,7 +92,7 @@ class IgnoredFields:
 
     def refuse_typo(self, name: str, known: tuple[str, ...], what: str, place: str) -> None:
         """Raise `BodyError` for a name that is close to a known one."""
-        if name in FOREIGN or len(name) > _LONGEST_NAME:
+        if name in _FOREIGN or len(name) > _LONGEST_NAME:
             return
         hint = _typo(name, known)
         if hint:
@@ -81,6 +102,12 @@ class IgnoredFields:
         """The value of a header that names them, if there are any."""
         text = ", ".join(self._names)
         return (text if len(text) <= _LONGEST_HEADER else f"{text[: _LONGEST_HEADER - 5]}, ...") or None
+
+
+def ignored_by(scope: Scope, policy: FieldPolicy) -> IgnoredFields:
+    """What becomes known to be ignored of a request; `http.guard` names it in the response."""
+    ignored: IgnoredFields = scope.setdefault(IGNORED, IgnoredFields(policy))
+    return ignored
 
 
 @lru_cache(maxsize=1024)
@@ -93,3 +120,141 @@ def _shown(name: str) -> str:
     """A name that a client chose, short and of printable ASCII."""
     text = re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name[: _LONGEST_NAME + 1])
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """What a field may hold that is to be gone through: an object, or a list of what `items` says."""
+
+    body: type[Body] | None = None
+    one_of: OneOf | None = None
+    known: KnownValues | None = None
+    items: "Inside | None" = None
+
+    def kind_of(self, value: Mapping[str, Any]) -> type[Body] | None:
+        """What an object is; None: it is not known."""
+        return self.body if self.one_of is None else self.one_of.kind_of(value)
+
+    def drops(self, item: Any) -> bool:
+        """Whether an item of a list is of a type that is left out."""
+        if self.one_of is None or not self.one_of.drop_others:
+            return False
+        plain = {"type": item.type} if isinstance(item, Body) else item  # type: ignore[attr-defined]
+        return isinstance(plain, dict) and self.one_of.kind_of(plain) is None and isinstance(plain.get("type"), str)
+
+
+def settle(body: Body, path: str = "", ignored: IgnoredFields | None = None) -> None:
+    """Take out of a body, and of all inside it, what is not served, and add it to `ignored`.
+
+    Without `ignored`, or where it is strict, and for what cannot be ignored, raises `UnsupportedError`. `path` is what
+    stands before the names of the body's fields in messages.
+    """
+    for name, mark in refused_fields(type(body)).items():
+        value = getattr(body, name)
+        if value is None or mark.allows(value):
+            continue
+        if not isinstance(mark, Ignored) or ignored is None or ignored.strict:
+            raise UnsupportedError(f"{path}{name}: {mark.reason}", f"{path}{name}")
+        ignored.add(f"{path}{name}")
+        setattr(body, name, None)
+    for name, inside in _fields_inside(type(body)).items():
+        value = getattr(body, name)
+        if value is not None and not isinstance(value, str):
+            _go_through(value, inside, f"{path}{name}", ignored)
+
+
+def prune(value: Any, kind: type[Body], path: str, ignored: IgnoredFields) -> None:
+    """Take out of decoded JSON that is to become `kind` what is unknown or ignored, and add it to `ignored`.
+
+    Raises `BodyError` for what looks like a misspelling.
+    """
+    if isinstance(value, dict):
+        _prune_object(value, kind, path, ignored)
+
+
+def _go_through(value: Any, inside: Inside, path: str, ignored: IgnoredFields | None) -> None:
+    if isinstance(value, Body):
+        settle(value, f"{path}.", ignored)
+    elif isinstance(value, list):
+        if ignored is not None and not ignored.strict:
+            _leave_out(value, inside, path, ignored)
+        if inside.items is not None:
+            for index, item in enumerate(value):
+                if isinstance(item, Body):
+                    settle(item, f"{path}[{index}].", ignored)
+                elif not isinstance(item, str):
+                    _go_through(item, inside.items, f"{path}[{index}]", ignored)
+    elif isinstance(value, dict) and ignored is not None and not ignored.strict:
+        kind = inside.kind_of(value)
+        if kind is not None:
+            _prune_object(value, kind, path, ignored)
+
+
+def _prune_object(value: dict[str, Any], kind: type[Body], path: str, ignored: IgnoredFields) -> None:
+    for name in value.keys() - _names(kind):
+        ignored.add_unknown(kind, name, path)
+        del value[name]
+    before = f"{path}." if path else ""
+    for name, mark in _dispensable(kind).items():
+        if value.get(name) is not None and not mark.allows(value[name]):
+            ignored.add(f"{before}{name}")
+            del value[name]
+    for name, inside in _fields_inside(kind).items():
+        if name in value:
+            _go_through(value[name], inside, f"{before}{name}", ignored)
+
+
+def _leave_out(items: list[Any], inside: Inside, path: str, ignored: IgnoredFields) -> None:
+    """Leave out of a list, in place, what is of no type or value that is known."""
+    if inside.known is not None:
+        known = inside.known.values
+        for index, name in enumerate(items):
+            if isinstance(name, str) and name not in known:
+                ignored.refuse_typo(name, known, "unknown value", f"{path}[{index}]={name}")
+                ignored.add(f"{path}={name}")
+        items[:] = [name for name in items if not isinstance(name, str) or name in known]
+    elif inside.items is not None and inside.items.one_of is not None and inside.items.one_of.drop_others:
+        for item in filter(inside.items.drops, items):
+            ignored.add(f"{path}.type={item.type if isinstance(item, Body) else item['type']}")  # type: ignore[attr-defined]
+        items[:] = [item for item in items if not inside.items.drops(item)]
+
+
+@cache
+def _names(kind: type[Body]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)
+
+
+@cache
+def _dispensable(kind: type[Body]) -> dict[str, Refused]:
+    return {name: mark for name, mark in refused_fields(kind).items() if isinstance(mark, Ignored)}
+
+
+@cache
+def _fields_inside(kind: type[Body]) -> dict[str, Inside]:
+    """The fields of a body that may hold others, or lists with something to leave out."""
+    hints = get_type_hints(kind, include_extras=True)
+    refused = refused_fields(kind)
+    found = {name: _inside(hint) for name, hint in hints.items() if name not in refused}
+    return {name: inside for name, inside in found.items() if inside is not None}
+
+
+def _inside(hint: Any) -> Inside | None:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        inner = _inside(arguments[0])
+        for mark in hint.__metadata__:
+            if isinstance(mark, OneOf):
+                return Inside(one_of=mark)
+            if isinstance(mark, KnownValues):
+                return Inside(known=mark)
+        return inner
+    if isinstance(hint, type) and issubclass(hint, Body):
+        return Inside(body=hint)
+    if origin is list:
+        items = _inside(arguments[0])
+        return None if items is None else Inside(items=items)
+    if origin in (Union, UnionType):
+        parts = [part for part in map(_inside, arguments) if part is not None]
+        if parts:
+            return Inside(**{name: each for part in parts for name, each in vars(part).items() if each is not None})
+    return None

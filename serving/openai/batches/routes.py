@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError, nearest
-from jaxllm.serving.http.body.decode import read_body, read_query
 from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.operation import batch_urls, operations_of
@@ -29,7 +28,7 @@ async def create_batch(request: Request) -> Response:
     """Answer a file of requests, while nobody waits."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, BatchRequestBody)
+    body = await server.bodies.read(request, BatchRequestBody)
     store = batches_of(request)
     source = find_file(request, body.input_file_id, "input_file_id")
     if source.purpose != "batch":
@@ -77,7 +76,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 async def list_batches(request: Request) -> Response:
     """List the batches, the newest first."""
-    query = read_query(request, BatchesQuery)
+    query = server_of(request).bodies.read_query(request, BatchesQuery)
     batches = batches_of(request).batches(owner_of(request))
     data, more = page(batches, query.after, _DEFAULT_LISTED if query.limit is None else query.limit, _MOST_LISTED)
     first, last = (data[0].id, data[-1].id) if data else (None, None)

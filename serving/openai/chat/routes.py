@@ -3,7 +3,6 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import identify, respond
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.chat.call import prepare_chat
@@ -15,7 +14,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, ChatCompletionRequest)
+    body = await server.bodies.read(request, ChatCompletionRequest)
     identity = identify(request, server, body, "chatcmpl")
     call = await prepare_chat(request, server, body, identity.engine_ids)
     return await respond(request, server, [call.request], ChatWriter(server, body, identity, call))

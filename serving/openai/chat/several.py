@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import identify, respond
 from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.http.state import server_of
@@ -26,7 +25,7 @@ async def create_chat_batch(request: Request) -> Response:
     """Answer several conversations; choice i is the answer to conversation i."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, BatchChatRequest)
+    body = await server.bodies.read(request, BatchChatRequest)
     count = len(body.messages)
     most = min(MOST_CONVERSATIONS, server.limits.max_sequences)
     if not 1 <= count <= most:

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import identify, respond, try_grammar
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import server_of
@@ -32,7 +31,7 @@ async def create_completion(request: Request) -> Response:
     """Continue one prompt or several."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, CompletionRequest)
+    body = await server.bodies.read(request, CompletionRequest)
     prompts = await server.bodies.work(request, lambda: split_prompts(body.prompt))
     identity = identify(request, server, body, "cmpl", len(prompts))
     priority = _check(body, server.limits, len(prompts))

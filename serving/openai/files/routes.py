@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.http.body.decode import read_query
 from jaxllm.serving.http.errors import HttpError, not_enabled
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import server_of
@@ -80,7 +79,7 @@ def checked_lifetime(text: str, store: FileStore, name: str) -> int:
 async def list_files(request: Request) -> Response:
     """List the files."""
     store = files_of(request)
-    query = read_query(request, FilesQuery)
+    query = server_of(request).bodies.read_query(request, FilesQuery)
     files = [file for file in store.files(owner_of(request).name) if query.purpose in (None, file.purpose)]
     if query.order != "asc":
         files.reverse()

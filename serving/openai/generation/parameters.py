@@ -53,7 +53,10 @@ def sampling_params(
         raise RequestError("length_penalty: only with use_beam_search", "length_penalty")
     if body.early_stopping:
         raise RequestError("early_stopping: only with use_beam_search", "early_stopping")
-    return msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
+    made = msgspec.structs.replace(defaults, **given, **others, max_tokens=max_tokens, logprobs=logprobs)
+    if body.stream:
+        made.check_streamable()
+    return made
 
 
 def generation_fields(body: GenerationRequest) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import calling, json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.pooling.pooled import pool, usage
@@ -39,7 +38,7 @@ async def create_cohere_embedding(request: Request) -> Response:
     """Make an embedding of each text."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, CohereEmbedRequest)
+    body = await server.bodies.read(request, CohereEmbedRequest)
     texts, field = _texts(body)
     with calling(dimensions="output_dimension", truncate_prompt_tokens="max_tokens"):
         params = PoolingParams(

@@ -5,7 +5,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.pooling.pooled import pool_texts, pooling_info, usage
@@ -27,7 +26,7 @@ async def create_embedding(request: Request) -> Response:
     """Make an embedding of each text."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, EmbeddingRequest)
+    body = await server.bodies.read(request, EmbeddingRequest)
     form = VectorFormat(body)
     params = PoolingParams(
         task="embed",
@@ -51,7 +50,7 @@ async def create_pooling(request: Request) -> Response:
     """Pool each text, or each of its tokens, as the task says."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, PoolingBody)
+    body = await server.bodies.read(request, PoolingBody)
     form = VectorFormat(body)
     params = PoolingParams(
         task=body.task,
@@ -76,7 +75,7 @@ async def create_classification(request: Request) -> Response:
     """Tell the class of each text."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, ClassifyRequest)
+    body = await server.bodies.read(request, ClassifyRequest)
     params = PoolingParams(
         task="classify",
         use_activation=body.use_activation,

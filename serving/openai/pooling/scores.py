@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.body.decode import read_body
 from jaxllm.serving.http.generate import Identity, calling, json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.pooling.pooled import pool, pooling_info, usage
@@ -36,7 +35,7 @@ async def create_score(request: Request) -> Response:
     """Tell how well two texts fit, or each of several pairs."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, ScoreRequest)
+    body = await server.bodies.read(request, ScoreRequest)
     names, pair = _pair(body)
     first, second = ([text] if isinstance(text, str) else text for text in pair)
     with calling(text_1=names[0], text_2=names[1]):
@@ -51,7 +50,7 @@ async def create_rerank(request: Request) -> Response:
     """Put documents in the order in which they fit a query."""
     server = server_of(request)
     server.check_accepting()
-    body = await read_body(request, server, RerankRequest)
+    body = await server.bodies.read(request, RerankRequest)
     if not body.documents:
         raise RequestError("documents: the list is empty", "documents")
     if body.top_n is not None and body.top_n < 0:

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.http import errors
-from jaxllm.serving.http.body.decode import read_body, read_query
 from jaxllm.serving.http.generate import identify, json_response, model_name, respond, submit
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.chat.plan import ChatCall
@@ -37,7 +36,7 @@ async def create_response(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     stores = stores_of(request.app)
-    body = await read_body(request, server, ResponsesRequest)
+    body = await server.bodies.read(request, ResponsesRequest)
     identity = identify(request, server, body, "resp")
     check(body, stores.responses)
     owner = owner_of(request).name
@@ -62,7 +61,7 @@ async def count_input_tokens(request: Request) -> Response:
     """Count the tokens of a conversation, as the model would read it."""
     server = server_of(request)
     stores = stores_of(request.app)
-    body = await read_body(request, server, ResponsesRequest)
+    body = await server.bodies.read(request, ResponsesRequest)
     model_name(server, body.model)
     check(body, stores.responses)
     items = await server.bodies.work(request, lambda: read_input(body.input))
@@ -144,7 +143,7 @@ def _stored(request: Request) -> Stored:
 
 async def retrieve_response(request: Request) -> Response:
     """Tell a stored response, or what there is of it yet."""
-    query = read_query(request, RetrieveQuery)
+    query = server_of(request).bodies.read_query(request, RetrieveQuery)
     stored = _stored(request)
     if not query.stream:
         if query.starting_after is not None:
@@ -178,7 +177,7 @@ async def delete_response(request: Request) -> Response:
 
 async def list_input_items(request: Request) -> Response:
     """List the items that a stored response answers, those of its own request."""
-    query = read_query(request, InputItemsQuery)
+    query = server_of(request).bodies.read_query(request, InputItemsQuery)
     limit = _PAGE if query.limit is None else query.limit
     if not 1 <= limit <= _LONGEST_PAGE:
         raise RequestError(f"limit={limit}: must be from 1 to {_LONGEST_PAGE}", "limit")

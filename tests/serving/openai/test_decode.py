@@ -6,7 +6,7 @@ import pytest
 
 from jaxllm.serving.http.body.base import UnsupportedError
 from jaxllm.serving.http.body.decode import decode
-from jaxllm.serving.http.body.unserved import settle
+from jaxllm.serving.http.body.ignored_fields import settle
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest

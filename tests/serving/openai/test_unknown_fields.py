@@ -16,8 +16,7 @@ from openai.types.responses import response_create_params
 from jaxllm.serving.anthropic.requests import CountTokensRequest, MessagesRequest
 from jaxllm.serving.http.body.base import Body, Ignored, UnsupportedError, refused_fields
 from jaxllm.serving.http.body.decode import decode
-from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields
-from jaxllm.serving.http.body.unserved import settle
+from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields, settle
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
