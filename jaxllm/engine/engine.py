@@ -16,11 +16,10 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.kv.manager import KVManager
 from jaxllm.outputs import EngineOutput
-from jaxllm.planning.fit import fit_config
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
-from jaxllm.runtime.resolved import ResolvedConfig
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.runtime.self_test import with_tested_attention
 from jaxllm.scheduler.plan import StepPlan
@@ -75,7 +74,12 @@ class Engine(StepLoop[Dispatched]):
             ConfigError: an option or the checkpoint is wrong.
             CapacityError: the model, or one request of its longest length, does not fit.
         """
-        resolved = with_tested_attention(fit_config(config))
+        resolved = resolve_config(config)
+        if resolved.platform != "cpu":
+            # Only here: a start on CPU need not wait for the import.
+            from jaxllm.planning.fit import fit_here
+
+            resolved = with_tested_attention(fit_here(resolved))
         resolved, runner, num_pages = build_runner(resolved, progress)
         return cls(resolved, runner, num_pages)
 

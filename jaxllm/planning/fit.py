@@ -10,43 +10,57 @@ from dataclasses import replace
 
 import jax
 
-from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError
 from jaxllm.models.sharding import working_sizes
 from jaxllm.pallas_kernels.chips import chip_of
 from jaxllm.planning.advice import advise, usual_temporaries
-from jaxllm.planning.memory import MemoryUse, estimate_memory, memory_limit, too_large
+from jaxllm.planning.memory import MemoryUse, estimate_memory, memory_limit, too_large, usable_memory
 from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.devices import split_over, tensor_parallel_size
 from jaxllm.runtime.memory.capacity import count_pages, shortened
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from jaxllm.runtime.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)
 
 
-def fit_config(config: EngineConfig) -> ResolvedConfig:
-    """`resolve_config` for an engine that generates on this machine, and `fit` on accelerators.
+def fit_here(resolved: ResolvedConfig) -> ResolvedConfig:
+    """`fit` for an engine that generates on this machine's accelerators.
 
-    Raises:
-        ConfigError: see `resolve_config`.
-        CapacityError: the model does not fit, whatever is left open; the message says what would.
+    Raises `CapacityError` where the model does not fit, whatever is left open; the message says what would.
     """
-    resolved = resolve_config(config)
-    # A bundle has its number of devices and its length.
-    if resolved.platform == "cpu" or config.compile.executables is not None:
+    if resolved.config.compile.executables is not None:
+        # A bundle has its number of devices and its length.
         return resolved
-    devices = tuple(jax.local_devices())
-    target = TargetDevices(devices, absent=False, chip=chip_of(devices[0].device_kind), topology="")
+    target = _this_machine()
     fitted = fit(resolved, target)
-    unused = len(devices) - fitted.num_devices
-    if unused:
+    count = len(target.devices)
+    if fitted.num_devices < count:
         logger.info(
             "%d of %d devices are not used; --tensor-parallel-size uses more of them, and %s leaves them to others",
-            unused,
-            len(devices),
+            count - fitted.num_devices,
+            count,
             "TPU_VISIBLE_CHIPS" if fitted.platform == "tpu" else "CUDA_VISIBLE_DEVICES",
         )
     return fitted
+
+
+def check_weights(resolved: ResolvedConfig, weights: int) -> None:
+    """Raise `CapacityError` where weights of so many bytes do not fit this machine's first accelerator."""
+    target = _this_machine()
+    try:
+        usable = usable_memory(resolved, target)
+    except CapacityError:
+        return
+    memory = MemoryUse(memory_limit(resolved, target), usable, weights, state=0, page=0)
+    free = memory.for_cache(None) - usual_temporaries(memory)
+    if free < 0:
+        would_fit = resolved.dtype == "float32" and free + weights // 2 >= 0
+        raise CapacityError(too_large(memory) + ("; would fit: --dtype bfloat16" if would_fit else ""))
+
+
+def _this_machine() -> TargetDevices:
+    devices = tuple(jax.local_devices())
+    return TargetDevices(devices, absent=False, chip=chip_of(devices[0].device_kind), topology="")
 
 
 def fit(resolved: ResolvedConfig, target: TargetDevices) -> ResolvedConfig:

@@ -52,20 +52,24 @@ class MemoryUse:
 def estimate_memory(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     """`measure` for accelerators without a compiler: without the padding of layouts.
 
-    What devices that are here hold already is not usable. Raises `CapacityError` where nobody knows their size.
+    Raises `CapacityError` where nobody knows the size of their memory.
     """
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
     cache = bytes_on_device(programs.state.kv_cache)
-    limit = memory_limit(resolved, target)
-    stats = (not target.absent and target.devices[0].memory_stats()) or {}
-    usable = usable_bytes(limit, resolved.platform, resolved.config.cache.gpu_memory_utilization)
     return MemoryUse(
-        limit=limit,
-        usable=usable - stats.get("bytes_in_use", 0),
+        limit=memory_limit(resolved, target),
+        usable=usable_memory(resolved, target),
         weights=bytes_on_device(programs.parameters),
         state=bytes_on_device(programs.state) - cache,
         page=cache // PROVISIONAL_PAGES,
     )
+
+
+def usable_memory(resolved: ResolvedConfig, target: TargetDevices) -> int:
+    """What options allow of an accelerator, less what it holds already. Raises `CapacityError` like `memory_limit`."""
+    stats = (not target.absent and target.devices[0].memory_stats()) or {}
+    utilization = resolved.config.cache.gpu_memory_utilization
+    return usable_bytes(memory_limit(resolved, target), resolved.platform, utilization) - stats.get("bytes_in_use", 0)
 
 
 def too_large(memory: MemoryUse) -> str:

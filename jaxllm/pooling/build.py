@@ -11,6 +11,7 @@ from jaxllm.pooling.programs import pooling_programs
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.runner import PoolingRunner
 from jaxllm.progress import Progress, silent
+from jaxllm.runtime.memory.capacity import bytes_on_device
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.cached import cached_executables
 from jaxllm.runtime.programs.compilations import CompilationWatch
@@ -20,11 +21,16 @@ from jaxllm.runtime.programs.executables import use_compilation_cache
 def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = silent) -> PoolingRunner:
     """Load the weights and compile the steps at the same time.
 
-    Raises `ConfigError` when the checkpoint is broken or does not match its configuration.
+    Raises `ConfigError` when the checkpoint is broken or does not match its configuration, and `CapacityError` when the
+    weights do not fit the device.
     """
     compile_options = resolved.common.config.compile
     try:
         programs = pooling_programs(resolved)
+        if resolved.common.platform != "cpu":
+            from jaxllm.planning.fit import check_weights
+
+            check_weights(resolved.common, bytes_on_device(programs.parameters))
         cache = use_compilation_cache(compile_options.compilation_cache_dir)
         wait_for_kernels = begin_kernels(resolved.common, cache)
         executables = cached_executables(resolved.common, programs, 0, cache)

@@ -2,12 +2,13 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 from jax._src.xla_bridge import backends_are_initialized
 
 from jaxllm.config import EngineConfig
-from jaxllm.doctor.holders import device_files, holders
 from jaxllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,11 @@ def start_backend(config: EngineConfig) -> list[jax.Device]:
     """
     asked, was_started = config.parallel.device, backends_are_initialized()
     before = jax.config.values["jax_platforms"]
-    if not was_started:
-        _prepare(asked, config.cache.gpu_memory_utilization)
+    if asked != "auto" and not was_started:
+        jax.config.update("jax_platforms", _PLATFORMS[asked])
     try:
-        devices = jax.local_devices()
+        with _memory_share(config.cache.gpu_memory_utilization):
+            devices = jax.local_devices()
     except RuntimeError as error:
         # Whoever catches this may try another platform.
         jax.config.update("jax_platforms", before)
@@ -46,19 +48,34 @@ def start_backend(config: EngineConfig) -> list[jax.Device]:
     if platform == "cpu" and asked == "auto" and not before:
         _warn_of_unused_accelerator()
     if platform == "gpu":
-        _explain_memory(config.cache.gpu_memory_utilization, was_started=was_started)
+        _explain_memory(config.cache.gpu_memory_utilization, devices[0], was_started=was_started)
     return devices
 
 
-def _prepare(asked: str, memory_share: float) -> None:
-    if asked != "auto":
-        jax.config.update("jax_platforms", _PLATFORMS[asked])
-    if not any(os.environ.get(name) for name in MEMORY_FRACTIONS):
-        os.environ[MEMORY_FRACTION] = str(memory_share)
+@contextmanager
+def _memory_share(share: float) -> Iterator[None]:
+    """Within it JAX starts with that share of each GPU, unless the environment says otherwise.
+
+    Not longer: engines in processes that this one starts have their own options.
+    """
+    if _chosen_share() is not None:
+        yield
+        return
+    os.environ[MEMORY_FRACTION] = str(share)
+    try:
+        yield
+    finally:
+        del os.environ[MEMORY_FRACTION]
+
+
+def _chosen_share() -> str | None:
+    return next((value for name in MEMORY_FRACTIONS if (value := os.environ.get(name))), None)
 
 
 def _what_to_do(asked: str) -> str:
     """Advice for a platform that does not start: who holds the device, or what to install."""
+    from jaxllm.doctor.holders import device_files, holders
+
     files = device_files()
     held = "; ".join(f"process {each.pid} ({each.user}: {each.command}) has it open" for each in holders(files))
     if held:
@@ -69,6 +86,8 @@ def _what_to_do(asked: str) -> str:
 
 
 def _warn_of_unused_accelerator() -> None:
+    from jaxllm.doctor.holders import device_files
+
     files = device_files()
     if not files:
         return
@@ -83,15 +102,21 @@ def _warn_of_unused_accelerator() -> None:
     )
 
 
-def _explain_memory(wanted: float, *, was_started: bool) -> None:
+def _explain_memory(wanted: float, device: jax.Device, *, was_started: bool) -> None:
     """Say where the share of a GPU's memory comes from, if not from `gpu_memory_utilization`."""
-    chosen = next((value for name in MEMORY_FRACTIONS if (value := os.environ.get(name))), None)
+    chosen = _chosen_share()
     if chosen is not None:
-        if chosen != str(wanted):
-            logger.warning("JAX's share of GPU memory is %s by the environment, not %s", chosen, wanted)
-    elif was_started:
         logger.warning(
-            "gpu_memory_utilization=%s comes too late, JAX has started: the engine uses what JAX took, 0.75 by default",
+            "JAX takes %s of GPU memory, as the environment says; gpu_memory_utilization=%s does not count",
+            chosen,
+            wanted,
+        )
+    elif was_started:
+        limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+        logger.warning(
+            "JAX has started already, with %.1f GiB of a GPU: the engine uses that, and gpu_memory_utilization=%s does "
+            "not count",
+            limit / 2**30,
             wanted,
         )
 

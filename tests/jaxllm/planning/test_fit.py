@@ -10,11 +10,10 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError
-from jaxllm.planning import fit as fit_module
-from jaxllm.planning.fit import fit
+from jaxllm.planning.fit import check_weights, fit, fit_here
 from jaxllm.planning.target import TargetDevices, find_target
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
-from tests.jaxllm.planning.llama import write_model
+from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 
 GIB = 2**30
 LLAMA_3_1 = {"max_position_embeddings": 131072}
@@ -93,17 +92,17 @@ def test_gpus_that_are_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cap
     """JAX's limit on a GPU is the engine's share already."""
     config = EngineConfig.from_options({"model": write_model(tmp_path, **LLAMA_3_1)})
     here(monkeypatch, "gpu", 1, 36 * GIB)
-    assert fit_module.fit_config(config).max_model_len == 131_072
+    assert fit_here(resolve_config(config)).max_model_len == 131_072
     here(monkeypatch, "gpu", 1, 36 * GIB, used=8 * GIB)
-    assert fit_module.fit_config(config).max_model_len < 131_072, "something else is in it"
+    assert fit_here(resolve_config(config)).max_model_len < 131_072, "something else is in it"
     here(monkeypatch, "gpu", 1, 14 * GIB)
     with pytest.raises(
         CapacityError, match=r"15\.0 GiB on each .* 13\.7 .*would fit: 4 such devices, of which 1 are here"
     ):
-        fit_module.fit_config(config)
+        fit_here(resolve_config(config))
     with caplog.at_level(logging.INFO):
         here(monkeypatch, "gpu", 4, 36 * GIB)
-        fit_module.fit_config(config)
+        fit_here(resolve_config(config))
     assert caplog.text.count("3 of 4 devices are not used") == 1
     assert "CUDA_VISIBLE_DEVICES leaves them to others" in caplog.text
 
@@ -112,4 +111,14 @@ def test_a_device_that_does_not_tell_its_memory(monkeypatch: pytest.MonkeyPatch,
     devices = here(monkeypatch, "gpu", 1, 0)
     monkeypatch.setattr(devices[0], "memory_stats", lambda: None)
     config = EngineConfig.from_options({"model": write_model(tmp_path, **LLAMA_3_1)})
-    assert fit_module.fit_config(config).max_model_len == 131_072
+    assert fit_here(resolve_config(config)).max_model_len == 131_072
+
+
+def test_weights_of_a_pooling_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Which has no KV cache, and one device."""
+    here(monkeypatch, "gpu", 2, 20 * GIB)
+    config = EngineConfig.from_options({"model": write_model(tmp_path), "dtype": "float32"})
+    resolved = resolve_config(config)
+    check_weights(resolved, LLAMA_3_8B_WEIGHTS)
+    with pytest.raises(CapacityError, match=r"need 29\.9 GiB on each device, and 19\.6 .*would fit: --dtype bfloat16"):
+        check_weights(resolved, 2 * LLAMA_3_8B_WEIGHTS)

@@ -2,7 +2,7 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import pytest
@@ -18,11 +18,20 @@ import os, sys, logging
 logging.basicConfig(format="%(levelname)s %(message)s", stream=sys.stdout)
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.doctor import holders
 from jaxllm.runtime import backend
+import jax
+local_devices, shares = jax.local_devices, []
+
+def recorded():
+    shares.append(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"))
+    return local_devices()
+
+jax.local_devices = recorded
 {before}
 try:
     devices = backend.start_backend(EngineConfig.from_options({options}))
-    print("started", devices[0].platform, os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION"))
+    print("started", devices[0].platform, shares[-1])
 except ConfigError as error:
     print("error", error)
 """
@@ -64,7 +73,7 @@ except ConfigError:
 
 def test_an_accelerator_that_jax_does_not_use(run_python: RunPython) -> None:
     """A busy TPU: JAX says nothing, and takes the CPU."""
-    here = 'backend.device_files = lambda: ["/dev/accel0"]'
+    here = 'holders.device_files = lambda: ["/dev/accel0"]'
     found = start(run_python, here)
     assert "WARNING an accelerator is here (/dev/accel0), but JAX runs on the CPU; unless it is installed: pip" in found
     assert "with --device tpu JAX says why" in found
@@ -75,8 +84,8 @@ def test_an_accelerator_that_jax_does_not_use(run_python: RunPython) -> None:
 def test_who_holds_it_is_named(run_python: RunPython) -> None:
     before = """
 from types import SimpleNamespace
-backend.device_files = lambda: ["/dev/vfio/0"]
-backend.holders = lambda files: [SimpleNamespace(pid=17, user="ann", command="train.py")]
+holders.device_files = lambda: ["/dev/vfio/0"]
+holders.holders = lambda files: [SimpleNamespace(pid=17, user="ann", command="train.py")]
 """
     assert "process 17 (ann: train.py) has it open: end it first" in start(run_python, before)
 
@@ -87,29 +96,21 @@ def test_the_share_of_gpu_memory(run_python: RunPython) -> None:
     assert start(run_python, gpu_memory_utilization=0.5) == "started cpu 0.5"
     assert start(run_python, env={share: "0.3"}) == "started cpu 0.3", "the user's own wins"
     assert start(run_python, env={"XLA_CLIENT_MEM_FRACTION": "0.3"}) == "started cpu None", "JAX refuses both"
-    assert start(run_python, "import jax; jax.devices()") == "started cpu None", "too late"
+    before = f"backend.start_backend(EngineConfig()); print(os.environ.get({share!r}))"
+    assert start(run_python, before).startswith("None\n"), "engines in processes of their own have other options"
 
 
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX as if it had started on a GPU."""
-    device = cast(jax.Device, SimpleNamespace(platform="gpu", device_kind="NVIDIA H100"))
-    monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    for name in backend.MEMORY_FRACTIONS:
-        monkeypatch.delenv(name, raising=False)
-
-
-def test_a_share_that_comes_too_late(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_a_gpu_s_share_comes_from(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     jax.devices()
-    gpu(monkeypatch)
+    stats = {"bytes_limit": 60 * 2**30}
+    device = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100", memory_stats=lambda: stats)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
     backend.start_backend(EngineConfig())
-    assert "gpu_memory_utilization=0.9 comes too late" in caplog.text
+    assert "JAX has started already, with 60.0 GiB of a GPU: the engine uses that" in caplog.text
     caplog.clear()
-    monkeypatch.setenv(backend.MEMORY_FRACTION, "0.9")
-    backend.start_backend(EngineConfig())
-    assert not caplog.text, "it is what JAX took"
     monkeypatch.setenv(backend.MEMORY_FRACTION, "0.4")
     backend.start_backend(EngineConfig())
-    assert "JAX's share of GPU memory is 0.4 by the environment, not 0.9" in caplog.text
+    assert "JAX takes 0.4 of GPU memory, as the environment says; gpu_memory_utilization=0.9 does not" in caplog.text
 
 
 def test_jax_has_started_on_another_platform() -> None:
