@@ -16,27 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.pallas_kernels.paged_attention.cases import MODEL_HEADS, Case, Inputs, abstract_inputs
+from scripts.described_gpus import GPUS
 
 DEVICES = ("h100", "h200")
-
-_DESCRIPTION = """
-gpu_device_info {{
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128 block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: {bandwidth} l2_cache_size: 52428800
-  clock_rate_ghz: {clock} device_memory_size: {memory} shared_memory_per_block_optin: 232448
-  driver_version: "13.0.0" runtime_version: "13.0.0"
-  cuda_compute_capability {{ major: 9 }} registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 8 }}
-device_description_str: "{kind}"
-"""
 
 _MIXED = (*((1, 2047),) * 32, (1000, 0), (1016, 3000))
 
@@ -158,18 +143,7 @@ def _compile_case(device: str, case: Case, dump: Path) -> list[str]:
 
 def _compile(device: str, case: Case) -> Any:
     """Compile the operation on `case`; what the compiler says of memory."""
-    chip = CHIPS[device]
-    description = _DESCRIPTION.format(
-        cores=chip.cores,
-        bandwidth=int(chip.hbm_bandwidth),
-        clock=chip.clock_hz / 1e9,
-        memory=chip.hbm_bytes,
-        kind=chip.device_kind,
-    )
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="", target_config=description, topology="1x1x1"
-    )
-    mesh = Mesh(np.array(topology.devices), ("x",))
+    mesh = Mesh(np.array(GPUS[device].devices()), ("x",))
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def place(leaf: Any) -> Any:

@@ -42,7 +42,9 @@ def paged_attention(
     Raises:
         KeyError: no implementation of that name.
     """
-    return find(implementation).call(q, k, v, kv_cache, layer, batch, options)
+    # The name in profiles and in compiled programs.
+    with jax.named_scope("paged_attention"):
+        return find(implementation).call(q, k, v, kv_cache, layer, batch, options)
 
 
 def prepare(implementation: str, batch: RaggedBatch, heads: Heads) -> RaggedBatch:

@@ -1,5 +1,7 @@
 """From what the kernel writes, by unit and warpgroup, to the attention of each token."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -7,6 +9,9 @@ from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E, MASKED
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+
+FEW_PARTS = 16
+"""Up to so many are joined one by one, in one launch."""
 
 
 def combine_decode(
@@ -28,22 +33,41 @@ def combine_decode(
     Returns:
         float32 [T, K * G, H]; zero from token R on, and for rows without units.
     """
-    used = (jnp.arange(splits, dtype=jnp.int32) < plan.counts[:, None])[:, :, None, None, None]
     rows, head_size = plan.counts.shape[0], out.shape[-1]
+    used = (jnp.arange(splits, dtype=jnp.int32) < plan.counts[:, None])[:, :, None, None, None]
     logs = jnp.where(used, sums.reshape(rows, splits, *sums.shape[1:])[..., :group], MASKED)
-    maximum = logs.max(axis=(1, 3), keepdims=True)
-    sink = None if sinks is None else (sinks.astype(jnp.float32) * LOG2E).reshape(1, 1, -1, 1, group)
-    if sink is not None:
-        maximum = jnp.maximum(maximum, sink)
-    weights = jnp.where(used, jnp.exp2(logs - maximum), 0.0)
-    total = weights.sum(axis=(1, 3), keepdims=True)
-    if sink is not None:
-        total = total + jnp.exp2(sink - maximum)
-    weights = weights / jnp.where(total == 0.0, 1.0, total)
     # Empty places were never written and may hold anything, also NaN.
-    parts = out.reshape(rows, splits, *out.shape[1:])[..., :group, :].astype(jnp.float32)
-    joined = (jnp.where(used[..., None], parts, 0.0) * weights[..., None]).sum(axis=(1, 3))
-    return jnp.pad(joined.reshape(rows, -1, head_size), ((0, tokens - rows), (0, 0), (0, 0)))
+    parts = jnp.where(used[..., None], out.reshape(rows, splits, *out.shape[1:])[..., :group, :], 0)
+    sink = None if sinks is None else (sinks.astype(jnp.float32) * LOG2E).reshape(-1, group)
+    join = _join_few if 2 * splits <= FEW_PARTS else _join
+    joined = join(logs, parts, sink).reshape(rows, -1, head_size)
+    return jnp.pad(joined, ((0, tokens - rows), (0, 0), (0, 0)))
+
+
+def _join(logs: jax.Array, parts: jax.Array, sink: jax.Array | None) -> jax.Array:
+    """The sum of `parts` [R, S, K, 2, G, H], each weighing 2 to the power of `logs` [R, S, K, 2, G]: [R, K, G, H].
+
+    `sink` [K, G], a logarithm too, only weighs. MASKED parts weigh nothing.
+    """
+    maximum = logs.max(axis=(1, 3))
+    maximum = maximum if sink is None else jnp.maximum(maximum, sink)
+    weights = jnp.where(logs == MASKED, 0.0, jnp.exp2(logs - maximum[:, None, :, None]))
+    total = weights.sum(axis=(1, 3))
+    total = total if sink is None else total + jnp.exp2(sink - maximum)
+    weights = weights / jnp.where(total == 0.0, 1.0, total)[:, None, :, None]
+    return (parts.astype(jnp.float32) * weights[..., None]).sum(axis=(1, 3))
+
+
+def _join_few(logs: jax.Array, parts: jax.Array, sink: jax.Array | None) -> jax.Array:
+    """The same without reductions, each of which would be a launch of its own: all is one."""
+    each = [(logs[:, split, :, half], parts[:, split, :, half]) for split in range(logs.shape[1]) for half in range(2)]
+    maximum = functools.reduce(jnp.maximum, [log for log, _ in each])
+    maximum = maximum if sink is None else jnp.maximum(maximum, sink)
+    weights = [jnp.where(log == MASKED, 0.0, jnp.exp2(log - maximum)) for log, _ in each]
+    total = functools.reduce(jnp.add, weights)
+    total = total if sink is None else total + jnp.exp2(sink - maximum)
+    weighted = [part.astype(jnp.float32) * weight[..., None] for weight, (_, part) in zip(weights, each, strict=True)]
+    return functools.reduce(jnp.add, weighted) / jnp.where(total == 0.0, 1.0, total)[..., None]
 
 
 def combine_prefill(

@@ -1,0 +1,127 @@
+"""Compile whole steps for described GPUs and count what the host does; `scripts/gpu_compile --steps` runs this.
+
+XLA writes down what it will run: launches, and graphs of them. What stands outside of a graph is launched by the host
+one by one, and a conditional or a loop there makes it wait for the device. Exit code 1 where a step does so.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxllm.config import EngineConfig
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.programs.executables import compiler_options
+from jaxllm.runtime.programs.generation import generation_programs
+from jaxllm.runtime.resolved import resolve_config
+from scripts.described_gpus import GPUS, Gpu
+
+LAYERS = 4
+"""Of the model: the others would be the same again."""
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+_PAGES = 10000
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a compiled step is made of. `in_loops` are those of `kernels` that run once per trip of a loop."""
+
+    from_host: int
+    waits: int
+    kernels: int
+    in_loops: int
+    attention: float
+    """Kernels of paged attention in a layer, loops counted as one trip."""
+
+
+_THUNK = re.compile(r"^( *)\d+: (k\w+)")
+
+
+def count_thunks(text: str) -> tuple[int, int, int, int]:
+    """From XLA's list of thunks: what the host launches, where it waits for the device, kernels, those in loops."""
+    inside: list[tuple[int, str]] = []
+    from_host = waits = kernels = in_loops = 0
+    for line in text.splitlines():
+        found = _THUNK.match(line)
+        if found is None:
+            continue
+        depth, kind = len(found[1]), found[2]
+        while inside and inside[-1][0] >= depth:
+            inside.pop()
+        around = {name for _, name in inside}
+        by_host = "kCommandBuffer" not in around
+        from_host += by_host and kind != "kSequential"
+        waits += by_host and kind in ("kConditional", "kWhile")
+        if kind not in ("kCommandBuffer", "kConditional", "kWhile", "kSequential"):
+            kernels += 1
+            in_loops += "kWhile" in around
+        inside.append((depth, kind))
+    return from_host, waits, kernels, in_loops
+
+
+def compile_step(gpu: Gpu, bucket: Bucket, dump: Path) -> Counts:
+    """The counts of one step of Llama-3-8B's layers. XLA writes to `dump`, the folder that XLA_FLAGS names."""
+    devices = gpu.devices()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
+        options = {"model": folder, "max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+        resolved = resolve_config(EngineConfig.from_options(options), devices)
+        programs = generation_programs(resolved, _PAGES)
+        compiled = programs.step(bucket).compile(compiler_options(programs, resolved.config.compile))
+    thunks = max(dump.glob("*thunk_sequence_after_thunk_passes.txt"), key=lambda path: path.stat().st_mtime_ns)
+    return Counts(*count_thunks(thunks.read_text()), sum(_attention_kernels(compiled.as_text() or "")) / LAYERS)
+
+
+def _attention_kernels(hlo: str) -> Iterator[bool]:
+    """One for each kernel of paged attention."""
+    fused = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", hlo))
+    name = ""
+    for line in hlo.splitlines():
+        begins = re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if begins:
+            name = begins[1]
+        elif "/paged_attention/" in line and name not in fused:
+            yield re.search(r" (fusion|custom-call|copy|dot|scatter|gather|sort)\(", line) is not None
+
+
+def report(names: list[str]) -> int:
+    """Print a table for these GPUs, and return the exit code."""
+    dump = Path(os.environ["XLA_FLAGS"].partition("--xla_dump_to=")[2].split()[0])
+    titles = f"{'from host':>9} {'waits':>6} {'kernels':>8} {'in loops':>8} {'attention':>9}"
+    print(f"{'gpu':5} {'tokens':>6} {'rows':>5} {titles}")
+    waits = 0
+    for name in names:
+        for bucket in (Bucket(64, 64), Bucket(2048, 64)):
+            found = compile_step(GPUS[name], bucket, dump)
+            waits += found.waits
+            print(
+                f"{name:5} {bucket.tokens:6} {bucket.rows:5} {found.from_host:9} {found.waits:6} {found.kernels:8}"
+                f" {found.in_loops:8} {found.attention:9.1f}",
+                flush=True,
+            )
+    print(f"the host waits {waits} times" if waits else "the host waits nowhere")
+    return int(waits > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(report(sys.argv[1:] or ["h100", "a100", "l4"]))
