@@ -3,8 +3,7 @@
 from jaxllm.serving.anthropic import answers, requests
 from jaxllm.serving.anthropic.errors import MESSAGES_ERRORS
 from jaxllm.serving.anthropic.routes import count_message_tokens, create_message
-from jaxllm.serving.http.operation import Operation
-from jaxllm.serving.http.router import make_router
+from jaxllm.serving.http.operation import Operation, make_router
 
 OPERATIONS = (
     Operation(

@@ -31,7 +31,7 @@ from jaxllm.serving.anthropic.answers import (
 from jaxllm.serving.anthropic.errors import MESSAGES_ERRORS
 from jaxllm.serving.http.errors import describe
 from jaxllm.serving.openai.chat.plan import ChatCall
-from jaxllm.serving.openai.generation.usage import UsageCounter
+from jaxllm.serving.openai.generation.events import UsageCounter
 from jaxllm.serving.reply.parts import (
     ContentDelta,
     PlainParser,

@@ -17,13 +17,12 @@ from jaxllm.errors import RequestError
 from jaxllm.owner import Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
-from jaxllm.serving.http.disconnect import unless_gone
 from jaxllm.serving.http.errors import unknown_model
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.http.stream import EventStream, EventWriter
+from jaxllm.serving.http.stream import EventStream, EventWriter, unless_gone
 from jaxllm.serving.llm.output_stream import OutputStream
-from jaxllm.serving.tenancy.owners import owner_of
+from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.tenancy.quotas import reserve
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.outputs import RequestOutput

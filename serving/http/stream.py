@@ -1,19 +1,20 @@
-"""Server-sent events: the results of a request, as they come."""
+"""Server-sent events: the results of a request, as they come, for as long as the client is there."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jaxllm.serving.http.connection.protocol import DirectBody, direct_body
-from jaxllm.serving.http.disconnect import unless_gone
 from jaxllm.serving.http.error_form import event_of
 from jaxllm.serving.llm.output_stream import OutputStream, TextSink
 from jaxllm.serving.text.outputs import RequestOutput
+
+Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -189,3 +190,27 @@ async def _forward(
     except Exception as error:  # noqa: BLE001  (the reader of the queue raises it)
         end = error
     await arrived.put((index, end))
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled when the client leaves; then raises `ClientDisconnect`.
+
+    The body of the request must have been read.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        leaving.cancel()
+        # What they raise now is nobody's concern: the client has left, or the result is there.
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

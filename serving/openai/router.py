@@ -1,10 +1,8 @@
 """The operations of OpenAI's interface, but those of models that pool."""
 
-from jaxllm.serving.http.operation import Operation
-from jaxllm.serving.http.router import make_router
+from jaxllm.serving.http.operation import Operation, make_router
 from jaxllm.serving.openai.batches.routes import cancel_batch, create_batch, list_batches, retrieve_batch
-from jaxllm.serving.openai.chat.routes import create_chat_completion
-from jaxllm.serving.openai.chat.several import create_chat_batch
+from jaxllm.serving.openai.chat.routes import create_chat_batch, create_chat_completion
 from jaxllm.serving.openai.completions.routes import create_completion
 from jaxllm.serving.openai.files.routes import (
     create_file,

@@ -9,7 +9,6 @@ from starlette.middleware.cors import CORSMiddleware
 
 from jaxllm.serving.http.body.ignored_fields import IGNORED_HEADER
 from jaxllm.serving.http.errors import HttpError
-from jaxllm.serving.http.guard import guarded, handle
 from jaxllm.serving.http.limits import body_size
 from jaxllm.serving.http.middleware.access_log import AccessLog
 from jaxllm.serving.http.middleware.body_size import BodyLimit
@@ -17,6 +16,7 @@ from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.http.middleware.keys import ApiKeys
 from jaxllm.serving.http.middleware.measure import MeasureRequests
 from jaxllm.serving.http.middleware.request_ids import HEADER, RequestIds
+from jaxllm.serving.http.operation import guarded, handle
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.stores import Stores
 from jaxllm.serving.server.interfaces import OPERATIONS, ROUTERS

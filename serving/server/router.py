@@ -1,7 +1,6 @@
 """The operations of the server itself."""
 
-from jaxllm.serving.http.operation import Operation
-from jaxllm.serving.http.router import make_router
+from jaxllm.serving.http.operation import Operation, make_router
 from jaxllm.serving.server import answers, routes
 
 OPERATIONS = (

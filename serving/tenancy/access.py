@@ -1,16 +1,23 @@
-"""Whom the server lets in, and how much of it they may use."""
+"""Whom the server lets in, how much of it they may use, and whose a request is: of its key, else of its address."""
 
+import ipaddress
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Scope
 
 from jaxllm.errors import ConfigError
 from jaxllm.owner import Owner
 from jaxllm.serving.options.server import ServerOptions
-from jaxllm.serving.tenancy.key_file import KeyFile, read_key_file
-from jaxllm.serving.tenancy.owners import Key, KeyRing, plain_key
+from jaxllm.serving.tenancy.keys import Key, KeyFile, KeyRing, plain_key, read_key_file
 from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas
 
 NO_QUOTA = Quota()
+_IPV6_PREFIX = 64
+"""Bits of an IPv6 address that one subscriber has; the others are theirs to choose."""
 
 
 class Access:
@@ -18,6 +25,8 @@ class Access:
 
     def __init__(self, keys: Sequence[str], file: str | None = None, num_servers: int = 1) -> None:
         """With `num_servers` processes, each has its part of every quota. Raises `ConfigError` for a wrong file."""
+        self.needs_key = False
+        """Whether requests must bring a key."""
         self._plain = [plain_key(key) for key in keys]
         self._path = None if file is None else Path(file)
         self._num_servers = num_servers
@@ -29,11 +38,6 @@ class Access:
     def of(cls, options: ServerOptions) -> "Access":
         """As the options say. Raises `ConfigError`."""
         return cls(options.api_key, options.api_key_file, options.api_server_count)
-
-    @property
-    def needs_key(self) -> bool:
-        """Whether requests must bring a key."""
-        return len(self._ring) > 0
 
     def find(self, given: bytes) -> Key | None:
         """The key that a request brings, or None if it is unknown."""
@@ -57,6 +61,7 @@ class Access:
 
     def _take(self, file: KeyFile) -> None:
         self._ring = KeyRing([*self._plain, *file.keys])
+        self.needs_key = len(self._ring) > 0
         self._quotas = {name: quota.divided(self._num_servers) for name, quota in file.quotas.items()}
 
     def _when_written(self) -> tuple[int, int, int] | None:
@@ -65,3 +70,27 @@ class Access:
         except OSError:
             return None
         return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def owner_of(request: Request) -> Owner:
+    """Who sent the request: `ApiKeys` has found it out."""
+    owner: Owner = request.scope["owner"]
+    return owner
+
+
+def owner_by_address(scope: Scope) -> Owner:
+    """The owner of a request without a key. Those that come by a Unix socket, or from this process, are one."""
+    client: tuple[Any, ...] | None = scope.get("client")
+    if not client or not client[0]:
+        return Owner("local")
+    host = str(client[0])
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        # What a trusted proxy writes need not be an address.
+        return Owner("host:" + re.sub(r"[^!-~ ]", "_", host[:64]))
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return Owner(f"ip:{address.ipv4_mapped}")
+        return Owner(f"ip:{ipaddress.ip_network((int(address), _IPV6_PREFIX), strict=False)}")
+    return Owner(f"ip:{address}")

@@ -105,7 +105,7 @@ class IgnoredFields:
 
 
 def ignored_by(scope: Scope, policy: FieldPolicy) -> IgnoredFields:
-    """What becomes known to be ignored of a request; `http.guard` names it in the response."""
+    """What becomes known to be ignored of a request; `http.operation` names it in the response."""
     ignored: IgnoredFields = scope.setdefault(IGNORED, IgnoredFields(policy))
     return ignored
 

@@ -16,8 +16,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from jaxllm.serving.http.connection.connections import UPLOAD, Connections, Upload, counted_address, upload_of
-from jaxllm.serving.http.connection.timers import RequestTimer
+from jaxllm.serving.http.connection.connections import (
+    UPLOAD,
+    Connections,
+    RequestTimer,
+    Upload,
+    counted_address,
+    upload_of,
+)
 
 DIRECT_BODY = "jaxllm.direct_body"
 """Name in the scope's `extensions`."""

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxllm.serving.http.errors import body_too_large
-from jaxllm.serving.http.guard import response_to
+from jaxllm.serving.http.operation import response_to
 
 
 class BodyLimit:

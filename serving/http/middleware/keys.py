@@ -6,15 +6,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.errors import QuotaError
 from jaxllm.serving.http.errors import wrong_key
-from jaxllm.serving.http.guard import response_to
-from jaxllm.serving.tenancy.access import Access
-from jaxllm.serving.tenancy.owners import Key, owner_by_address
+from jaxllm.serving.http.operation import response_to
+from jaxllm.serving.tenancy.access import Access, owner_by_address
+from jaxllm.serving.tenancy.keys import Key
 
 
 class ApiKeys:
     """Lets requests pass that bring a key, go to a public path, or come where no key is needed.
 
-    It puts `owner` into the scope (`jaxllm.serving.tenancy.owners.owner_of`).
+    It puts `owner` into the scope (`jaxllm.serving.tenancy.access.owner_of`).
     """
 
     def __init__(self, app: ASGIApp, access: Access, public_paths: frozenset[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxllm.serving.http.guard import REJECTED
+from jaxllm.serving.http.operation import REJECTED
 from jaxllm.serving.telemetry.http import HttpMetrics
 
 NO_ROUTE = "none"

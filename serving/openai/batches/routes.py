@@ -15,7 +15,7 @@ from jaxllm.serving.openai.files.paging import page
 from jaxllm.serving.openai.files.routes import checked_lifetime, files_of, find_file
 from jaxllm.serving.openai.protocol.batches import Batch, BatchesQuery, BatchList, BatchRequestBody
 from jaxllm.serving.openai.stores import stores_of
-from jaxllm.serving.tenancy.owners import owner_of
+from jaxllm.serving.tenancy.access import owner_of
 
 _WINDOW = re.compile(r"([1-9]\d{0,3})([hd])")
 _SECONDS = {"h": 3600, "d": 86400}

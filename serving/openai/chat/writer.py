@@ -9,10 +9,9 @@ from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.answers import Answers
 from jaxllm.serving.openai.chat.plan import ChatCall
-from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents
+from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
-from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.chat import (
     AssistantMessage,
     ChatChoice,

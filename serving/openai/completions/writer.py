@@ -6,10 +6,9 @@ from functools import cached_property
 
 from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents
+from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets, prompt_logprobs
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
-from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
 from jaxllm.serving.text.input_processor import TextRequest

@@ -17,7 +17,7 @@ from jaxllm.serving.openai.files.store import FileStore
 from jaxllm.serving.openai.files.upload import Form, receive_upload
 from jaxllm.serving.openai.protocol.files import DeletedFile, FileList, FileObject, FilesQuery
 from jaxllm.serving.openai.stores import stores_of
-from jaxllm.serving.tenancy.owners import owner_of
+from jaxllm.serving.tenancy.access import owner_of
 
 _PURPOSE = "batch"
 _SHORTEST = 3600

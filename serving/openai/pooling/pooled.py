@@ -9,9 +9,9 @@ from starlette.requests import Request
 from jaxllm.errors import RequestError
 from jaxllm.info import PoolingInfo
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.disconnect import unless_gone
 from jaxllm.serving.http.generate import Identity, Named, calling, identify, log_requests, owned
 from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.http.stream import unless_gone
 from jaxllm.serving.openai.chat.prompt import render
 from jaxllm.serving.openai.completions.routes import split_prompts
 from jaxllm.serving.openai.generation.validation import Prioritised, check_texts, checked_priority

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from jaxllm.serving.http.operation import Handler, Operation
-from jaxllm.serving.http.router import make_router
+from jaxllm.serving.http.operation import Handler, Operation, make_router
 from jaxllm.serving.openai.pooling.cohere import create_cohere_embedding
 from jaxllm.serving.openai.pooling.embeddings import create_classification, create_embedding, create_pooling
 from jaxllm.serving.openai.pooling.scores import create_rerank, create_score

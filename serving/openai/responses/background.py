@@ -6,8 +6,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxllm.serving.http.disconnect import unless_gone
-from jaxllm.serving.http.stream import EVENT_HEADERS
+from jaxllm.serving.http.stream import EVENT_HEADERS, unless_gone
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.openai.responses.store import EventLog
 from jaxllm.serving.openai.responses.writer import ResponseWriter

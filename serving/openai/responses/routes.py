@@ -25,7 +25,7 @@ from jaxllm.serving.openai.responses.store import EventLog, Stored
 from jaxllm.serving.openai.responses.tools import given_tools
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.openai.stores import Stores, stores_of
-from jaxllm.serving.tenancy.owners import owner_of
+from jaxllm.serving.tenancy.access import owner_of
 
 _PAGE = 20
 _LONGEST_PAGE = 100

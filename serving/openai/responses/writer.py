@@ -7,8 +7,8 @@ import msgspec
 
 from jaxllm.serving.http.errors import describe
 from jaxllm.serving.openai.chat.plan import ChatCall
+from jaxllm.serving.openai.generation.events import UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat
-from jaxllm.serving.openai.generation.usage import UsageCounter
 from jaxllm.serving.openai.protocol.logprobs import ChosenLogprob
 from jaxllm.serving.openai.protocol.response_answers import (
     IncompleteDetails,

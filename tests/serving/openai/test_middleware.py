@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxllm.errors import ConfigError
 from jaxllm.serving.http.errors import HttpError
-from jaxllm.serving.http.guard import guarded, handle
 from jaxllm.serving.http.middleware.body_size import BodyLimit
 from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.http.middleware.keys import ApiKeys
 from jaxllm.serving.http.middleware.request_ids import RequestIds
+from jaxllm.serving.http.operation import guarded, handle
 from jaxllm.serving.tenancy.access import Access
 
 

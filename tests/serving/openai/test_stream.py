@@ -17,8 +17,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.connection.protocol import DIRECT_BODY
 from jaxllm.serving.http.stream import DONE, EventStream, in_turn
 from jaxllm.serving.llm.output_stream import OutputStream
-from jaxllm.serving.openai.generation.events import TEXT, EventFrame
-from jaxllm.serving.openai.generation.usage import UsageCounter
+from jaxllm.serving.openai.generation.events import TEXT, EventFrame, UsageCounter
 from jaxllm.serving.openai.protocol.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice
 from jaxllm.serving.openai.protocol.generation import StreamOptions

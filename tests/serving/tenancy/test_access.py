@@ -9,7 +9,8 @@ import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 
-from jaxllm.serving.tenancy.owners import KeyRing, hashed_key, owner_by_address, plain_key
+from jaxllm.serving.tenancy.access import owner_by_address
+from jaxllm.serving.tenancy.keys import KeyRing, hashed_key, plain_key
 from tests.serving.server_process import SMALL, ServerProcess, running
 
 SHORT: dict[str, Any] = {"model": "demo", "max_output_tokens": 4, "temperature": 0}
