@@ -11,7 +11,7 @@ from jaxllm.planning.advice import advise
 from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure, too_large
 from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.memory.capacity import count_pages
+from jaxllm.runtime.memory.capacity import count_pages, shortened
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.resolved import ResolvedConfig
 
@@ -76,7 +76,9 @@ def make_report(
             # The compiler would say so too, after a while.
             raise CapacityError(too_large(memory))
         compiled = _compile(resolved, sorted(set(wanted), reverse=True), say)
-        pages = count_pages(resolved, max(memory.for_cache(compiled[buckets.largest]), 0))
+        free = max(memory.for_cache(compiled[buckets.largest]), 0)
+        resolved = shortened(resolved, free)
+        pages = count_pages(resolved, free)
     except CapacityError as error:
         pages, reason = 0, str(error)
     largest = compiled.get(buckets.largest)

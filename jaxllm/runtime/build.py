@@ -51,12 +51,12 @@ def build_runner(resolved: ResolvedConfig, progress: Progress = silent) -> tuple
         if resolved.platform == "cpu":
             # Nothing that a step needs is taken from the cache's share, so the size can be known first.
             free = cpu_free_bytes(resolved.config.cache.gpu_memory_utilization)
-            resolved = shortened(resolved, steady(free, resolved.platform))
+            resolved = shortened(resolved, free)
             pages = steady_pages(resolved, free, cache)
             return resolved, _build(resolved, pages, None, progress, wait_for_kernels, cache=cache), pages
         model, beside = _load_and_ask_compiler(resolved, cache, progress)
         free = device_free_bytes(devices_of(resolved), resolved.config.cache.gpu_memory_utilization, beside)
-        resolved = shortened(resolved, steady(free, resolved.platform))
+        resolved = shortened(resolved, free)
         pages = steady_pages(resolved, free, cache)
         return resolved, _build(resolved, pages, model, progress, wait_for_kernels, cache=cache), pages
     except ModelError as error:

@@ -49,18 +49,24 @@ def shortened(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
 
     Unchanged where the model's own length fits, or so little does that `count_pages` had better say so.
     """
-    pages = pages_held(resolved.cache, resolved.config.cache, free_bytes, _memories(resolved))
-    fits = max(pages - 1, 0) * resolved.page_size
+    if resolved.config.model.max_model_len is not None or _held(resolved, free_bytes) >= resolved.max_model_len:
+        return resolved
+    fits = _held(resolved, steady(free_bytes, resolved.platform))
     length = fits - fits % LENGTH_STEP
-    if resolved.config.model.max_model_len is not None or fits >= resolved.max_model_len or not length:
+    if not length:
         return resolved
     logger.warning(
-        "max_model_len is %d, not the model's %d: the KV cache holds %d tokens; --max-model-len sets another length",
+        "max_model_len is %d, not the model's %d: the KV cache holds no more; --max-model-len sets another length",
         length,
-        resolved.max_model_len,
-        fits,
+        resolved.model.context_length,
     )
     return replace(resolved, max_model_len=length)
+
+
+def _held(resolved: ResolvedConfig, free_bytes: int) -> int:
+    """Tokens in a KV cache of so many bytes on each device."""
+    pages = pages_held(resolved.cache, resolved.config.cache, free_bytes, _memories(resolved))
+    return max(pages - 1, 0) * resolved.page_size
 
 
 def count_steady_pages(resolved: ResolvedConfig, free_bytes: int) -> int:

@@ -100,7 +100,7 @@ def test_a_model_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pyt
 
 def test_requests_that_are_too_long(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip["weights"] = 28 * GIB
-    text = plan(capsys, llama)
+    text = plan(capsys, llama, "--max-model-len", "8192")
     free = 0.8 * GIB - GIB // 16 - GIB // 8 - GIB // 128
     fits = (int(free) // PAGE - 1) * 16
     assert "does not fit: max_model_len=8192 does not fit: " in text
@@ -109,11 +109,19 @@ def test_requests_that_are_too_long(chip: dict[str, Any], llama: str, capsys: py
     assert "does not fit" in plan(capsys, llama, "--max-model-len", str(fits + 16))
 
 
+def test_requests_of_no_length_are_shorter_as_in_the_engine(
+    chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    chip["weights"] = 28 * GIB
+    assert "requests of 3,072 at once" in plan(capsys, llama)
+    assert "max_model_len is 3072, not the model's 8192" in caplog.text
+
+
 def test_steps_that_are_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip.update(weights=26 * GIB, temporaries=2 * GIB)
-    text = plan(capsys, llama)
+    text = plan(capsys, llama, "--max-model-len", "8192")
     assert "  would fit: --max-num-batched-tokens 1024 or less\n" in text
-    assert "fits: the KV" in plan(capsys, llama, "--max-num-batched-tokens", "1024")
+    assert "fits: the KV" in plan(capsys, llama, "--max-model-len", "8192", "--max-num-batched-tokens", "1024")
 
 
 def test_a_smaller_type(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
