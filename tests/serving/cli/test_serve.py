@@ -57,11 +57,13 @@ def test_a_file_of_flags(tmp_path: Path) -> None:
     name = write(
         tmp_path,
         "model: folder\nmax-model-len: 8k\nmax_num_seqs: 7\nserved-model-name: [a, b]\napi-key: 1234\n"
+        "device: cpu\ntensor-parallel-size: auto\n"
         "disable-fastapi-docs: true\nstep-timeout: 1e3\ndefault-chat-template-kwargs: {enable_thinking: false}\n",
     )
     config, options = parse("--config", name, "--max-num-seqs", "9", "--served-model-name", "c")
     assert (config.model.model, config.model.max_model_len, config.scheduler.max_num_seqs) == ("folder", 8000, 9)
     assert (options.served_model_name, options.api_key, options.step_timeout) == (("c",), ("1234",), 1000.0)
+    assert (config.parallel.device, config.parallel.tensor_parallel_size) == ("cpu", "auto")
     assert options.disable_docs
     assert options.default_chat_template_kwargs == {"enable_thinking": False}
     assert parse("other", "--config", name)[0].model.model == "other"
