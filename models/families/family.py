@@ -2,29 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.attention import Context
 from jaxllm.models.layers.decoder import make_decoder_layer
 from jaxllm.models.options import ForwardOptions
 
-
-class Layer(Protocol):
-    """A decoder layer: an `nnx.Module` that is called like this (see `DecoderLayer`)."""
-
-    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
-        """Map `x` [T, D] to [T, D] and update the cache."""
-        ...
-
-
 LayerFactory = Callable[[ModelConfig, ForwardOptions, int, jnp.dtype], nnx.Module]
-"""Builds layer number `int` without memory: parameters hold `jax.ShapeDtypeStruct`."""
+"""Builds layer number `int`, see `DecoderLayer`, without memory: parameters hold `jax.ShapeDtypeStruct`."""
 
 EncoderFactory = Callable[[ModelConfig, ForwardOptions, jnp.dtype], nnx.Module]
 """Builds an encoder without memory, see `jaxllm.models.pooling_model.Backbone`."""

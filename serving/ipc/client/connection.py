@@ -118,11 +118,6 @@ class EngineConnection:
         assert self._process is not None
         return self._process.pid
 
-    @property
-    def exit_reason(self) -> str:
-        """What can be said of the end of the process; empty while it runs."""
-        return self._exit
-
     def send(self, message: ToEngine) -> None:
         """Send a message, as soon as the engine takes it. It is lost if the process ends, which `on_end` says."""
         self._queue.put(message)
