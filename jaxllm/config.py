@@ -263,6 +263,17 @@ class OutputOptions(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfilingOptions(Section):
+    """Traces of the device."""
+
+    profiler_dir: str | None = option(
+        None,
+        "Folder for traces of the device and the host, which xprof and TensorBoard show. POST /start_profile begins "
+        "one, POST /stop_profile writes it. They grow by megabytes a second.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class StructuredOptions(Section):
     """Outputs that follow a grammar."""
 
@@ -294,6 +305,7 @@ class EngineConfig:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     compile: CompileOptions = field(default_factory=CompileOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
+    profiling: ProfilingOptions = field(default_factory=ProfilingOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
 
     @classmethod

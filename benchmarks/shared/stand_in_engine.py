@@ -24,11 +24,11 @@ from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueu
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
+    Call,
+    Called,
     Finish,
-    PrefixCacheReset,
     Reconcile,
     Reconciled,
-    ResetPrefixCache,
     ToEngine,
 )
 
@@ -85,8 +85,8 @@ class StandIn:
                     self._left.pop(name, None)
             case Reconcile(number, names):
                 client.output_queue.put_behind(Reconciled(number, [name for name in names if name not in self._left]))
-            case ResetPrefixCache(number):
-                client.output_queue.put(PrefixCacheReset(number, result=True))
+            case Call(number):
+                client.output_queue.put(Called(number, result=True))
 
     def _advance(self, seconds: float) -> tuple[list[EngineOutput], StepStats]:
         """One token for each request."""

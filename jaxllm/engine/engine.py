@@ -46,7 +46,7 @@ class Engine(StepLoop[Dispatched]):
             num_pages=num_pages,
             enable_prefix_caching=config.cache.enable_prefix_caching,
         )
-        super().__init__(info, runner, config.scheduler)
+        super().__init__(info, runner, config)
         self.pages = KVManager(num_pages, resolved.page_size, enable_prefix_caching=config.cache.enable_prefix_caching)
         self.scheduler = Scheduler(
             max_num_seqs=config.scheduler.max_num_seqs,

@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
-from jaxllm.config import SchedulerOptions
+from jaxllm.config import EngineConfig
+from jaxllm.engine.profiling import Profiler
 from jaxllm.engine.stats import StepStats
 from jaxllm.garbage import trim_heap
 from jaxllm.info import EngineInfo, PoolingInfo
@@ -28,10 +29,11 @@ class StepLoop(ABC, Generic[Step]):
     With asynchronous scheduling a step is started while the one before it runs.
     """
 
-    def __init__(self, info: EngineInfo, runner: StepRunner, options: SchedulerOptions) -> None:
+    def __init__(self, info: EngineInfo, runner: StepRunner, config: EngineConfig) -> None:
         self.info = info
         self.runner = runner
-        self._depth = 2 if options.async_scheduling else 1
+        self._depth = 2 if config.scheduler.async_scheduling else 1
+        self._profiler = Profiler(config.profiling.profiler_dir)
         self._under_way: deque[tuple[float, Step]] = deque()  # with the time each was begun
         self._ended: list[EngineOutput] = []
         self._step, self._step_seconds = StepStats(), 0.0
@@ -62,6 +64,14 @@ class StepLoop(ABC, Generic[Step]):
     def is_ending(self, request_id: str) -> bool:
         """Whether a request has ended, and the next step's outputs will say so."""
         return any(output.request_id == request_id for output in self._ended)
+
+    def start_profile(self) -> str:
+        """See `Profiler.start`."""
+        return self._profiler.start()
+
+    def stop_profile(self) -> str:
+        """See `Profiler.stop`."""
+        return self._profiler.stop()
 
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""

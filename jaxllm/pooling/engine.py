@@ -32,8 +32,9 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
     runner: PoolingRunner
 
     def __init__(self, resolved: ResolvedPoolingConfig, runner: PoolingRunner) -> None:
-        scheduler = resolved.common.config.scheduler
-        super().__init__(_describe(resolved, runner.num_shapes), runner, scheduler)
+        config = resolved.common.config
+        scheduler = config.scheduler
+        super().__init__(_describe(resolved, runner.num_shapes), runner, config)
         self._limits = PoolingLimits.of(self.info)
         self._queue = PoolingQueue(
             max_num_seqs=scheduler.max_num_seqs,

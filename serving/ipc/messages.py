@@ -1,10 +1,13 @@
 """What client and engine process say to each other: typed values, never pickled objects."""
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
+from jaxllm.errors import RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.owner import Owner
@@ -164,17 +167,29 @@ class Credit(msgspec.Struct, tag=True):
     """Nothing: the numbers in front of it tell how many messages the engine has taken."""
 
 
-class ResetPrefixCache(msgspec.Struct, tag=True):
-    """Forget cached prefixes; answered by `PrefixCacheReset` with the same number."""
+EngineMethod = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
+"""What a client may have the engine do beside requests: methods of it without arguments."""
+
+
+class Call(msgspec.Struct, tag=True):
+    """Call a method of the engine; answered by `Called` with the same number."""
 
     number: int
+    method: EngineMethod
 
 
-class PrefixCacheReset(msgspec.Struct, tag=True):
-    """The answer to a numbered message."""
+class Called(msgspec.Struct, tag=True):
+    """The answer: what the method returned, or the message of the `RequestError` that it raised."""
 
     number: int
-    result: bool
+    result: bool | str | None = None
+    refusal: str | None = None
+
+    def outcome(self) -> bool | str | None:
+        """The result. Raises the `RequestError`."""
+        if self.refusal is not None:
+            raise RequestError(self.refusal)
+        return self.result
 
 
 class Release(msgspec.Struct, tag=True):
@@ -190,8 +205,8 @@ class Outputs(msgspec.Struct, tag=True):
     stats: StepStats | None
 
 
-ToEngine = Configure | AttachClient | DetachClient | Add | Pool | Abort | Finish | Reconcile | ResetPrefixCache
+ToEngine = Configure | AttachClient | DetachClient | Add | Pool | Abort | Finish | Reconcile | Call
 """What a client sends."""
 
-FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | PrefixCacheReset | Release
+FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | Called | Release
 """What an engine process sends."""

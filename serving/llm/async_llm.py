@@ -271,7 +271,15 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while requests run."""
-        return await self._engine.reset_prefix_cache()
+        return bool(await self._engine.call("reset_prefix_cache"))
+
+    async def start_profile(self) -> str:
+        """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""
+        return str(await self._engine.call("start_profile"))
+
+    async def stop_profile(self) -> str:
+        """Write the trace, for xprof or TensorBoard; returns its folder. Raises `RequestError` where none was begun."""
+        return str(await self._engine.call("stop_profile"))
 
     def check_health(self) -> None:
         """Raise `EngineError`, saying why, when the engine is dead or hangs."""

@@ -272,6 +272,16 @@ class LLM:
         with self._runs.lock:
             return self._open().engine.reset_prefix_cache()
 
+    def start_profile(self) -> str:
+        """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""
+        with self._runs.lock:
+            return self._open().engine.start_profile()
+
+    def stop_profile(self) -> str:
+        """Write the trace, for xprof or TensorBoard; returns its folder. Raises `RequestError` where none was begun."""
+        with self._runs.lock:
+            return self._open().engine.stop_profile()
+
     def close(self) -> None:
         """Free the device memory. Closing twice does no harm."""
         engine, self._engine = self._engine, None

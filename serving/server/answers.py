@@ -22,6 +22,12 @@ class Load(Answer, kw_only=True):
     server_load: int
 
 
+class Profile(Answer, kw_only=True):
+    """The folder of the trace, on the server."""
+
+    folder: str
+
+
 class CacheReset(Answer, kw_only=True):
     """Whether the prefix cache was forgotten; it is not while requests run."""
 

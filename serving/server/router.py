@@ -17,6 +17,20 @@ OPERATIONS = (
         tag="Operation",
         response=answers.CacheReset,
     ),
+    Operation(
+        path="/start_profile",
+        methods=("POST",),
+        handler=routes.start_profile,
+        tag="Operation",
+        response=answers.Profile,
+    ),
+    Operation(
+        path="/stop_profile",
+        methods=("POST",),
+        handler=routes.stop_profile,
+        tag="Operation",
+        response=answers.Profile,
+    ),
 )
 
 router = make_router(OPERATIONS)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.server.answers import CacheReset, Degraded, Load, Version
+from jaxllm.serving.server.answers import CacheReset, Degraded, Load, Profile, Version
 from jaxllm.serving.telemetry.metrics import Measured
 from jaxllm.serving.telemetry.shared_metrics import Published
 from jaxllm.version import __version__
@@ -81,3 +81,13 @@ async def reset_prefix_cache(request: Request) -> Response:
     if not await server_of(request).llm.reset_prefix_cache():
         raise errors.requests_running()
     return json_response(CacheReset(success=True))
+
+
+async def start_profile(request: Request) -> Response:
+    """Begin a trace of the device, in the folder that --profiler-dir names."""
+    return json_response(Profile(folder=await server_of(request).llm.start_profile()))
+
+
+async def stop_profile(request: Request) -> Response:
+    """Write the trace that was begun; xprof and TensorBoard show it."""
+    return json_response(Profile(folder=await server_of(request).llm.stop_profile()))

@@ -36,5 +36,13 @@ class TokenEngine(Protocol):
         """Forget cached prefixes; False when that is not possible now."""
         ...
 
+    def start_profile(self) -> str:
+        """Begin a trace; the folder that gets it. Raises `RequestError`."""
+        ...
+
+    def stop_profile(self) -> str:
+        """End the trace; its folder. Raises `RequestError`."""
+        ...
+
     def close(self) -> None:
         """Free device memory."""

@@ -19,13 +19,14 @@ from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
 from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
     Abort,
+    Call,
+    Called,
+    EngineMethod,
     Finish,
     FromEngine,
     Outputs,
-    PrefixCacheReset,
     Reconcile,
     Reconciled,
-    ResetPrefixCache,
     ToEngine,
 )
 from jaxllm.serving.text.engine import Follower
@@ -59,7 +60,7 @@ class AsyncEngine:
         self._followed: Follower[Any] | None = None
         self._in_flight = InFlight()
         self._reconciliation = Reconciliation(self._in_flight)
-        self._replies: dict[int, asyncio.Future[bool]] = {}
+        self._replies: dict[int, asyncio.Future[Called]] = {}
         self._numbers = itertools.count()
         self._watch: asyncio.Task[None] | None = None
 
@@ -144,14 +145,14 @@ class AsyncEngine:
         for reader in readers:
             reader.fail(error)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and no change, while requests run."""
+    async def call(self, method: EngineMethod) -> bool | str | None:
+        """What a method of the engine returns. Raises the `RequestError` that it raises."""
         self.health.check()
         number = next(self._numbers)
         reply = self._replies[number] = self._loop.create_future()
         self._heartbeat.expect()
-        self._send(ResetPrefixCache(number))
-        return await reply
+        self._send(Call(number, method))
+        return (await reply).outcome()
 
     # Life and death
 
@@ -249,8 +250,8 @@ class AsyncEngine:
             match message:
                 case Outputs():
                     self._take_outputs(message)
-                case PrefixCacheReset(number, result):
-                    self._replies.pop(number).set_result(result)
+                case Called(number):
+                    self._replies.pop(number).set_result(message)
                 case Reconciled(_, unknown):
                     self._take_reconciled(unknown)
                 case EngineError():

@@ -17,12 +17,13 @@ from jaxllm.serving.ipc.client.connection import EngineConnection
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
+    Call,
+    Called,
+    EngineMethod,
     Finish,
     FromEngine,
     Outputs,
     Pool,
-    PrefixCacheReset,
-    ResetPrefixCache,
 )
 
 
@@ -93,13 +94,25 @@ class BackgroundEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while requests run."""
+        return bool(self._call("reset_prefix_cache"))
+
+    def start_profile(self) -> str:
+        """See `Profiler.start`."""
+        return str(self._call("start_profile"))
+
+    def stop_profile(self) -> str:
+        """See `Profiler.stop`."""
+        return str(self._call("stop_profile"))
+
+    def _call(self, method: EngineMethod) -> bool | str | None:
+        """What a method of the engine returns. Raises the `RequestError` that it raises."""
         self._check_alive()
         self._calls += 1
-        self._connection.send(ResetPrefixCache(self._calls))
+        self._connection.send(Call(self._calls, method))
         while True:
             message = self._events.get()
-            if isinstance(message, PrefixCacheReset):
-                return message.result
+            if isinstance(message, Called):
+                return message.outcome()
             self._waiting += self._take(message)
 
     def close(self) -> None:

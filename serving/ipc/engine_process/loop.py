@@ -16,14 +16,14 @@ from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
     AttachClient,
+    Call,
+    Called,
     Configure,
     DetachClient,
     Finish,
     Pool,
-    PrefixCacheReset,
     Reconcile,
     Reconciled,
-    ResetPrefixCache,
     ToEngine,
 )
 
@@ -78,12 +78,19 @@ def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients
                 engine.finish_request(request_id, stop)
         case Reconcile():
             _reconcile(message, engine, client, clients)
-        case ResetPrefixCache(number):
-            client.output_queue.put(PrefixCacheReset(number, engine.reset_prefix_cache()))
+        case Call():
+            client.output_queue.put(_call(message, engine))
         case AttachClient() | DetachClient():
             pass  # They are about clients alone.
         case Configure():
             raise AssertionError("the engine is configured once, before the loop")
+
+
+def _call(message: Call, engine: AnyEngine) -> Called:
+    try:
+        return Called(message.number, getattr(engine, message.method)())
+    except RequestError as error:
+        return Called(message.number, refusal=str(error))
 
 
 def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients) -> None:

@@ -40,7 +40,8 @@ def left_in(folder: Path) -> list[Path]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("server")
     (folder / "tmp").mkdir()
-    with running(folder / "log", *FLAGS, environment={"TMPDIR": str(folder / "tmp")}) as server:
+    traces = ("--profiler-dir", str(folder / "traces"))
+    with running(folder / "log", *FLAGS, *traces, environment={"TMPDIR": str(folder / "tmp")}) as server:
         yield server
         Metrics.wait_until_idle(server.url)
         assert " ERROR " not in server.log, server.log

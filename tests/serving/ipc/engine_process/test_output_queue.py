@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.serving.ipc.engine_process.output_queue import OutputQueue
-from jaxllm.serving.ipc.messages import Credit, Outputs, PrefixCacheReset, Reconciled
+from jaxllm.serving.ipc.messages import Called, Credit, Outputs, Reconciled
 from jaxllm.serving.ipc.wire import CREDIT
 
 
@@ -77,13 +77,13 @@ def test_news_outside_of_a_step() -> None:
 def test_messages_go_first_and_closing_ends_the_reader() -> None:
     output_queue = OutputQueue()
     step(output_queue, 1, "a")
-    output_queue.put(PrefixCacheReset(1, result=True))
+    output_queue.put(Called(1, result=True))
     taken: list[object] = []
     reader = threading.Thread(target=lambda: taken.extend(iter(output_queue.take, None)))
     reader.start()
     output_queue.close()
     reader.join(10)
-    assert [type(message) for message in taken] == [PrefixCacheReset, Outputs]
+    assert [type(message) for message in taken] == [Called, Outputs]
 
 
 def test_what_is_to_come_behind_the_outputs_of_before() -> None:
