@@ -30,7 +30,7 @@ def run(context: Context) -> Outcome:
     (context.scratch / FIRST).write_bytes(msgspec.json.encode(one))
     size = max((size for size in one.sizes if size <= one.devices), default=1)
     is_small = one.parameters <= LARGEST_ON_CPU
-    wanted = dict(_others(one, size, is_small=is_small))
+    wanted = dict(other_engines(one, size, is_small=is_small))
     context.say(f"engines: {', '.join(wanted)}")
 
     def answers(name: str) -> Answers:
@@ -59,25 +59,25 @@ def run(context: Context) -> Outcome:
 
 
 @dataclass(frozen=True)
-class _Engine:
+class OtherEngine:
     """What another engine is started with."""
 
     options: Mapping[str, Any]
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def _others(one: Answers, size: int, *, is_small: bool) -> Iterator[tuple[str, _Engine]]:
+def other_engines(one: Answers, size: int, *, is_small: bool) -> Iterator[tuple[str, OtherEngine]]:
     """Engines beside that on one device, by name."""
     if size > 1:
-        yield f"tp {size}", _Engine({"tensor_parallel_size": size})
+        yield f"tp {size}", OtherEngine({"tensor_parallel_size": size})
     # On a CPU the stage `layers` has compared the kernels with XLA's; here it is for want of anything else.
     if is_small and (one.platform != "cpu" or size == 1):
         options = {"tensor_parallel_size": 1, "dtype": "float32", "attention_backend": "xla"}
-        yield "cpu float32", _Engine(options, {"JAX_PLATFORMS": "cpu"})
+        yield "cpu float32", OtherEngine(options, {"JAX_PLATFORMS": "cpu"})
     if one.platform != "cpu" and one.dtype == "float32":
         options = {"tensor_parallel_size": 1, "dtype": "bfloat16"}
-        yield KERNEL, _Engine(options)
-        yield WITHOUT_KERNEL, _Engine({**options, "attention_backend": "xla"})
+        yield KERNEL, OtherEngine(options)
+        yield WITHOUT_KERNEL, OtherEngine({**options, "attention_backend": "xla"})
 
 
 def compare(one: Answers, other: Answers) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import pytest
 
 from jaxllm.doctor.attention_cases import resolve_model, suited_cases
 from jaxllm.doctor.engine_run import Answers
+from jaxllm.doctor.greedy import KERNEL, WITHOUT_KERNEL, other_engines
 from jaxllm.doctor.greedy import compare as compare_answers
 from jaxllm.doctor.result import Context, Settings
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, make_inputs
@@ -109,3 +111,24 @@ for checks in (False, True):
         compiled = jax.jit(lambda inputs: attend_on_tpu(inputs, checks=checks)).lower(inputs).compile()
     print(compiled.memory_analysis().generated_code_size_in_bytes)
 """
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "size", "is_small", "expected"),
+    [
+        ("cpu", "float32", 1, True, ["cpu float32"]),
+        ("cpu", "float32", 2, True, ["tp 2"]),
+        ("gpu", "float32", 1, True, ["cpu float32", KERNEL, WITHOUT_KERNEL]),
+        ("tpu", "float32", 4, True, ["tp 4", "cpu float32", KERNEL, WITHOUT_KERNEL]),
+        ("gpu", "bfloat16", 1, False, []),
+    ],
+)
+def test_which_engines_are_compared(
+    platform: str, dtype: str, size: int, *, is_small: bool, expected: list[str]
+) -> None:
+    one = msgspec.structs.replace(answers([[1]]), platform=platform, dtype=dtype)
+    engines = dict(other_engines(one, size, is_small=is_small))
+    assert list(engines) == expected
+    # The demo model is float32, for which accelerators have no kernel.
+    for name in {KERNEL, WITHOUT_KERNEL} & engines.keys():
+        assert engines[name].options["dtype"] == "bfloat16"
