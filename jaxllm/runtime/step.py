@@ -57,6 +57,10 @@ class StepShape:
     max_logprobs: int
     sample_rows: int
     """Rows whose logits are computed at a time; the last block may be partly padding."""
+    choose_rows: int | None = None
+    """Rows whose tokens are chosen at a time, of those whose logits are computed; None for all of these."""
+    accelerated: bool = False
+    """How tokens are chosen, see `sample`."""
 
     @property
     def rows_at_once(self) -> int:
@@ -160,22 +164,45 @@ def sample_in_blocks(
 ) -> tuple[SampledRows, SamplingState]:
     """Sample from `hidden` [R, D] in blocks of rows and stop after `num_rows` (int32 []), the last row in use.
 
-    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. `masks`
-    int32 [R, W] say which tokens are allowed, see `sample`.
+    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. Tokens are
+    chosen in smaller blocks, whose logits stay in a fast memory. `masks` int32 [R, W] say which tokens are allowed, see
+    `sample`.
     """
-    total, size = hidden.shape[0], shape.sample_rows
-
-    part_of = partial(sample, max_logprobs=shape.max_logprobs)
+    part_of = partial(sample, max_logprobs=shape.max_logprobs, accelerated=shape.accelerated)
     given = (SPLIT, SAME, SPLIT) if masks is None else (SPLIT, SAME, SPLIT, SAME)
     choose = over_vocabulary(part_of, model.options.mesh, given, (SAME, SPLIT))
     allowed = () if masks is None else (masks,)
-    if total <= size:
-        chosen: tuple[SampledRows, SamplingState] = choose(model.logits(hidden, num_rows), rows, state, *allowed)
+    choose_rows = shape.choose_rows or shape.sample_rows
+
+    def of_logits(inputs: Any, state: SamplingState, _: jax.Array) -> tuple[SampledRows, SamplingState]:
+        logits, rows, *allowed = inputs
+        chosen: tuple[SampledRows, SamplingState] = choose(logits, rows, state, *allowed)
         return chosen
+
+    def of_hidden(inputs: Any, state: SamplingState, num_rows: jax.Array) -> tuple[SampledRows, SamplingState]:
+        hidden, *others = inputs
+        inputs = (model.logits(hidden, num_rows), *others)
+        return _in_blocks(of_logits, inputs, state, num_rows, choose_rows, shape.max_logprobs)
+
+    inputs = (hidden, rows, *allowed)
+    return _in_blocks(of_hidden, inputs, state, num_rows, shape.sample_rows, shape.max_logprobs)
+
+
+def _in_blocks(
+    sample_block: Callable[[Any, SamplingState, jax.Array], tuple[SampledRows, SamplingState]],
+    inputs: Any,
+    state: SamplingState,
+    num_rows: jax.Array,
+    size: int,
+    max_logprobs: int,
+) -> tuple[SampledRows, SamplingState]:
+    """`sample_block(inputs, state, num_rows)`, for `size` rows of the `inputs` [R, ...] at a time where R is larger."""
+    total = jax.tree.leaves(inputs)[0].shape[0]
+    if total <= size:
+        return sample_block(inputs, state, num_rows)
     padding = -total % size
-    hidden, rows, allowed = jax.tree.map(
-        lambda leaf: jnp.pad(leaf, ((0, padding), *((0, 0),) * (leaf.ndim - 1))) if leaf.ndim else leaf,
-        (hidden, rows, allowed),
+    inputs = jax.tree.map(
+        lambda leaf: jnp.pad(leaf, ((0, padding), *((0, 0),) * (leaf.ndim - 1))) if leaf.ndim else leaf, inputs
     )
 
     def block(index: jax.Array, carry: tuple[SampledRows, SamplingState]) -> tuple[SampledRows, SamplingState]:
@@ -185,12 +212,11 @@ def sample_in_blocks(
         def part(leaf: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(leaf, first, size) if leaf.ndim else leaf
 
-        logits = model.logits(part(hidden), jnp.minimum(num_rows - first, size))
-        new, state = choose(logits, jax.tree.map(part, rows), state, *map(part, allowed))
+        new, state = sample_block(jax.tree.map(part, inputs), state, jnp.minimum(num_rows - first, size))
         return jax.tree.map(lambda old, leaf: lax.dynamic_update_slice_in_dim(old, leaf, first, 0), sampled, new), state
 
     no_tokens = jnp.zeros(total + padding, jnp.int32)
-    empty = SampledRows(no_tokens, no_logprobs(total + padding, shape.max_logprobs))
+    empty = SampledRows(no_tokens, no_logprobs(total + padding, max_logprobs))
     sampled, state = lax.fori_loop(0, (num_rows + size - 1) // size, block, (empty, state))
     return jax.tree.map(lambda leaf: leaf[:total], sampled), state
 

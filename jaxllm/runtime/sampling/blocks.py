@@ -34,6 +34,24 @@ def argmax(values: Array, vocabulary: Vocabulary = WHOLE) -> tuple[Array, Array]
     return jnp.minimum(index, last).astype(jnp.int32), jnp.max(maxima, axis=1)
 
 
+def argmax_in_one_pass(values: Array, vocabulary: Vocabulary = WHOLE) -> tuple[Array, Array]:
+    """What `argmax` returns, with the index carried through the whole reduction: better where moving blocks is dear.
+
+    A row of NaN has the last index, and -inf for its value.
+    """
+    size = vocabulary.size(values.shape[1])
+
+    def better(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+        takes = (other[0] > one[0]) | ((other[0] == one[0]) & (other[1] < one[1]))
+        return jnp.where(takes, other[0], one[0]), jnp.where(takes, other[1], one[1])
+
+    indices = vocabulary.start(values.shape[1]) + lax.broadcasted_iota(jnp.int32, values.shape, 1)
+    nothing = jnp.array(-jnp.inf, values.dtype), jnp.int32(size - 1)
+    value, index = lax.reduce((values, indices), nothing, better, (1,))
+    found = vocabulary.largest(value)
+    return vocabulary.smallest(jnp.where(value == found, index, size - 1)), found
+
+
 def largest(values: Array, count: int) -> tuple[Array, Array]:
     """The `count` largest of each row of `values` [R, V], largest first, and their indices: [R, count] both.
 
