@@ -10,6 +10,7 @@ from jax._src.xla_bridge import backends_are_initialized
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.runtime.hosts import check_one_host
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,14 @@ def start_backend(config: EngineConfig) -> list[jax.Device]:
     """Start JAX on the platform asked for, unless it has started; returns this process's devices.
 
     Raises:
-        ConfigError: JAX does not start, or has started on another platform.
+        ConfigError: JAX does not start, would wait for other hosts, or has started on another platform.
     """
     asked, was_started = config.parallel.device, backends_are_initialized()
     before = jax.config.values["jax_platforms"]
     if asked != "auto" and not was_started:
         jax.config.update("jax_platforms", _PLATFORMS[asked])
+    if not was_started:
+        check_one_host()
     try:
         with _memory_share(config.cache.gpu_memory_utilization):
             devices = jax.local_devices()
