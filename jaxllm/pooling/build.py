@@ -16,6 +16,7 @@ from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.cached import cached_executables
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import use_compilation_cache
+from jaxllm.runtime.programs.first_run import run_at_start
 
 
 def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = silent) -> PoolingRunner:
@@ -49,7 +50,7 @@ def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = s
         size=resolved.size,
         watch=CompilationWatch(strict=compile_options.strict_compilation),
     )
-    runner.warm_up()
+    runner.warm_up(run_at_start(resolved.common.platform, at_start) or programs.buckets.all[:1])
     return runner
 
 

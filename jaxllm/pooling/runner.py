@@ -1,7 +1,8 @@
 """Runs steps of a pooling engine: packs texts, calls the executable of their bucket, reads the results."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.programs.first_run import first_run
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,15 @@ class PoolingRunner:
         """Step shapes there are."""
         return len(self._buckets.all)
 
-    def warm_up(self) -> None:
-        """Run an empty step, so that everything that happens once has happened."""
-        bucket = self._buckets.all[0]
+    def warm_up(self, buckets: Iterable[Bucket]) -> None:
+        """Run an empty step of each bucket, so that everything that happens once has happened. Raises like `first_run`.
+
+        They must be made, or be those that are made when they are met.
+        """
+        for bucket in buckets:
+            first_run(self._executables, f"the first step of {bucket}", partial(self._run_empty, bucket))
+
+    def _run_empty(self, bucket: Bucket) -> None:
         packed, _ = self._layouts[bucket].host_buffer()
         jax.block_until_ready(self._executables.get(bucket.name)(self._parameters, packed))
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,11 +23,13 @@ from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.programs.background import BackgroundCompilation, needed_first
 from jaxllm.runtime.programs.cached import CachedExecutables, cached_executables
 from jaxllm.runtime.programs.compilations import CompilationWatch
-from jaxllm.runtime.programs.executables import use_compilation_cache
+from jaxllm.runtime.programs.executables import Executables, use_compilation_cache
+from jaxllm.runtime.programs.first_run import first_run, run_at_start
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Runner
 from jaxllm.runtime.sampling.table import SamplingTable
+from jaxllm.runtime.step import DeviceState
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +144,7 @@ def _build(
     later = [bucket for bucket in wanted if bucket not in at_start]
     runner = Runner(
         parameters=loaded,
-        state=executables.get("empty_state")(),
+        state=first_run(executables, "making the KV cache", partial(_empty_state, executables)),
         executables=executables,
         buckets=buckets,
         shape=programs.shape,
@@ -149,5 +152,9 @@ def _build(
         watch=CompilationWatch(strict=options.strict_compilation),
         background=BackgroundCompilation(executables, later) if later else None,
     )
-    runner.warm_up()
+    runner.warm_up(run_at_start(resolved.platform, at_start) or buckets.all[:1])
     return runner
+
+
+def _empty_state(executables: Executables) -> DeviceState:
+    return jax.block_until_ready(executables.get("empty_state")())

@@ -9,7 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm.bundle.manifest import Manifest
 from jaxllm.bundle.portable import DeviceAssignment
-from jaxllm.bundle.read import Bundle
+from jaxllm.bundle.read import Bundle, BundledExecutables
 from jaxllm.bundle.write import check_target, write_bundle
 from jaxllm.errors import CapacityError
 from jaxllm.progress import Progress, silent
@@ -68,11 +68,22 @@ def bundled_executables(resolved: ResolvedConfig, programs: ProgramSet[DeviceSta
     _check_memory(resolved, programs, bundle.manifest.temporary_bytes)
     saved = bundle.read(DeviceAssignment(devices_of(resolved), resolved.mesh))
 
-    def load(name: str, program: Program, compile_it: Callable[[Program], Executable]) -> Executable:
-        with compiler_of(program.platform):
-            return saved.load(name, program.arguments, program.result)
+    return Executables(programs, resolved.config.compile, _FromBundle(saved), "Reading executables")
 
-    return Executables(programs, resolved.config.compile, load, "Reading executables")
+
+class _FromBundle:
+    """Provides the executables of a bundle."""
+
+    def __init__(self, saved: BundledExecutables) -> None:
+        self._saved = saved
+
+    def __call__(self, name: str, program: Program, compile_it: Callable[[Program], Executable]) -> Executable:
+        with compiler_of(program.platform):
+            return self._saved.load(name, program.arguments, program.result)
+
+    def distrust(self) -> set[str]:
+        """An engine with a bundle never compiles instead."""
+        return set()
 
 
 def _explicit_pages(resolved: ResolvedConfig) -> int | None:

@@ -1,7 +1,8 @@
 """Runs steps on the device: packs a plan into one array, calls the executable of its bucket, reads the tokens back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jaxllm.runtime.programs.background import BackgroundCompilation
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.programs.first_run import first_run
 from jaxllm.runtime.sampling.constrained import ConstrainedRows, constrained_layout
 from jaxllm.runtime.sampling.listed import ListedRows, listed_layout, packed_rows
 from jaxllm.runtime.sampling.logprobs import Logprobs
@@ -107,12 +109,26 @@ class Runner:
         """Step shapes there are."""
         return len(self._buckets.all)
 
-    def warm_up(self) -> None:
-        """Run an empty step, so that everything that happens once has happened."""
-        bucket = self._buckets.all[0]
+    def warm_up(self, buckets: Iterable[Bucket]) -> None:
+        """Run an empty step of each bucket, so that everything that happens once has happened. Raises like `first_run`.
+
+        They must be made, or be those that are made when they are met.
+        """
+        for bucket in buckets:
+            first_run(
+                self._executables, f"the first step of {bucket}", partial(self._run_empty, bucket), self._renew_state
+            )
+
+    def _run_empty(self, bucket: Bucket) -> None:
         packed, _ = self._layouts[bucket].host_buffer()
         sampled, self._state = self._executables.get(bucket.name)(self._parameters, self._state, packed)
-        jax.block_until_ready(sampled)
+        jax.block_until_ready((sampled, self._state))
+
+    def _renew_state(self) -> None:
+        """Make the state again, empty: a step that failed may have taken it."""
+        for leaf in jax.tree.leaves(self._state):
+            leaf.delete()
+        self._state = self._executables.get("empty_state")()
 
     def must_wait(self, table: RequestTable) -> bool:
         """Whether the next step needs tokens on the host that are still on the device.

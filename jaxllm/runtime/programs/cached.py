@@ -59,6 +59,7 @@ class CachedExecutables:
         self._artifacts = ArtifactCache(cache, LARGEST_CACHE)
         self._assignment = assignment
         self._rename = rename
+        self._read_names: set[str] = set()
 
     @classmethod
     def of(
@@ -76,12 +77,23 @@ class CachedExecutables:
     def __call__(self, name: str, program: Program, compile_it: Callable[[Program], Executable]) -> Executable:
         """The executable of a program: from the cache, or compiled and cached from now on."""
         found = self._read(name, program)
-        if found is None:
+        if found is not None:
+            self._read_names.add(name)
+        else:
             with _noticing_hits() as hits:
                 found = compile_it(self._renamed(name, program))
             if not hits:
                 self._write(name, found)
         return found
+
+    def distrust(self) -> set[str]:
+        """Delete what was read, because the runtime rejects some of it; returns its names."""
+        # What JAX's own cache has of these programs is the same.
+        self._rename = True
+        names, self._read_names = self._read_names, set()
+        for name in names:
+            self._artifacts.discard(self._artifact(name), "the runtime rejects executables of this folder")
+        return names
 
     def _renamed(self, name: str, program: Program) -> Program:
         if not self._rename:
@@ -102,7 +114,8 @@ class CachedExecutables:
         try:
             with compiler_of(program.platform):
                 return from_bytes(content, program.arguments, program.result, self._assignment)
-        except (ValueError, ConfigError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:
+            # Also whatever the runtime says to what it did not make itself.
             self._artifacts.discard(artifact, error)
             return None
 

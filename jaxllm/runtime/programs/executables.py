@@ -3,11 +3,11 @@
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -19,8 +19,18 @@ from jaxllm.runtime.programs.program import Executable, Program, ProgramSet, pla
 
 logger = logging.getLogger(__name__)
 
-Provider = Callable[[str, Program, Callable[[Program], Executable]], Executable]
-"""Gives the executable of a program by its name, calling the function if it has to be compiled."""
+
+class Provider(Protocol):
+    """Where executables come from that need not be compiled."""
+
+    def __call__(self, name: str, program: Program, compile_it: Callable[[Program], Executable]) -> Executable:
+        """The executable of a program by its name, from `compile_it` if it has to be compiled."""
+        ...
+
+    def distrust(self) -> set[str]:
+        """Give none of what is cached any more. Returns the names of those that were given; empty: there is no use."""
+        ...
+
 
 _QUICKER: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11, 1) else {}
 """XLA's former way to compile what it fuses: in 60 % of the time for a step of 125 M parameters. Where kernels do
@@ -104,7 +114,11 @@ class Executables:
         not begun. On TPU all of it is done after the block, which may compile as well.
         """
         left_out = {bucket.name for bucket in self._programs.buckets.all} - {bucket.name for bucket in buckets}
-        names = [name for name in self._programs.programs if name not in left_out]
+        with self._making([name for name in self._programs.programs if name not in left_out], progress):
+            yield
+
+    @contextmanager
+    def _making(self, names: Sequence[str], progress: Progress) -> Iterator[None]:
         workers = self._options.compile_workers or os.cpu_count() or 1
         finished = itertools.count(1)
         progress(self._stage, 0, len(names))
@@ -137,6 +151,18 @@ class Executables:
         if made is None:
             made = self._ready[name] = self._make(name)
         return made
+
+    def make_again(self, why: str) -> bool:
+        """Compile again what came from a cache, with a warning; False if nothing did."""
+        names = set() if self._provider is None else self._provider.distrust()
+        if not names:
+            return False
+        logger.warning("%s; the %d cached executables are compiled again", why, len(names))
+        for name in names:
+            self._ready.pop(name, None)
+        with self._making([name for name in self._programs.programs if name in names], silent):
+            pass
+        return True
 
     def close(self) -> None:
         """Forget what was made: the code of a set of steps takes tens of MiB, however long somebody holds this."""
