@@ -99,6 +99,8 @@ def generate(wanted: Wanted) -> Answers:
     begin = time.perf_counter()
     engine = Engine.from_config(config)
     seconds = time.perf_counter() - begin
+    # What is said of a second look at the devices is not about the engine.
+    said = list(warnings)
     resolved = resolve_config(config)
     rng = np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=_ALTERNATIVES)
@@ -125,7 +127,7 @@ def generate(wanted: Wanted) -> Answers:
         devices=len(jax.local_devices()),
         sizes=working_sizes(resolved.model),
         parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))),
-        warnings=warnings,
+        warnings=said,
     )
 
 

@@ -21,6 +21,8 @@ MEMORY_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 MEMORY_FRACTIONS = (MEMORY_FRACTION, "XLA_CLIENT_MEM_FRACTION")
 """Share of each GPU that JAX takes, 0.75 by default, also where it does not preallocate. JAX wants only one of them."""
 
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
 _PACKAGES = {"tpu": "pip install 'jax[tpu]'", "gpu": "pip install 'jax[cuda13]' (with a driver below 580: jax[cuda12])"}
 
 
@@ -69,6 +71,12 @@ def _memory_share(share: float) -> Iterator[None]:
         yield
     finally:
         del os.environ[MEMORY_FRACTION]
+
+
+def growth_hint() -> str:
+    """What to add to an error where JAX's pool on a GPU grows: a large array may fit into none of its pieces."""
+    grows = os.environ.get(PREALLOCATE, "").lower() in ("false", "0")
+    return f"; with {PREALLOCATE}=false JAX takes memory piece by piece: unset it" if grows else ""
 
 
 def _chosen_share() -> str | None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import CapacityError, EngineError
+from jaxllm.runtime.backend import growth_hint
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.compiler import is_out_of_memory
 from jaxllm.runtime.programs.executables import Executables
@@ -48,7 +49,7 @@ def first_run(
         if isinstance(error, JaxRuntimeError) and is_out_of_memory(error):
             raise CapacityError(
                 f"the device ran out of memory in {what}: {_first_line(error)}; lower gpu_memory_utilization, "
-                f"kv_cache_memory_bytes or max_num_batched_tokens"
+                f"kv_cache_memory_bytes or max_num_batched_tokens{growth_hint()}"
             ) from error
         if not executables.make_again(f"{what} failed: {_first_line(error)}"):
             raise EngineError(f"{what} failed: {_first_line(error)}; `jaxllm doctor` looks for the cause") from error

@@ -117,3 +117,12 @@ def test_jax_has_started_on_another_platform() -> None:
     jax.devices()
     with pytest.raises(ConfigError, match="device='gpu': JAX has started on CPU; make the engine before JAX is used"):
         backend.start_backend(EngineConfig.from_options({"device": "gpu"}))
+
+
+@pytest.mark.parametrize(("value", "hints"), [(None, False), ("true", False), ("false", True), ("0", True)])
+def test_a_pool_that_grows_is_named(value: str | None, *, hints: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H100 a cache of 23 GiB found no room in 24 that were free: the pool had grown by doubling."""
+    monkeypatch.delenv(backend.PREALLOCATE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(backend.PREALLOCATE, value)
+    assert (backend.PREALLOCATE in backend.growth_hint()) is hints
