@@ -13,7 +13,7 @@ import sys
 import tarfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -54,6 +54,8 @@ class Part:
     platforms: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     least_bytes: int = 0
+    in_parallel: tuple[str, ...] = ()
+    """Further arguments on a GPU, which several processes can use at once, where pytest-xdist is installed."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +87,7 @@ def parts(folder: Path) -> tuple[Part, ...]:
              (*doctor, "--model", model, "--load-format", "dummy", *stages, "--timeout", "240", "--report",
               str(folder / "doctor_8b.json")), 480, accelerators, least_bytes=LEAST_BYTES_FOR_8B),
         Part("tests", "tests marked `device`", pytest, 420, accelerators, ("pytest", "hypothesis"),
-             environment={"JAXLLM_TEST_ON_DEVICE": "1"}),
+             in_parallel=("-n", "8"), environment={"JAXLLM_TEST_ON_DEVICE": "1"}),
         Part("gpu_attention", "the GPU kernel beside XLA and cuDNN",
              (python, "-m", "benchmarks.gpu_attention", "--only", "llama_3_8b"), 240, ("gpu",)),
         Part("offline", "throughput of a model of 125 M parameters",
@@ -157,7 +159,7 @@ def run_part(part: Part, folder: Path, left: float) -> Result:
     print(f"{part.name}: {part.title} (at most {seconds:.0f} s)", file=sys.stderr, flush=True)
     begin = time.monotonic()
     with log.open("wb") as file:
-        code = _run(part, file, seconds)
+        code = _run(command_of(part, folder), part.environment, file, seconds)
     text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     status = "timed out" if code is None else "failed" if code else "ok"
     return Result(part.name, status, round(time.monotonic() - begin, 1), text[-1] if text else "", log.name)
@@ -188,12 +190,19 @@ def devices(folder: Path) -> dict[str, Any] | None:
     return next((stage["figures"] for stage in stages if stage["name"] == "devices" and stage["figures"]), None)
 
 
-def _run(part: Part, log: IO[bytes], seconds: float) -> int | None:
+def command_of(part: Part, folder: Path) -> tuple[str, ...]:
+    """The part's command on these devices."""
+    found = devices(folder)
+    is_gpu = found is not None and found["backend"] == "gpu"
+    return (*part.command, *part.in_parallel) if is_gpu and is_installed("pytest-xdist") else part.command
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str], log: IO[bytes], seconds: float) -> int | None:
     """The exit code; None when it had to be ended."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **part.environment}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **variables}
     environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     process = subprocess.Popen(
-        part.command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+        command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
     )
     try:
         return process.wait(seconds)

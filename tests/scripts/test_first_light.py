@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scripts import first_light
-from scripts.first_light import Part, missing_packages, parts, run_part, why_not
+from scripts.first_light import Part, command_of, missing_packages, parts, run_part, why_not
 from tests.conftest import ROOT
 
 
@@ -52,6 +52,13 @@ def test_what_is_not_for_this_machine_is_skipped(tmp_path: Path) -> None:
     assert why_not(for_gpu, tmp_path, 1000) is None
     assert "no time is left" in str(why_not(for_gpu, tmp_path, 5))
     assert why_not(part("", needs=("no-such-package",)), tmp_path, 1000) == "pip install no-such-package"
+
+
+@pytest.mark.parametrize(("backend", "more"), [("gpu", ["-n"]), ("tpu", []), ("cpu", [])])
+def test_several_processes_share_only_gpus(backend: str, more: list[str], tmp_path: Path) -> None:
+    write_doctor(tmp_path, backend, 100)
+    tests = part("", in_parallel=("-n",))
+    assert list(command_of(tests, tmp_path)[len(tests.command) :]) == more
 
 
 def test_missing_packages_are_named() -> None:
