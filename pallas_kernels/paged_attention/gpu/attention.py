@@ -5,10 +5,10 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
-    MULTIPROCESSORS,
     choose_tile,
     gpu_prepare,
     most_splits,
+    multiprocessors,
     plans_of,
 )
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E
@@ -40,12 +40,12 @@ def gpu_paged_attention(
     options: AttentionOptions,
     *,
     interpret: bool = False,
-    blocks: int = MULTIPROCESSORS,
+    blocks: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`.
 
     Queries are multiplied in a 16-bit type, see `COMPUTE_TYPES`. With `interpret` the kernel runs in JAX's interpreter
-    of Mosaic GPU, on CPU. `blocks` is the number of persistent blocks.
+    of Mosaic GPU, on CPU. `blocks` is the number of persistent blocks, by default one for each multiprocessor.
 
     Raises:
         NotImplementedError: a type of cache or shapes that the kernel does not take.
@@ -53,6 +53,7 @@ def gpu_paged_attention(
     _check(q, kv_cache)
     if not interpret:
         _check_device()
+    blocks = multiprocessors() if blocks is None else blocks
     kv_cache = write_kv(kv_cache, k, v, layer, batch, options.k_scale, options.v_scale)
     layers, pages, page_size, heads, head_size = kv_cache.shape
     tokens, num_heads, _ = q.shape

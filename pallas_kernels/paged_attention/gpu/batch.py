@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, pl
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200 (SXM). A block too many or too few costs speed, never the result."""
+"""Of an H100 or H200 (SXM), where no GPU is here to ask. A block too many or too few costs speed, never the result."""
 
 DECODE_ITEMS = 8
 """Items of decode work per block to aim at, so that blocks end at about the same time."""
@@ -29,16 +29,24 @@ class GpuBatch(RaggedBatch):
     """By window, 0 for none: of the decodes, and of the other rows."""
 
 
+def multiprocessors() -> int:
+    """How many the GPU has that is here: an H100 has 132, or 114 on a PCIe card."""
+    if jax.default_backend() != "gpu":
+        return MULTIPROCESSORS
+    return int(getattr(jax.local_devices()[0], "core_count", MULTIPROCESSORS))
+
+
 def gpu_prepare(batch: RaggedBatch, heads: Heads) -> GpuBatch:
     """`batch` with the plans for all windows of `heads`."""
+    blocks = multiprocessors()
     given = {field.name: getattr(batch, field.name) for field in fields(RaggedBatch)}
-    plans = {window: make_plans(batch, window, heads, MULTIPROCESSORS) for window in sorted(heads.windows)}
+    plans = {window: make_plans(batch, window, heads, blocks) for window in sorted(heads.windows)}
     return GpuBatch(**given, plans=plans)
 
 
 def plans_of(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads, blocks: int) -> tuple[Plan, Plan]:
     """The plans for a layer's window (see `paged_attention`): prepared ones, where there are any."""
-    if isinstance(batch, GpuBatch) and blocks == MULTIPROCESSORS and not isinstance(window, jax.Array):
+    if isinstance(batch, GpuBatch) and blocks == multiprocessors() and not isinstance(window, jax.Array):
         found = batch.plans.get(window or 0)
         if found is not None:
             return found
