@@ -8,7 +8,7 @@ with the same chip, libraries and shapes reads it.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 from jaxllm.pallas_kernels.paged_attention.check import Implementation, compare, run_case
 from jaxllm.pallas_kernels.paged_attention.inputs import Case
 from jaxllm.runtime.programs.executables import use_compilation_cache
+from jaxllm.runtime.programs.first_run import LONGEST_SECONDS, watched
 from jaxllm.runtime.programs.identity import software
 from jaxllm.runtime.resolved import ResolvedConfig
 
@@ -34,7 +35,8 @@ _ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
 def with_tested_attention(resolved: ResolvedConfig, implementation: Implementation | None = None) -> ResolvedConfig:
     """`resolved`, with XLA's attention where `auto` chose an accelerator's kernel that is not right here.
 
-    `implementation` is what to test in place of that kernel, for tests.
+    `implementation` is what to test in place of that kernel, for tests. Raises `EngineError` for a kernel that hangs:
+    the device is then of no use to anything else.
     """
     if resolved.config.compile.attention_backend != "auto" or resolved.attention not in ("tpu", "gpu"):
         return resolved
@@ -63,7 +65,8 @@ def _cached_problem(resolved: ResolvedConfig, implementation: Implementation) ->
         reason: str | None = json.loads(bytes(kept))
         return reason
     logger.info("testing paged attention %r on this %s", resolved.attention, resolved.device_kind)
-    found = next(filter(None, (_problem(case, implementation) for case in cases)), None)
+    what = f"the self-test of paged attention {resolved.attention!r}"
+    found = watched(what, lambda: _first_problem(cases, implementation), LONGEST_SECONDS)
     if cache is not None:
         cache.put(name, json.dumps(found).encode())
     return found
@@ -84,6 +87,10 @@ def cases_of(resolved: ResolvedConfig) -> Iterator[Case]:
     )
     for is_windowed in sorted({window > 0 for window in model.windows}):
         yield replace(case, window=100 if is_windowed else None)
+
+
+def _first_problem(cases: Sequence[Case], implementation: Implementation) -> str | None:
+    return next(filter(None, (_problem(case, implementation) for case in cases)), None)
 
 
 def _problem(case: Case, implementation: Implementation) -> str | None:

@@ -44,7 +44,7 @@ def first_run(
         EngineError: it hangs or fails.
     """
     try:
-        return _watched(what, run, LONGEST_SECONDS if longest_seconds is None else longest_seconds)
+        return watched(what, run, LONGEST_SECONDS if longest_seconds is None else longest_seconds)
     except (JaxRuntimeError, TypeError, ValueError) as error:
         if isinstance(error, JaxRuntimeError) and is_out_of_memory(error):
             raise CapacityError(
@@ -57,8 +57,8 @@ def first_run(
     return first_run(executables, what, run, renew, longest_seconds)
 
 
-def _watched(what: str, run: Callable[[], T], longest_seconds: float) -> T:
-    """The result of `run`, called in a thread that nobody waits for longer."""
+def watched(what: str, run: Callable[[], T], longest_seconds: float) -> T:
+    """The result of `run`, called in a thread that nobody waits for longer. Raises `EngineError`, naming `what`."""
     future: Future[T] = Future()
 
     def call() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import jax
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.errors import EngineError
 from jaxllm.pallas_kernels.paged_attention.check import Result, run_case
 from jaxllm.pallas_kernels.paged_attention.inputs import Inputs
+from jaxllm.runtime import self_test
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.self_test import RESULTS, cases_of, with_tested_attention
 
@@ -97,3 +100,16 @@ def test_there_is_a_case_for_layers_with_and_without_a_window() -> None:
     mixed = dataclasses.replace(before, model=dataclasses.replace(before.model, windows=windows))
     assert [case.window for case in cases_of(mixed)] == [None, 100]
     assert {case.num_heads for case in cases_of(mixed)} == {before.model.num_heads}
+
+
+def test_one_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "LONGEST_SECONDS", 0.2)
+    ended = threading.Event()
+
+    def hangs(inputs: Inputs) -> Result:
+        ended.wait(60)
+        raise AssertionError(inputs)
+
+    with pytest.raises(EngineError, match="self-test of paged attention 'gpu' has not ended after 0.2 s"):
+        with_tested_attention(resolved(), hangs)
+    ended.set()
