@@ -248,6 +248,9 @@ class CompileOptions(Section):
         "pages are multiples of 16, else xla; where the kernel fails its self-test, xla with a warning. With 'cpu' "
         "matrix products in float32 and bfloat16 are jaxllm's own as well.",
     )
+    attention_checks: bool = option(
+        False, "For debugging: attention on TPU checks bounds and semaphores, and stops where they are wrong. Slower."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ class ForwardOptions:
     devices (see `jaxllm.models.sharding`); None is JAX's default device. With `one_layer_cache` the KV cache has one
     layer, which all layers of the model write and read in turn: enough where nothing outlives the step; its pages then
     have `page_size` tokens. With `native_matmul` weights are packed for the kernel of
-    `pallas_kernels.linear.cpu`, where it takes them.
+    `pallas_kernels.linear.cpu`, where it takes them. `attention_checks` is for debugging, see
+    `AttentionOptions.checks`.
     """
 
     platform: str = "cpu"
@@ -26,3 +27,4 @@ class ForwardOptions:
     one_layer_cache: bool = False
     page_size: int = 16
     native_matmul: bool = False
+    attention_checks: bool = False

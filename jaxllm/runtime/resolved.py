@@ -51,6 +51,8 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     page_size: int
     """Tokens in one page of the KV cache."""
+    attention_checks: bool = False
+    """Whether the kernel for TPUs checks bounds and semaphores."""
     attention_problem: str | None = None
     """Why `auto` did not take the kernel of this platform, where that failed its self-test."""
 
@@ -68,6 +70,7 @@ class ResolvedConfig:
             max_model_len=self.max_model_len,
             mesh=self.mesh,
             native_matmul=is_native,
+            attention_checks=self.attention_checks,
         )
 
     @property
@@ -152,6 +155,7 @@ def resolve_config(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens
         or MAX_NUM_BATCHED_TOKENS.get(platform, OTHER_MAX_NUM_BATCHED_TOKENS),
         page_size=page_size,
+        attention_checks=config.compile.attention_checks,
     )
 
 

@@ -8,12 +8,12 @@ with the same chip, libraries and shapes reads it.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
-from jaxllm.pallas_kernels.paged_attention.check import Implementation, compare, run_case
+from jaxllm.pallas_kernels.paged_attention.check import Implementation, Result, compare, run_case
 from jaxllm.pallas_kernels.paged_attention.inputs import Case
 from jaxllm.runtime.programs.executables import use_compilation_cache
 from jaxllm.runtime.programs.first_run import LONGEST_SECONDS, watched
@@ -32,43 +32,52 @@ _ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
 """New and computed tokens: decodes of one page and of several tiles, a prompt, and a chunk of a longer one."""
 
 
-def with_tested_attention(resolved: ResolvedConfig, implementation: Implementation | None = None) -> ResolvedConfig:
-    """`resolved`, with XLA's attention where `auto` chose an accelerator's kernel that is not right here.
+def with_tested_attention(resolved: ResolvedConfig, run: Callable[..., Result] = run_case) -> ResolvedConfig:
+    """`resolved`, changed where `auto` chose an accelerator's kernel that is not right here.
 
-    `implementation` is what to test in place of that kernel, for tests. Raises `EngineError` for a kernel that hangs:
-    the device is then of no use to anything else.
+    Then the kernel for TPUs serves with its checks on, if it is right with them, else XLA's attention. `run` is what
+    runs a case: for tests. Raises `EngineError` for a kernel that hangs: the device is of no use to anything else.
     """
     if resolved.config.compile.attention_backend != "auto" or resolved.attention not in ("tpu", "gpu"):
         return resolved
-    problem = _cached_problem(resolved, implementation or partial(run_case, resolved.attention))
+    problem = _cached_problem(resolved, run)
     if problem is None:
         return resolved
+    found = replace(resolved, attention_problem=f"{resolved.attention}: {problem}")
+    checked = replace(found, attention_checks=True)
+    with_checks = (
+        resolved.attention == "tpu" and not resolved.attention_checks and _cached_problem(checked, run) is None
+    )
     logger.warning(
-        "paged attention %r failed its self-test on this %s: %s. Serving with 'xla', which is slower; "
+        "paged attention %r failed its self-test on this %s: %s. Serving with %s, which is slower; "
         "`jaxllm doctor --stage attention` says more",
         resolved.attention,
         resolved.device_kind,
         problem,
+        "its checks on" if with_checks else "'xla'",
     )
-    return replace(resolved, attention="xla", attention_problem=f"{resolved.attention}: {problem}")
+    return checked if with_checks else replace(found, attention="xla")
 
 
-def _cached_problem(resolved: ResolvedConfig, implementation: Implementation) -> str | None:
+def _cached_problem(resolved: ResolvedConfig, run: Callable[..., Result]) -> str | None:
     """What an earlier start found, else what the self-test finds now."""
-    cases = list(cases_of(resolved))
-    key = [resolved.attention, resolved.device_kind, software(resolved.platform), [repr(case) for case in cases]]
-    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    cases, name = list(cases_of(resolved)), resolved.attention
+    options = {"checks": True} if resolved.attention_checks else {}
+    key = [name, options, resolved.device_kind, software(resolved.platform), [repr(case) for case in cases]]
+    file = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = use_compilation_cache(resolved.config.compile.compilation_cache_dir)
     cache = None if folder is None else ArtifactCache(folder.parent / RESULTS, _LARGEST)
-    kept = None if cache is None else cache.get(name)
+    kept = None if cache is None else cache.get(file)
     if kept is not None:
         reason: str | None = json.loads(bytes(kept))
         return reason
-    logger.info("testing paged attention %r on this %s", resolved.attention, resolved.device_kind)
-    what = f"the self-test of paged attention {resolved.attention!r}"
-    found = watched(what, lambda: _first_problem(cases, implementation), LONGEST_SECONDS)
+    logger.info("testing paged attention %r on this %s", name, resolved.device_kind)
+    implementation = partial(run, name, **options)
+    found = watched(
+        f"the self-test of paged attention {name!r}", lambda: _first_problem(cases, implementation), LONGEST_SECONDS
+    )
     if cache is not None:
-        cache.put(name, json.dumps(found).encode())
+        cache.put(file, json.dumps(found).encode())
     return found
 
 

@@ -41,7 +41,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
         self.head_size, self.implementation, self.mesh = config.head_size, options.attention, options.mesh
-        self.one_layer_cache = options.one_layer_cache
+        self.one_layer_cache, self.checks = options.one_layer_cache, options.attention_checks
         devices = model_parallel(options.mesh)
         kv_heads = split_kv_heads(config, devices)
         queries, keys = config.num_heads * config.head_size, kv_heads * config.head_size
@@ -75,7 +75,7 @@ class Attention(nnx.Module):
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
         rotation, ragged, layer, window = context
         layer = jnp.asarray(0 if self.one_layer_cache else layer, jnp.int32)
-        options = AttentionOptions(self.head_size**-0.5, window)
+        options = AttentionOptions(self.head_size**-0.5, window, checks=self.checks)
         merged = find(self.implementation).merged if self.is_merged else None
         if merged is not None:
             return merged(projected, rotation, kv_cache, layer, ragged, options)

@@ -26,3 +26,5 @@ class AttentionOptions:
     """
     v_scale: float | jax.Array | None = None
     """Likewise for values."""
+    checks: bool = False
+    """For debugging: a kernel for TPUs stops where it leaves an array or a semaphore is wrong, and is slower."""

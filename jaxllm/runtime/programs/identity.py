@@ -49,6 +49,7 @@ def engine_identity(resolved: ResolvedConfig, programs: ProgramSet[Any], num_pag
         "num_gpu_blocks": num_pages,
         **programs.options,
         "attention_backend": resolved.forward.attention,
+        "attention_checks": resolved.attention_checks,
         "layer_stack": resolved.forward.stack,
         "compiler_options": compiler_options(programs, config.compile),
         # Last: for what has no name above.

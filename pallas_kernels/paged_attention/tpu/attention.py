@@ -38,12 +38,8 @@ def tpu_paged_attention(
     decode_blocks: Blocks | None = None,
     prefill_blocks: Blocks | None = None,
     interpret: pltpu.InterpretParams | bool = False,
-    checks: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `paged_attention`; the cache is in the shape of `tpu_cache_shape`.
-
-    With `checks` the kernels stop where they leave an array or a semaphore is wrong, and are slower.
-    """
+    """See `paged_attention`; the cache is in the shape of `tpu_cache_shape`."""
     dims = Dims(k.shape[1], q.shape[1] // k.shape[1], q.shape[2], kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
     pack = pack_kv_words if interpret is False and dims.kv_packing > 1 else pack_kv
     new = pack(quantise(k, options.k_scale, kv_cache.dtype), quantise(v, options.v_scale, kv_cache.dtype), dims)
@@ -75,7 +71,7 @@ def tpu_paged_attention(
         options.sinks is not None,
         options.alibi_slopes is not None,
         interpret is not False,
-        checks,
+        options.checks,
     )
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)

@@ -1,5 +1,7 @@
 """A case of paged attention with the TPU kernel, from and to the canonical cache."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 
@@ -15,5 +17,6 @@ def attend_on_tpu(inputs: Inputs, *, checks: bool = False) -> tuple[jax.Array, j
     group = case.num_heads // case.num_kv_heads
     dims = Dims(case.num_kv_heads, group, case.head_size, case.page_size, case.dtype, case.cache_dtype.name)
     arrays = inputs.q, inputs.k, inputs.v, from_canonical(inputs.kv_cache, dims)
-    out, cache = tpu_paged_attention(*arrays, jnp.int32(LAYER), inputs.batch, inputs.options, checks=checks)
+    options = replace(inputs.options, checks=checks)
+    out, cache = tpu_paged_attention(*arrays, jnp.int32(LAYER), inputs.batch, options)
     return out, to_canonical(cache, dims)

@@ -21,11 +21,13 @@ from jaxllm.runtime.self_test import RESULTS, cases_of, with_tested_attention
 class Implementation:
     """XLA's attention, or a broken one, that counts its calls."""
 
-    def __init__(self, *, factor: float = 1.0, error: Exception | None = None) -> None:
-        self.factor, self.error, self.calls = factor, error, 0
+    def __init__(self, *, factor: float = 1.0, error: Exception | None = None, needs_checks: bool = False) -> None:
+        self.factor, self.error, self.needs_checks, self.calls = factor, error, needs_checks, 0
 
-    def __call__(self, inputs: Inputs) -> Result:
+    def __call__(self, name: str, inputs: Inputs, *, checks: bool = False) -> Result:
         self.calls += 1
+        if self.needs_checks and checks:
+            return run_case("xla", inputs)
         if self.error is not None:
             raise self.error
         out, cache = run_case("xla", inputs)
@@ -73,6 +75,24 @@ def test_one_that_is_not_is_replaced(broken: Implementation, reason: str, caplog
     assert reason in caplog.text
 
 
+def on_a_tpu() -> ResolvedConfig:
+    return dataclasses.replace(resolved(), attention="tpu")
+
+
+def test_a_tpu_serves_with_checks_where_these_help(caplog: pytest.LogCaptureFixture) -> None:
+    broken = Implementation(factor=1.5, needs_checks=True)
+    after = with_tested_attention(on_a_tpu(), broken)
+    assert (after.attention, after.attention_checks) == ("tpu", True)
+    assert after.forward.attention_checks
+    assert "its checks on" in caplog.text
+    assert str(after.attention_problem).startswith("tpu: it is off by")
+
+
+def test_a_tpu_serves_with_xla_where_nothing_helps() -> None:
+    after = with_tested_attention(on_a_tpu(), Implementation(factor=1.5))
+    assert (after.attention, after.attention_checks) == ("xla", False)
+
+
 def test_one_that_was_asked_for_is_never_replaced() -> None:
     broken = Implementation(factor=1.5)
     before = resolved("gpu")
@@ -106,10 +126,10 @@ def test_one_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "LONGEST_SECONDS", 0.2)
     ended = threading.Event()
 
-    def hangs(inputs: Inputs) -> Result:
+    def hangs(name: str, inputs: Inputs) -> Result:
         ended.wait(60)
         raise AssertionError(inputs)
 
-    with pytest.raises(EngineError, match="self-test of paged attention 'gpu' has not ended after 0.2 s"):
+    with pytest.raises(EngineError, match=r"self-test of paged attention 'gpu' has not ended after 0\.2 s"):
         with_tested_attention(resolved(), hangs)
     ended.set()
