@@ -91,7 +91,7 @@ class Engine(StepLoop[Dispatched]):
         """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
-        self.check_request(request)
+        self._limits.check(request)
         concerned = [each for each in self._collaborators if each.concerns(request)]
         for collaborator in concerned:
             collaborator.prepares(request)

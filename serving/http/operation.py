@@ -38,7 +38,8 @@ class Operation:
     this kind. `parts` are bodies inside these, which their types do not tell; `query` has the query parameters;
     `errors` is the form of errors here, and of unknown paths below. `public` operations need no key. Requests of a
     batch may go to `batch` operations. Some are for a server whose model generates, or pools, as `runner` says. With
-    `upload`, the body is a form with a file. `name` tells operations of the same handler apart.
+    `upload`, the body is a form with a file. `refusable` ones may be answered with status 400 though they have no body.
+    `name` tells operations of the same handler apart.
     """
 
     path: str
@@ -55,6 +56,7 @@ class Operation:
     public: bool = False
     batch: bool = False
     upload: bool = False
+    refusable: bool = False
     runner: Literal["generate", "pooling"] | None = None
     name: str = ""
 

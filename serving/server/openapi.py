@@ -130,7 +130,8 @@ def _errors(operation: Operation) -> dict[str, Any]:
     elif operation.public:
         statuses = [500, 503]
     else:
-        statuses = [400] * ("{response_id" in operation.path or operation.tag == "Files") + [401, 404, 500, 503]
+        refusable = operation.refusable or "{response_id" in operation.path or operation.tag == "Files"
+        statuses = [400] * refusable + [401, 404, 500, 503]
     content = {"application/json": {"schema": _reference(operation.errors.body)}}
     documented = operation.errors.documented
     return {str(status): {"description": documented[status], "content": content} for status in statuses}

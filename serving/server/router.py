@@ -23,6 +23,7 @@ OPERATIONS = (
         handler=routes.start_profile,
         tag="Operation",
         response=answers.Profile,
+        refusable=True,
     ),
     Operation(
         path="/stop_profile",
@@ -30,6 +31,7 @@ OPERATIONS = (
         handler=routes.stop_profile,
         tag="Operation",
         response=answers.Profile,
+        refusable=True,
     ),
 )
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+import jax
 from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import CapacityError, EngineError
@@ -27,12 +28,19 @@ def run_at_start(platform: str, made: Sequence[Bucket]) -> Sequence[Bucket]:
     return made[:1] if platform == "cpu" else made
 
 
+def is_watched() -> bool:
+    """Whether what hangs is looked for: on accelerators.
+
+    A CPU has no driver to hang, and a thread that allocates keeps memory: 6 MiB for each engine.
+    """
+    return jax.default_backend() != "cpu"
+
+
 def first_run(
     executables: Executables,
     what: str,
     run: Callable[[], T],
     renew: Callable[[], None] = lambda: None,
-    longest_seconds: float | None = None,
 ) -> T:
     """The result of `run`, which runs an executable and waits for it. `what` names it, as in "the first step of ...".
 
@@ -44,7 +52,7 @@ def first_run(
         EngineError: it hangs or fails.
     """
     try:
-        return watched(what, run, LONGEST_SECONDS if longest_seconds is None else longest_seconds)
+        return watched(what, run, LONGEST_SECONDS) if is_watched() else run()
     except (JaxRuntimeError, TypeError, ValueError) as error:
         if isinstance(error, JaxRuntimeError) and is_out_of_memory(error):
             raise CapacityError(
@@ -54,7 +62,7 @@ def first_run(
         if not executables.make_again(f"{what} failed: {_first_line(error)}"):
             raise EngineError(f"{what} failed: {_first_line(error)}; `jaxllm doctor` looks for the cause") from error
     renew()
-    return first_run(executables, what, run, renew, longest_seconds)
+    return first_run(executables, what, run, renew)
 
 
 def watched(what: str, run: Callable[[], T], longest_seconds: float) -> T:
