@@ -21,7 +21,6 @@ from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
-from jaxllm.runtime.self_test import with_tested_attention
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 
@@ -76,8 +75,9 @@ class Engine(StepLoop[Dispatched]):
         """
         resolved = resolve_config(config)
         if resolved.platform != "cpu":
-            # Only here: a start on CPU need not wait for the import.
+            # Only here: a start on CPU need not wait for the imports.
             from jaxllm.planning.fit import fit_here
+            from jaxllm.runtime.self_test import with_tested_attention
 
             resolved = with_tested_attention(fit_here(resolved))
         resolved, runner, num_pages = build_runner(resolved, progress)

@@ -20,7 +20,6 @@ from jaxllm.pooling.resolved import ResolvedPoolingConfig, resolve_pooling_confi
 from jaxllm.pooling.runner import DispatchedTexts, PoolingRunner
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
-from jaxllm.runtime.self_test import with_tested_attention
 
 
 class PoolingEngine(StepLoop[DispatchedTexts]):
@@ -51,7 +50,11 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             ConfigError: an option or the checkpoint is wrong.
         """
         resolved = resolve_pooling_config(config)
-        resolved = dataclasses.replace(resolved, common=with_tested_attention(resolved.common))
+        if resolved.common.platform != "cpu":
+            # Only here: a start on CPU need not wait for the import.
+            from jaxllm.runtime.self_test import with_tested_attention
+
+            resolved = dataclasses.replace(resolved, common=with_tested_attention(resolved.common))
         return cls(resolved, build_pooling_runner(resolved, progress))
 
     def add_request(self, request: PoolingRequest) -> None:
