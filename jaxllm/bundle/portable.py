@@ -50,6 +50,10 @@ class SavedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     committed: bool
 
 
+_CALL = msgspec.json.Decoder(SavedCall)
+"""Made here, in one thread: with msgspec 0.22, threads that decode a type for the first time at once crash."""
+
+
 @dataclass(frozen=True)
 class DeviceAssignment:
     """Where executables run: the devices in the order of the assignment, and the mesh over them, if there is one."""
@@ -146,7 +150,7 @@ def from_bytes(
 ) -> jax.stages.Compiled:
     """What `to_bytes` was given. Raises like `load`, and `ValueError` for anything but its results."""
     end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
-    call = msgspec.json.decode(content[_LENGTH:end], type=SavedCall)
+    call = _CALL.decode(content[_LENGTH:end])
     return load(bytes(content[end:]), call, arguments, result, assignment)
 
 

@@ -106,6 +106,9 @@ def make_router(operations: Sequence[Operation]) -> APIRouter:
     for operation in operations:
         assert operation.handler.__doc__ is not None
         name = operation.name or operation.handler.__name__
+        for kind in (operation.request, operation.query):
+            # Large bodies are decoded in a thread: msgspec 0.22 crashes where two decode a type for the first time.
+            msgspec.json.Decoder(kind)
         for method in operation.methods:
             router.add_api_route(
                 operation.path,
