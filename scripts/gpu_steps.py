@@ -19,25 +19,10 @@ from jaxllm.runtime.programs.executables import compiler_options
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import resolve_config
 from scripts.described_gpus import GPUS, Gpu
+from scripts.first_light import LLAMA_8B
 
 LAYERS = 4
 """Of the model: the others would be the same again."""
-
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 
 _PAGES = 10000
 
@@ -83,7 +68,7 @@ def compile_step(gpu: Gpu, bucket: Bucket, dump: Path) -> Counts:
     """The counts of one step of Llama-3-8B's layers. XLA writes to `dump`, the folder that XLA_FLAGS names."""
     devices = gpu.devices()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
+        (Path(folder) / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": LAYERS}))
         options = {"model": folder, "max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
         resolved = resolve_config(EngineConfig.from_options(options), devices)
         programs = generation_programs(resolved, _PAGES)

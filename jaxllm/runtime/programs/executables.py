@@ -73,7 +73,7 @@ def _turn_on(folder: str | None) -> None:
 
 _ON_GPU: dict[str, Any] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
-    # Percent. XLA counts a donated cache three times, and would compute things anew to save memory.
+    # Percent. XLA counts a donated cache three times, and would compute things again to save memory.
     "xla_gpu_memory_limit_slop_factor": 1000,
 }
 """CUDA graphs, also of conditionals and loops: else the host waits for the device to read each condition. On an H100 a

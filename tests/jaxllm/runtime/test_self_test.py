@@ -100,9 +100,15 @@ def test_one_that_was_asked_for_is_never_replaced() -> None:
     assert not broken.calls
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_what_was_found_is_kept(factor: float, cache_folder: Path) -> None:
-    implementation = Implementation(factor=factor)
+def test_a_failure_is_tested_again(cache_folder: Path) -> None:
+    before = resolved(cache=str(cache_folder))
+    full = Implementation(error=RuntimeError("RESOURCE_EXHAUSTED: another process has the memory"))
+    assert with_tested_attention(before, full).attention == "xla"
+    assert with_tested_attention(before, Implementation()) is before
+
+
+def test_that_it_is_right_is_kept(cache_folder: Path) -> None:
+    implementation = Implementation()
     before = resolved(cache=str(cache_folder))
     first, second = (with_tested_attention(before, implementation) for _ in range(2))
     assert implementation.calls == 1

@@ -73,8 +73,8 @@ for file in ours.glob("step_*.bin"):
     mine, others = (bytes(artifacts.get(f"{folder.name}/{file.name}")) for folder in (ours, other))
     end = [8 + int.from_bytes(each[:8], "little") for each in (mine, others)]
     artifacts.put(f"{ours.name}/{file.name}", mine[:end[0]] + others[end[1]:])
-foreign, mended = start(32)[0], start(32)[0]
-print(json.dumps([cold, foreign, mended]))
+foreign, replaced = start(32)[0], start(32)[0]
+print(json.dumps([cold, foreign, replaced]))
 """
 
 
@@ -95,9 +95,9 @@ def test_the_error_names_the_step_that_is_broken(run_python: RunPython, how: str
 def test_executables_that_the_runtime_rejects_are_compiled_again(run_python: RunPython, tmp_path: Path) -> None:
     done = run_python("-c", FOREIGN, str(tmp_path))
     assert done.returncode == 0, done.stderr
-    cold, foreign, mended = json.loads(done.stdout.splitlines()[-1])
-    assert cold["tokens"] == foreign["tokens"] == mended["tokens"]
-    assert (cold["lowered"], foreign["lowered"], mended["lowered"]) == (2, 2, 0)
+    cold, foreign, replaced = json.loads(done.stdout.splitlines()[-1])
+    assert cold["tokens"] == foreign["tokens"] == replaced["tokens"]
+    assert (cold["lowered"], foreign["lowered"], replaced["lowered"]) == (2, 2, 0)
     assert "cached executables are compiled again" in done.stderr
 
 
