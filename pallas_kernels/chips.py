@@ -13,6 +13,8 @@ v6e) is less than the 524,288 cycles that two 256 x 256 units need at one row pe
 
 `link_bandwidth` is the one-way figure of "How to Scale Your Model", chapter 2 (jax-ml.github.io/scaling-book/tpus). The
 Cloud TPU pages give it per chip, both ways and all links together, and round up (v6e: 800 GB/s over 4 links).
+
+PCI device IDs are those by which JAX finds TPUs (`jax/_src/hardware_utils.py`).
 """
 
 from collections.abc import Mapping
@@ -42,6 +44,8 @@ class Chip:
         mxu_rows: Rows of bfloat16 that enter one matrix unit per cycle; 0 for GPUs.
         link_bandwidth: Bytes per second, one way, of one link to a neighbouring chip (ICI); 0 for GPUs.
         topology_options: Further keywords for `get_topology_desc`, without which it describes another device.
+        devices_per_chip: What JAX shows of one chip, which has one file in `/dev` and one number for libtpu.
+        pci_device: Device ID on the PCI bus; empty for GPUs.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Chip:
     mxu_rows: int = 0
     link_bandwidth: float = 0
     topology_options: Mapping[str, str] = field(default_factory=dict)
+    devices_per_chip: int = 1
+    pci_device: str = ""
 
 
 _ALL = (
@@ -73,6 +79,7 @@ _ALL = (
         mxus=4,
         cores=2,  # megacore: one device drives both TensorCores
         topology="v4:2x2x1",
+        pci_device="0x005e",
         mxu_rows=1,
         link_bandwidth=45e9,
         topology_options={"chip_config_name": "megacore"},  # else the description has one device per core
@@ -89,6 +96,7 @@ _ALL = (
         mxus=4,
         cores=1,
         topology="v5e:2x2",
+        pci_device="0x0063",
         mxu_rows=1,
         link_bandwidth=45e9,
     ),
@@ -104,6 +112,7 @@ _ALL = (
         mxus=4,
         cores=2,  # megacore
         topology="v5p:2x2x1",
+        pci_device="0x0062",
         mxu_rows=1,
         link_bandwidth=90e9,
     ),
@@ -119,6 +128,7 @@ _ALL = (
         mxus=2,
         cores=1,
         topology="v6e:2x2",
+        pci_device="0x006f",
         mxu_rows=2,
         link_bandwidth=90e9,
     ),
@@ -126,7 +136,8 @@ _ALL = (
         name="tpu7x",
         device_kind="TPU7x",
         platform="tpu",
-        # A chip is two TensorCores, shown as two devices; per chip: 192 GiB, 7380 GB/s, 2307 TFLOP/s.
+        devices_per_chip=2,  # one for each TensorCore
+        # Per chip: 192 GiB, 7380 GB/s, 2307 TFLOP/s.
         hbm_bytes=96 * _GIB,
         hbm_bandwidth=3.69e12,
         bf16_flops=1153.5e12,
@@ -135,6 +146,7 @@ _ALL = (
         mxus=2,
         cores=1,
         topology="tpu7x:2x2x1",
+        pci_device="0x0076",
         mxu_rows=2,
         link_bandwidth=90e9,
     ),

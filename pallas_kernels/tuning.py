@@ -1,8 +1,9 @@
 """Block sizes that were tuned for a chip: one JSON file per chip and operation, `tuned/<chip>/<operation>.json`.
 
-A file is `{"entries": [{"key": {...}, "blocks": {...}, "case": ..., "share": ..., "command": how it was made}, ...]}`.
-An operation looks its key up and falls back on a heuristic of its own where there is none. `share` is the part of the
-roofline that these blocks reach in `case`, by the static model (docs/kernels.md): an estimate, for plans.
+What the user has measured (`measured.py`) comes before it. A file is `{"entries": [{"key": {...}, "blocks": {...},
+"case": ..., "microseconds": of the case, "share": ..., "command": how it was made}, ...]}`. An operation looks its key
+up and falls back on a heuristic of its own where there is none. `share` is the part of the roofline that these blocks
+reach in `case`, by the static model (docs/kernels.md): an estimate, for plans.
 """
 
 import json
@@ -12,11 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, cast
 
-Key = tuple[tuple[str, int | str], ...]
-
-
-def _key(fields: Mapping[str, int | str]) -> Key:
-    return tuple(sorted(fields.items()))
+from jaxllm.pallas_kernels.measured import Key, key_of, measured_blocks
 
 
 @cache
@@ -24,7 +21,7 @@ def _entries(operation: str, chip: str) -> Mapping[Key, Mapping[str, Any]]:
     file = resources.files("jaxllm.pallas_kernels") / "tuned" / chip / f"{operation}.json"
     if not file.is_file():
         return {}
-    return {_key(entry["key"]): entry for entry in json.loads(file.read_text())["entries"]}
+    return {key_of(entry["key"]): entry for entry in json.loads(file.read_text())["entries"]}
 
 
 def tuned_blocks(operation: str, chip: str) -> Mapping[Key, Mapping[str, int]]:
@@ -32,9 +29,14 @@ def tuned_blocks(operation: str, chip: str) -> Mapping[Key, Mapping[str, int]]:
     return {key: entry["blocks"] for key, entry in _entries(operation, chip).items()}
 
 
-def find_blocks(operation: str, chip: str, fields: Mapping[str, int | str]) -> Mapping[str, int] | None:
-    """Tuned block sizes for the key `fields`, or None."""
-    entry = _entries(operation, chip).get(_key(fields))
+def find_blocks(
+    operation: str, chip: str | None, fields: Mapping[str, int | str], device_kind: str | None = None
+) -> Mapping[str, int] | None:
+    """Block sizes for the key `fields`: measured on a `device_kind`, or tuned for the chip; else None."""
+    measured = device_kind and measured_blocks(operation, device_kind).get(key_of(fields))
+    if measured:
+        return measured
+    entry = _entries(operation, chip).get(key_of(fields)) if chip else None
     return None if entry is None else cast(Mapping[str, int], entry["blocks"])
 
 

@@ -2,7 +2,18 @@
 
 from jaxllm.pallas_kernels.linear.api import can_pack, choose_layout, linear
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused, Norm
-from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout
+from jaxllm.pallas_kernels.linear.weight import OperandLayout, Weight, WeightLayout
 from jaxllm.pallas_kernels.linear.xla import RowMajor
 
-__all__ = ["NOTHING", "Fused", "Norm", "RowMajor", "Weight", "WeightLayout", "can_pack", "choose_layout", "linear"]
+__all__ = [
+    "NOTHING",
+    "Fused",
+    "Norm",
+    "OperandLayout",
+    "RowMajor",
+    "Weight",
+    "WeightLayout",
+    "can_pack",
+    "choose_layout",
+    "linear",
+]

@@ -21,6 +21,7 @@ class RowMajor(WeightLayout):
     """A matrix [out, in], or any other tensor, as it is."""
 
     is_packed: ClassVar[bool] = False
+    in_stack: ClassVar[bool] = False
 
     @property
     def array_shape(self) -> tuple[int, ...]:
@@ -35,9 +36,9 @@ class RowMajor(WeightLayout):
         """Copy it."""
         np.copyto(array, tensor)
 
-    def rows(self, array: jax.Array, index: jax.Array) -> jax.Array:
+    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
         """Look rows up."""
-        return jnp.take(array, index, axis=0, mode="clip")
+        return jnp.take(weight.array, index, axis=0, mode="clip")
 
     def multiply(
         self,
@@ -52,11 +53,22 @@ class RowMajor(WeightLayout):
         """See `linear`. XLA computes padding, too."""
         x, kind = fused.prepare(x), jnp.dtype(out_dtype)
         matrix = weight.array if weight.layer is None else weight.array[weight.layer]
-        if platform == "cpu" and x.shape[0] <= WEIGHT_LEFT_UP_TO:
-            out = _weight_left(x, matrix, kind)
-        else:
-            out = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=kind)
+        out = product(x, matrix, kind, platform)
         return out if fused.residual is None else out.astype(fused.residual.dtype) + fused.residual
+
+
+@dataclass(frozen=True)
+class InStack(RowMajor):
+    """A tensor as it is, beside others of a matrix whose kernel finds a layer in the stack of all."""
+
+    in_stack: ClassVar[bool] = True
+
+
+def product(x: jax.Array, matrix: jax.Array, kind: jnp.dtype, platform: str) -> jax.Array:
+    """`x` [T, in] times a matrix [out, in], transposed: [T, out] in the type `kind`."""
+    if platform == "cpu" and x.shape[0] <= WEIGHT_LEFT_UP_TO:
+        return _weight_left(x, matrix, kind)
+    return lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=kind)
 
 
 def _weight_left(x: jax.Array, weight: jax.Array, kind: jnp.dtype) -> jax.Array:

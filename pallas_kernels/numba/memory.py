@@ -21,14 +21,14 @@ def compiled(function: Function) -> Function:
 def _emit_read(kind: ir.Type) -> Any:
     def emit(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value) -> ir.Value:
         value = builder.load(pointer(builder, address, offset, kind))
-        return builder.sext(value, WORD) if kind == INT else value
+        return builder.sext(value, WORD) if kind in (INT, BYTE) else value
 
     return emit
 
 
 def _emit_write(kind: ir.Type) -> Any:
     def emit(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, value: ir.Value) -> None:
-        value = builder.trunc(value, kind) if kind == INT else value
+        value = builder.trunc(value, kind) if kind in (INT, BYTE) else value
         builder.store(value, pointer(builder, address, offset, kind))
 
     return emit
@@ -59,6 +59,9 @@ set_word = operation(types.void, (_word, _word, _word), _emit_write(WORD))
 int32 = operation(_word, (_word, _word), _emit_read(INT))
 """The int32 there, as an int64."""
 set_int32 = operation(types.void, (_word, _word, _word), _emit_write(INT))
+byte = operation(_word, (_word, _word), _emit_read(BYTE))
+"""The byte there, as an int64, with a sign."""
+set_byte = operation(types.void, (_word, _word, _word), _emit_write(BYTE))
 real = operation(_real, (_word, _word), _emit_read(FLOAT))
 """The float32 there."""
 set_real = operation(types.void, (_word, _word, _real), _emit_write(FLOAT))

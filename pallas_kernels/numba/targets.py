@@ -36,6 +36,8 @@ class Target:
     """Makes the object file, for `Trampoline.open`. May import Numba."""
     sources: Path
     """Folder of what it is made from, beside this one."""
+    more_sources: tuple[Path, ...] = ()
+    """Other such folders."""
 
 
 def default_folder() -> Path:
@@ -74,7 +76,7 @@ def provide(target: Target) -> None:
 
 def _open(trampoline: "Trampoline", target: Target, folder: Path | None) -> "Trampoline":
     """Have calls passed on to the kernel."""
-    name = f"{target.name}-{_digest(target.sources)}.o"
+    name = f"{target.name}-{_digest(target.sources, *target.more_sources)}.o"
     artifacts = None if folder is None else ArtifactCache(folder, LARGEST_CACHE)
     # It must be whole: a damaged object file would end the process.
     cached = None if artifacts is None else artifacts.get(name)
@@ -90,12 +92,12 @@ def _open(trampoline: "Trampoline", target: Target, folder: Path | None) -> "Tra
 
 
 @cache
-def _digest(sources: Path) -> str:
+def _digest(*sources: Path) -> str:
     """What an object file depends on: the sources, what compiles them, and the processor."""
     import llvmlite.binding as llvm
 
     digest = hashlib.sha256()
-    for source in sorted(path for folder in {Path(__file__).parent, sources} for path in folder.glob("*.py")):
+    for source in sorted(path for folder in {Path(__file__).parent, *sources} for path in folder.glob("*.py")):
         digest.update(source.read_bytes())
     for package in ("numba", "llvmlite"):
         digest.update(importlib.metadata.version(package).encode())

@@ -73,7 +73,7 @@ def emit_load(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, kind: 
     if kind == "float32":
         place = builder.bitcast(pointer(builder, address, offset, FLOAT), VECTOR.as_pointer())
         return builder.load(place, align=4)
-    bits = ir.IntType(16 if kind == "bfloat16" else 8)
+    bits = ir.IntType(16 if kind in ("bfloat16", "float16") else 8)
     narrow = ir.VectorType(bits, LANES)
     place = builder.bitcast(pointer(builder, address, offset, bits), narrow.as_pointer())
     raw = builder.load(place, align=bits.width // 8)
@@ -81,6 +81,8 @@ def emit_load(builder: ir.IRBuilder, address: ir.Value, offset: ir.Value, kind: 
         return builder.sitofp(raw, VECTOR)
     if kind == "bfloat16":
         return builder.bitcast(builder.shl(builder.zext(raw, INTS), integer(16)), VECTOR)
+    if kind == "float16":
+        return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
     # By way of float16, whose conversion keeps subnormal numbers whatever the mode of the processor. e5m2 is its upper
     # half; e4m3 has its exponent one place further down, with another bias.
     shorts = ir.VectorType(ir.IntType(16), LANES)
@@ -131,6 +133,17 @@ def emit_folds(builder: ir.IRBuilder, values: list[ir.Value], combine: Any) -> l
             if owner not in scalars:
                 scalars[owner] = builder.extract_element(value, ir.Constant(INT, lane))
     return [scalars[index] for index in range(len(scalars))]
+
+
+def emit_fold_all(builder: ir.IRBuilder, values: list[ir.Value], combine: Any) -> ir.Value:
+    """A vector of what `emit_folds` makes of `LANES` vectors, in their order."""
+    owners = [[index] * LANES for index in range(LANES)]
+    width = LANES
+    while width > 1:
+        width //= 2
+        values, owners = _fold_once(builder, values, owners, width, combine)
+    order = [owners[0].index(index) for index in range(LANES)]
+    return builder.shuffle_vector(values[0], values[0], ir.Constant(INTS, order))
 
 
 def _fold_once(

@@ -1,6 +1,6 @@
 """Ragged paged attention over a KV cache of all layers."""
 
-from jaxllm.pallas_kernels.paged_attention.api import cache_shape, paged_attention, prepare
+from jaxllm.pallas_kernels.paged_attention.api import cache_shape, in_chunks, paged_attention, prepare
 from jaxllm.pallas_kernels.paged_attention.backend import BACKENDS, CacheGeometry, Heads, find
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
@@ -14,6 +14,7 @@ __all__ = [
     "RaggedBatch",
     "cache_shape",
     "find",
+    "in_chunks",
     "paged_attention",
     "prepare",
 ]

@@ -3,6 +3,7 @@
 import jax
 
 from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry, Heads, find
+from jaxllm.pallas_kernels.paged_attention.local_chunks import within_chunks
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
@@ -50,6 +51,11 @@ def paged_attention(
 def prepare(implementation: str, batch: RaggedBatch, heads: Heads) -> RaggedBatch:
     """A batch for all layers of a step: `paged_attention` takes it in place of `batch`, and gives the same."""
     return find(implementation).prepare(batch, heads)
+
+
+def in_chunks(implementation: str, batch: RaggedBatch, chunk: int, kv_cache: jax.Array, head_size: int) -> RaggedBatch:
+    """The batch of layers whose attention stays within chunks of so many positions, see `within_chunks`."""
+    return within_chunks(batch, chunk, find(implementation).page_size(kv_cache.shape, head_size))
 
 
 def cache_shape(implementation: str, geometry: CacheGeometry) -> tuple[int, ...]:

@@ -36,6 +36,8 @@ class CacheGeometry:
     num_kv_heads: int
     head_size: int
     dtype: str
+    for_tpu: bool = False
+    """Whether the cache is to be an array that TPUs neither pad nor copy, where an implementation has two shapes."""
 
 
 class PagedAttention(Protocol):
@@ -85,13 +87,16 @@ class Backend:
     """Axis 0 is the layer, axis 1 the page, and axis 3 the KV heads, which may be split over devices."""
     prepare: Callable[[RaggedBatch, Heads], RaggedBatch] = lambda batch, heads: batch
     """Adds to a batch what would otherwise be made in every layer; `call` also takes a batch without."""
-    from_canonical: Callable[[jax.Array], jax.Array] = lambda cache: cache
+    from_canonical: Callable[..., jax.Array] = lambda cache, scale_bytes=0: cache
     """A cache of `canonical_shape` as `call` has it, for tests and tools; a running engine never converts.
 
-    Not for `tpu`, whose layout only its kernel reads.
+    `from_canonical(cache, scale_bytes=0)`, where so many of each stored head are its scale. Not for `tpu`, whose layout
+    only its kernel reads.
     """
-    to_canonical: Callable[[jax.Array, int], jax.Array] = lambda cache, page_size: cache
-    """What `from_canonical` made of a cache with pages of `page_size` tokens, back."""
+    to_canonical: Callable[..., jax.Array] = lambda cache, page_size, scale_bytes=0: cache
+    """`to_canonical(cache, page_size, scale_bytes=0)`: what `from_canonical` made of a cache with such pages, back."""
+    page_size: Callable[[tuple[int, ...], int], int] = lambda shape, head_size: shape[2]
+    """Tokens of a page, from the shape of a cache and the size of stored heads."""
     merged: MergedAttention | None = None
     takes_merged: Callable[[int, str], bool] = lambda head_size, dtype: False
     """Whether `merged` can, for heads of a size, and activations and a cache of a type (NumPy's name)."""

@@ -19,10 +19,12 @@ __all__ = [
 TOLERANCES: dict[str, dict[str, float]] = {
     "float32": dict.fromkeys(("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"), 5e-6),
     "bfloat16": dict.fromkeys(("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"), 3e-2),
+    "float16": dict.fromkeys(("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"), 4e-3),
 }
 """Largest absolute error of a result, by the type of the queries and that of the cache, against float64 on the stored
 values. Values are normal with variance 1, so that results are at most about 4, of which bfloat16 rounds off up to
-0.008; the rest is for scores and weights in bfloat16. A cache type costs nothing: its values convert exactly."""
+0.008; the rest is for scores and weights in bfloat16. Float16 has three bits more. A cache type costs nothing: its
+values convert exactly."""
 
 
 def tolerance(case: Case) -> float:
@@ -32,6 +34,7 @@ def tolerance(case: Case) -> float:
 
 _MIXED = ((1, 5), (1, 0), (1, 33), (7, 0), (70, 3), (3, 29))
 _SHARED_PREFIX = ((1, 260), (1, 300), (1, 20), (1, 256), (1, 389), (1, 257), (20, 256), (3, 31))
+_CHUNKED = ((1, 90), (1, 31), (1, 32), (70, 0), (2, 63), (5, 60), (30, 95), (3, 33))
 _FEW = ((1, 20), (1, 47), (17, 9), (20, 0))
 
 _BATCHES: tuple[Case, ...] = (
@@ -55,6 +58,8 @@ _SHAPES: tuple[Case, ...] = (
     Case("group_16", _FEW, num_heads=32, num_kv_heads=2),
     Case("multi_query", _MIXED, num_heads=8, num_kv_heads=1),
     Case("wide_multi_query", _FEW, num_heads=16, num_kv_heads=1, dtype="bfloat16"),
+    Case("head_32", _FEW, num_heads=6, num_kv_heads=3, head_size=32, sinks=True),
+    Case("head_64_four_kv_heads", _MIXED, num_heads=8, num_kv_heads=4, dtype="bfloat16"),
     Case("head_80", _MIXED, head_size=80),
     Case("head_96", _FEW, head_size=96, dtype="bfloat16"),
     Case("head_128", _MIXED, head_size=128, dtype="bfloat16"),
@@ -71,6 +76,11 @@ _SCORES: tuple[Case, ...] = (
     Case("window_zero", _FEW, window=0, traced=True),
     Case("window_one", _MIXED, window=1),
     Case("long_window", ((1, 300), (40, 280)), window=33),
+    Case("window_null_pages", ((1, 300), (1, 90), (40, 280), (5, 30)), window=33, unseen_are_null=True),
+    Case("chunks_null_pages", _CHUNKED, chunk=32, unseen_are_null=True, dtype="bfloat16"),
+    Case(
+        "chunks_every_score", _CHUNKED, chunk=16, soft_cap=5.0, sinks=True, alibi=True, padding_tokens=7, padding_rows=2
+    ),
     Case("soft_cap", _MIXED, soft_cap=5.0),
     Case("soft_cap_window", _MIXED, soft_cap=5.0, window=20, traced=True),
     Case("sinks", _MIXED, sinks=True),
@@ -92,8 +102,22 @@ _TYPES: tuple[Case, ...] = (
     Case("e5m2", _FEW, dtype="bfloat16", kv_dtype="float8_e5m2", k_scale=0.25, v_scale=2.0, traced=True),
     Case("int8", _MIXED, dtype="bfloat16", kv_dtype="int8", k_scale=2**-5, v_scale=2**-4),
     Case("shared_prefix_e4m3", _SHARED_PREFIX, prefix=256, num_heads=6, kv_dtype="float8_e4m3fn"),
+    Case("int8_three_kv_heads", _FEW, num_heads=9, num_kv_heads=3, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4),
     Case("int8_traced", _FEW, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4, traced=True),
     Case("int8_sinks_window", _FEW, kv_dtype="int8", k_scale=2**-5, v_scale=2**-4, sinks=True, window=24),
+    Case("int8_by_token", _MIXED, kv_dtype="int8", scale_bytes=4, padding_tokens=5, padding_rows=3),
+    Case("int8_by_token_bfloat16", _SHARED_PREFIX, prefix=256, dtype="bfloat16", kv_dtype="int8", scale_bytes=4),
+    Case(
+        "int8_by_token_every_score",
+        _FEW,
+        window=24,
+        soft_cap=5.0,
+        sinks=True,
+        alibi=True,
+        kv_dtype="int8",
+        scale_bytes=8,
+    ),
+    Case("int8_by_token_head_128", _FEW, head_size=128, page_size=64, num_heads=6, kv_dtype="int8", scale_bytes=4),
     Case("e4m3_head_128", _FEW, head_size=128, dtype="bfloat16", kv_dtype="float8_e4m3fn", soft_cap=5.0, k_scale=0.5),
     Case("e4m3_every_score", _FEW, window=24, soft_cap=5.0, sinks=True, alibi=True, kv_dtype="float8_e4m3fn"),
 )

@@ -44,9 +44,9 @@ def run_case(implementation: str, inputs: Inputs, *, checks: bool = False) -> Re
 
     def attend(inputs: Inputs) -> Result:
         page_size = inputs.kv_cache.shape[2]
-        own = replace(inputs, kv_cache=backend.from_canonical(inputs.kv_cache))
+        own = replace(inputs, kv_cache=backend.from_canonical(inputs.kv_cache, inputs.case.scale_bytes))
         out, cache = own.call(implementation, jnp.int32(LAYER))
-        return out, backend.to_canonical(cache, page_size)
+        return out, backend.to_canonical(cache, page_size, inputs.case.scale_bytes)
 
     return jax.jit(attend)(inputs)
 

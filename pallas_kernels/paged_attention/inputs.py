@@ -9,8 +9,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.paged_attention.api import paged_attention
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import joined, quantised
+from jaxllm.pallas_kernels.paged_attention.local_chunks import within_chunks
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
 
 LAYER = 1
 """The layer that `Inputs.call` attends over, unless told."""
@@ -32,6 +34,10 @@ class Case:
     prefix: int = 0
     """Rows with at least so many computed tokens begin with the same ones, and share the pages that these fill."""
     window: int | None = None
+    chunk: int | None = None
+    """Attention within chunks of so many positions, see `within_chunks`."""
+    unseen_are_null: bool = False
+    """Pages that the window or chunks hide from every token to come were given back: `NULL_PAGE` is in their place."""
     soft_cap: float | None = None
     sinks: bool = False
     alibi: bool = False
@@ -41,9 +47,13 @@ class Case:
     """Of the cache; None means `dtype`."""
     k_scale: float | None = None
     v_scale: float | None = None
+    scale_bytes: int = 0
+    """Of a scale for each token and head, see `AttentionOptions`."""
     traced: bool = False
     """Window and scales are arrays, as a scan over layers gives them, not Python numbers."""
     layers: int = 2
+    writes: bool = True
+    """See `AttentionOptions.writes`."""
     seed: int = 0
 
     @property
@@ -61,6 +71,12 @@ class Case:
         """Factor on the scores."""
         return self.head_size**-0.5
 
+    def first_key(self, position: int) -> int:
+        """The first key that a query at a position sees."""
+        if self.chunk:
+            return position // self.chunk * self.chunk
+        return max(position - self.window + 1, 0) if self.window else 0
+
     @property
     def row_pages(self) -> tuple[int, ...]:
         """Pages that each row holds."""
@@ -77,11 +93,12 @@ def minimum_bytes(case: Case) -> int:
     """
     q_size, kv_size = jnp.dtype(case.dtype).itemsize, case.cache_dtype.itemsize
     token = 2 * case.num_kv_heads * case.head_size
-    total = case.num_tokens * (2 * case.num_heads * case.head_size * q_size + token * (q_size + kv_size))
+    stored = (token + 2 * case.num_kv_heads * case.scale_bytes) * kv_size
+    total = case.num_tokens * (2 * case.num_heads * case.head_size * q_size + token * q_size + stored)
     for new, computed in case.rows:
-        first = max(computed - case.window + 1, 0) if case.window else 0
+        first = case.first_key(computed)
         pages = -(-computed // case.page_size) - first // case.page_size if new and first < computed else 0
-        total += pages * case.page_size * token * kv_size
+        total += pages * case.page_size * stored
     return total
 
 
@@ -107,19 +124,25 @@ class Inputs:
         """All that the case asks for."""
         case = self.case
         window, k_scale, v_scale = self.traced if case.traced else (case.window, case.k_scale, case.v_scale)
-        return AttentionOptions(case.scale, window, case.soft_cap, self.sinks, self.alibi_slopes, k_scale, v_scale)
+        scores = case.scale, window, case.soft_cap, self.sinks, self.alibi_slopes
+        return AttentionOptions(*scores, k_scale, v_scale, case.scale_bytes, writes=case.writes)
+
+    @property
+    def step(self) -> RaggedBatch:
+        """The batch as attention takes it."""
+        return within_chunks(self.batch, self.case.chunk, self.case.page_size) if self.case.chunk else self.batch
 
     def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
         """`paged_attention` on these arrays: [T, N, H] and the updated cache."""
         arrays = self.q, self.k, self.v, self.kv_cache
-        return paged_attention(*arrays, layer, self.batch, self.options, implementation=implementation)
+        return paged_attention(*arrays, layer, self.step, self.options, implementation=implementation)
 
 
 def make_inputs(case: Case) -> Inputs:
     """Random arrays. Pages are shuffled, and places of the cache that hold no token are large."""
     rng = np.random.default_rng(case.seed)
-    batch, cache_shape = _make_batch(case, rng)
-    tokens = case.num_tokens + case.padding_tokens
+    batch, num_pages = make_batch(case, rng)
+    tokens, cache_shape = case.num_tokens + case.padding_tokens, _cache_shape(case, num_pages)
 
     def normal(*shape: int, dtype: DTypeLike = jnp.float32) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
@@ -142,8 +165,8 @@ def make_inputs(case: Case) -> Inputs:
 
 def abstract_inputs(case: Case) -> Inputs:
     """The shapes of `make_inputs` (`jax.ShapeDtypeStruct`), for compiling without the memory."""
-    batch, cache_shape = _make_batch(case, np.random.default_rng(case.seed))
-    tokens = case.num_tokens + case.padding_tokens
+    batch, num_pages = make_batch(case, np.random.default_rng(case.seed))
+    tokens, cache_shape = case.num_tokens + case.padding_tokens, _cache_shape(case, num_pages)
 
     def placeholder(*shape: int, dtype: DTypeLike = case.dtype) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
@@ -170,8 +193,12 @@ def _traced(case: Case) -> tuple[jax.Array | None, jax.Array | None, jax.Array |
     return None if case.window is None else jnp.int32(case.window), k_scale, v_scale
 
 
-def _make_batch(case: Case, rng: np.random.Generator) -> tuple[RaggedBatch, tuple[int, ...]]:
-    """Where the tokens sit, and the shape of the cache."""
+def _cache_shape(case: Case, num_pages: int) -> tuple[int, ...]:
+    return (case.layers, num_pages, case.page_size, 2 * case.num_kv_heads, case.head_size + case.scale_bytes)
+
+
+def make_batch(case: Case, rng: np.random.Generator) -> tuple[RaggedBatch, int]:
+    """Where the tokens sit, and how many pages there are."""
     num_pages = sum(case.row_pages) + 3
     table = np.zeros((len(case.rows) + case.padding_rows, max([*case.row_pages, 1]) + 2), np.int32)
     shuffled = np.split(rng.permutation(np.arange(1, num_pages)), np.cumsum(case.row_pages, dtype=np.int32))
@@ -179,6 +206,9 @@ def _make_batch(case: Case, rng: np.random.Generator) -> tuple[RaggedBatch, tupl
         table[row, : len(pages)] = pages
     alike = [row for row, (_, computed) in enumerate(case.rows) if computed >= case.prefix]
     table[alike, : case.prefix // case.page_size] = table[alike[:1], : case.prefix // case.page_size]
+    if case.unseen_are_null:
+        for row, (_, computed) in enumerate(case.rows):
+            table[row, : case.first_key(computed) // case.page_size] = NULL_PAGE
     new = np.array([new for new, _ in case.rows], np.int32)
     lengths = np.array([new + computed for new, computed in case.rows], np.int32)
     positions = np.concatenate([np.arange(c, c + n, dtype=np.int32) for n, c in case.rows] or [new])
@@ -196,7 +226,7 @@ def _make_batch(case: Case, rng: np.random.Generator) -> tuple[RaggedBatch, tupl
         num_decodes=jnp.int32((new == 1).sum()),
         num_requests=jnp.int32(len(new)),
     )
-    return batch, (case.layers, num_pages, case.page_size, 2 * case.num_kv_heads, case.head_size)
+    return batch, num_pages
 
 
 def _make_cache(case: Case, shape: tuple[int, ...], table: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -209,8 +239,13 @@ def _make_cache(case: Case, shape: tuple[int, ...], table: np.ndarray, rng: np.r
     rows = np.repeat(np.arange(len(case.rows)), [computed for _, computed in case.rows])
     pages = table[rows, computed // case.page_size]
     values = rng.standard_normal((case.layers, len(computed), *shape[3:]), np.float32)
-    values[..., 0::2, :] /= case.k_scale or 1
-    values[..., 1::2, :] /= case.v_scale or 1
-    values = np.clip(np.rint(values) if integers else values, -largest, largest)
-    cache[:, pages, computed % case.page_size] = values.astype(case.cache_dtype)
+    if case.scale_bytes:
+        cache[:] = joined(quantised(jnp.full((*shape[:4], case.head_size), 1e4)), case.scale_bytes)
+        values = np.asarray(joined(quantised(jnp.asarray(values[..., : case.head_size])), case.scale_bytes))
+    else:
+        values[..., 0::2, :] /= case.k_scale or 1
+        values[..., 1::2, :] /= case.v_scale or 1
+        values = np.clip(np.rint(values) if integers else values, -largest, largest)
+    is_kept = pages != NULL_PAGE
+    cache[:, pages[is_kept], (computed % case.page_size)[is_kept]] = values[:, is_kept].astype(case.cache_dtype)
     return cache

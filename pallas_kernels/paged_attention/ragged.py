@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import joined, quantised
+from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
+
 NULL_PAGE = 0
 """Padding tokens write here; the page is never part of a request."""
 
@@ -53,14 +56,21 @@ def quantise(values: jax.Array, scale: float | jax.Array | None, dtype: jnp.dtyp
     return values.astype(dtype)
 
 
+def stored_as(k: jax.Array, v: jax.Array, options: AttentionOptions, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [T, K, H] as a cache of `dtype` stores them: [T, K, H + scale bytes]."""
+    if options.scale_bytes:
+        assert dtype == jnp.int8, dtype
+        return joined(quantised(k), options.scale_bytes), joined(quantised(v), options.scale_bytes)
+    return quantise(k, options.k_scale, dtype), quantise(v, options.v_scale, dtype)
+
+
 def write_kv(
     kv_cache: jax.Array,
     k: jax.Array,
     v: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
-    k_scale: float | jax.Array | None = None,
-    v_scale: float | jax.Array | None = None,
+    options: AttentionOptions,
 ) -> jax.Array:
     """Put the step's keys and values into their pages.
 
@@ -68,9 +78,9 @@ def write_kv(
     updated in place where it is donated.
     """
     layers, pages, page_size, heads, head_size = kv_cache.shape
-    stored = [quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)]
+    stored = stored_as(k, v, options, kv_cache.dtype)
     new = jnp.stack(stored, axis=2).reshape(k.shape[0], heads, head_size)
-    page, offset, new = _places(batch, page_size, new)
+    page, offset, new = places_of(batch, page_size, new)
     place = (layer * pages + page) * page_size + offset
     # The last two dimensions stay apart: TPUs tile them, and joining them would copy the cache.
     flat = kv_cache.reshape(layers * pages * page_size, heads, head_size)
@@ -84,12 +94,11 @@ def write_head_major(
     v: jax.Array,
     layer: int | jax.Array,
     batch: RaggedBatch,
-    k_scale: float | jax.Array | None = None,
-    v_scale: float | jax.Array | None = None,
+    options: AttentionOptions,
 ) -> jax.Array:
     """`write_kv` for a cache [L, P, 2, K, C, H]."""
-    new = jnp.stack([quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)], axis=1)
-    page, offset, new = _places(batch, kv_cache.shape[4], new)
+    new = jnp.stack(stored_as(k, v, options, kv_cache.dtype), axis=1)
+    page, offset, new = places_of(batch, kv_cache.shape[4], new)
     # Indices of every axis but the last: XLA copies a cache that is reshaped (where there is one KV head), and for TPUs
     # one of which a whole axis before an index is written.
     which, head = (jnp.arange(size, dtype=jnp.int32) for size in new.shape[1:3])
@@ -97,17 +106,22 @@ def write_head_major(
     return place.set(new, mode="promise_in_bounds")
 
 
-def _places(batch: RaggedBatch, page_size: int, new: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def places_of(batch: RaggedBatch, page_size: int, new: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Page and offset in it of each token [T], and `new` [T, ...], what goes there."""
-    column, offset = _divide(batch.positions, page_size)
-    page = batch.page_table.at[batch.token_rows, column].get(mode="promise_in_bounds")
-    is_token = jnp.arange(len(page), dtype=jnp.int32) < batch.num_tokens
-    page = jnp.where(is_token, page, NULL_PAGE)
+    page, offset = cached_places(batch, page_size)
     if len(page) == 1:
         # XLA turns a scatter of one row into an update slice, fuses that into each of its users, and copies the whole
         # cache for it. Writing the row twice keeps it a scatter.
         page, offset, new = (jnp.repeat(each, 2, axis=0) for each in (page, offset, new))
     return page, offset, new
+
+
+def cached_places(batch: RaggedBatch, page_size: int) -> tuple[jax.Array, jax.Array]:
+    """Page and offset in it of each token [T]."""
+    column, offset = _divide(batch.positions, page_size)
+    page = batch.page_table.at[batch.token_rows, column].get(mode="promise_in_bounds")
+    is_token = jnp.arange(len(page), dtype=jnp.int32) < batch.num_tokens
+    return jnp.where(is_token, page, NULL_PAGE), offset
 
 
 def _divide(positions: jax.Array, page_size: int) -> tuple[jax.Array, jax.Array]:

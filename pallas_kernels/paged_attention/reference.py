@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import apart
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
 
@@ -18,11 +19,16 @@ def reference_paged_attention(
     options: AttentionOptions,
 ) -> tuple[jax.Array, jax.Array]:
     """See `paged_attention`. Time and memory grow with T x W, whatever is in the batch."""
-    kv_cache = write_kv(kv_cache, k, v, layer, batch, options.k_scale, options.v_scale)
+    if options.writes:
+        kv_cache = write_kv(kv_cache, k, v, layer, batch, options)
     tokens, num_heads, head_size = q.shape
     num_kv_heads = kv_cache.shape[3] // 2
     tables = batch.page_table[batch.token_rows]
-    context = kv_cache[layer, tables].reshape(tokens, -1, num_kv_heads, 2, head_size).astype(jnp.float32)
+    context = kv_cache[layer, tables].reshape(tokens, -1, num_kv_heads, 2, kv_cache.shape[4])
+    if options.scale_bytes:
+        numbers, scales = apart(context, options.scale_bytes)
+        context = numbers.astype(jnp.float32) * scales[..., None]
+    context = context.astype(jnp.float32)
     keys = context[:, :, :, 0] * (1.0 if options.k_scale is None else options.k_scale)
     values = context[:, :, :, 1] * (1.0 if options.v_scale is None else options.v_scale)
     queries = q.reshape(tokens, num_kv_heads, num_heads // num_kv_heads, head_size).astype(jnp.float32)

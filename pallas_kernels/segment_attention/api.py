@@ -5,6 +5,7 @@ from typing import Protocol
 import jax
 
 from jaxllm.pallas_kernels.segment_attention.reference import reference_segment_attention
+from jaxllm.pallas_kernels.segment_attention.relative import RelativeScores
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pallas_kernels.segment_attention.xla import xla_segment_attention
 
@@ -13,7 +14,15 @@ class SegmentAttention(Protocol):
     """What every implementation is: `segment_attention` without the choice."""
 
     def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, *, scale: float, window: int | None = None
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        segments: Segments,
+        *,
+        scale: float,
+        window: int | None = None,
+        relative: RelativeScores | None = None,
     ) -> jax.Array:
         """See `segment_attention`."""
         ...
@@ -34,6 +43,7 @@ def segment_attention(
     *,
     scale: float,
     window: int | None = None,
+    relative: RelativeScores | None = None,
     implementation: str = "xla",
 ) -> jax.Array:
     """Bidirectional attention within each text of a flattened batch.
@@ -47,6 +57,7 @@ def segment_attention(
         segments: where each text lies.
         scale: factor on the scores, usually H ** -0.5.
         window: a token sees keys at most this far away, on both sides; None: all of its text.
+        relative: what is added to the scores, before the factor, by the distance of query and key.
         implementation: a name in `IMPLEMENTATIONS`.
 
     Returns:
@@ -55,4 +66,4 @@ def segment_attention(
     Raises:
         KeyError: no implementation of that name.
     """
-    return IMPLEMENTATIONS[implementation](q, k, v, segments, scale=scale, window=window)
+    return IMPLEMENTATIONS[implementation](q, k, v, segments, scale=scale, window=window, relative=relative)

@@ -45,6 +45,12 @@ class Packed(WeightLayout):
     """
 
     is_packed: ClassVar[bool] = True
+    in_stack: ClassVar[bool] = True
+
+    @property
+    def rows_per_entry(self) -> int:
+        """16."""
+        return BLOCK
 
     @property
     def array_shape(self) -> tuple[int, ...]:
@@ -66,10 +72,10 @@ class Packed(WeightLayout):
             array[whole, :, :rest] = tensor[whole * BLOCK :].T
             array[whole, :, rest:] = 0
 
-    def rows(self, array: jax.Array, index: jax.Array) -> jax.Array:
+    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
         """Gather what lies 16 elements apart."""
         index = jnp.clip(index, 0, self.shape[0] - 1)
-        return array[index // BLOCK, :, index % BLOCK]
+        return weight.array[index // BLOCK, :, index % BLOCK]
 
     def multiply(
         self,

@@ -18,16 +18,17 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1
 """Types of KV cache that the kernel reads, and their bytes."""
 
 
-def attention_target(dtype: str) -> Target:
-    """The kernel for a cache of a type (NumPy's name)."""
-    return Target(f"jaxllm_paged_attention_{dtype}", partial(_build, dtype), Path(__file__).parent)
+def attention_target(dtype: str, *, scaled: bool = False) -> Target:
+    """The kernel for a cache of a type (NumPy's name), whose tokens and heads have scales of their own if `scaled`."""
+    name = f"jaxllm_paged_attention_{dtype}{'_scaled' if scaled else ''}"
+    return Target(name, partial(_build, dtype, scaled=scaled), Path(__file__).parent)
 
 
-def _build(dtype: str) -> bytes:
+def _build(dtype: str, *, scaled: bool) -> bytes:
     from jaxllm.pallas_kernels.numba.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
-    return build(make_kernel(dtype, CACHE_BYTES[dtype]))
+    return build(make_kernel(dtype, CACHE_BYTES[dtype], scaled=scaled))
 
 
 def cpu_paged_attention(
@@ -45,7 +46,10 @@ def cpu_paged_attention(
         ValueError: heads or pages are no multiples of 16.
     """
     stored, k_scale, v_scale = (k, v), options.k_scale, options.v_scale
-    if k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
+    if options.scale_bytes:
+        # The kernel itself quantises.
+        stored = k.astype(jnp.float32), v.astype(jnp.float32)
+    elif k_scale is not None or v_scale is not None or not k.dtype == kv_cache.dtype == jnp.float32:
         stored = quantise(k, k_scale, kv_cache.dtype), quantise(v, v_scale, kv_cache.dtype)
     out, kv_cache = _call((q.astype(jnp.float32), *stored), q.shape[1], kv_cache, layer, batch, options, None)
     return out.astype(q.dtype), kv_cache
@@ -70,8 +74,8 @@ def merged_attention(
         qkv: float32 [T, (N + 2 K) * H]: the query heads of a token, then its keys, then its values.
         rotation: cosine and sine, float32 [T, H / 2], of the angles by which the pairs (i, i + H / 2) of queries and
             keys are turned.
-        kv_cache: float32 [L, P, 2, K, C * H].
-        layer, batch, options: see `paged_attention`; no scales of the cache.
+        kv_cache: float32 [L, P, 2, K, C * H], or int8 with a scale for each token and head.
+        layer, batch, options: see `paged_attention`; no scales of a whole layer.
 
     Returns float32 [T, N * H] and the cache.
 
@@ -80,7 +84,8 @@ def merged_attention(
     """
     cos, sin = rotation
     head_size = 2 * cos.shape[1]
-    if not qkv.dtype == kv_cache.dtype == cos.dtype == sin.dtype == jnp.float32 or cos.shape[1] % MULTIPLE:
+    is_stored = kv_cache.dtype == (jnp.int8 if options.scale_bytes else jnp.float32)
+    if not (is_stored and qkv.dtype == cos.dtype == sin.dtype == jnp.float32) or cos.shape[1] % MULTIPLE:
         raise ValueError(f"{qkv.dtype} of heads of {head_size} for a cache of {kv_cache.dtype}: float32, 32 at a time")
     tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_size - 2 * kv_cache.shape[3]
     arrays = (qkv.reshape(tokens, -1, head_size),) * 3
@@ -99,17 +104,17 @@ def _call(
 ) -> tuple[jax.Array, jax.Array]:
     """Results float32 [T, N, H] and the cache; `arrays` are as in `work`."""
     tokens, _, head_size = arrays[0].shape
-    page_size = kv_cache.shape[4] // head_size
+    page_size = kv_cache.shape[4] // (head_size + options.scale_bytes)
     if head_size % MULTIPLE or page_size % MULTIPLE:
         raise ValueError(f"heads of {head_size} and pages of {page_size} for {MULTIPLE} at a time")
-    target = attention_target(kv_cache.dtype.name)
+    target = attention_target(kv_cache.dtype.name, scaled=options.scale_bytes > 0)
     provide(target)
     none, no_angles = jnp.zeros(num_heads, jnp.float32), jnp.zeros((0, 0), jnp.float32)
     sinks, slopes = options.sinks, options.alibi_slopes
     k_scale, v_scale = (1.0 if factor is None else factor for factor in (options.k_scale, options.v_scale))
     floats = [options.scale * k_scale, options.soft_cap or 0.0, v_scale]
     ints = [layer, 0 if options.window is None else options.window, batch.num_requests, batch.num_tokens]
-    ints += [int(sinks is not None), int(slopes is not None), num_heads]
+    ints += [int(sinks is not None), int(slopes is not None), num_heads, int(options.writes), options.scale_bytes]
     out, kv_cache = jax.ffi.ffi_call(
         target.name,
         (
@@ -142,4 +147,5 @@ BACKEND = Backend(
     to_canonical=from_transposed,
     merged=merged_attention,
     takes_merged=takes_merged,
+    page_size=lambda shape, head_size: shape[4] // head_size,
 )

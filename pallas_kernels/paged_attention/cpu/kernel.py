@@ -15,7 +15,8 @@ from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32
 from jaxllm.pallas_kernels.numba.vectors import LANES
 from jaxllm.pallas_kernels.paged_attention.cpu.chunks import chunk_parts, plan_chunks
 from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, find_block, find_values, make_score, make_weigh
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import adjust, soften
+from jaxllm.pallas_kernels.paged_attention.cpu.scaled_write import make_scaled_write
+from jaxllm.pallas_kernels.paged_attention.cpu.softmax import adjust, scale_columns, soften
 from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, finish_rows, start_rows, tile_parts
 from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     BLOCK,
@@ -25,6 +26,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     W_H,
     W_K,
     W_N,
+    W_NEW_K,
     W_POSITIONS,
     W_RESULTS,
     W_RUN,
@@ -41,7 +43,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
 from jaxllm.pallas_kernels.paged_attention.cpu.write import make_write
 
 
-def _make_attend(kind: str) -> Any:
+def _make_go_through(kind: str, *, scaled: bool) -> Any:
     wide, narrow = by_rows(VECTORS, kind), by_rows(1, kind)
     score, weigh = make_score(wide, narrow), make_weigh(wide, narrow)
 
@@ -67,12 +69,22 @@ def _make_attend(kind: str) -> Any:
                 columns = (length + LANES - 1) // LANES * LANES
                 maxima, totals, queries, sums = tile_parts(work, state, tile // TILE)
                 score(work, count, columns, queries, scores, keys, values)
+                if scaled:
+                    scale_columns(count, scores, columns, keys)
                 for each in range(count):
                     position = int32(positions, first + (tile + each) // group)
                     adjust(work, head, (tile + each) % group, scores + 4 * each * BLOCK, columns, position, start)
                 soften(count, scores, columns, maxima, totals, sums, head_size, decays)
+                if scaled:
+                    scale_columns(count, scores, columns, values)
                 weigh(work, count, count_runs, length, scores, sums, runs, nexts)
             keys, values, keys_next, values_next = keys_next, values_next, keys, values
+
+    return go_through
+
+
+def _make_attend(kind: str, *, scaled: bool) -> Any:
+    go_through = _make_go_through(kind, scaled=scaled)
 
     @compiled
     def attend(work: int, chunk: int, head: int, scratch: int) -> None:
@@ -98,13 +110,17 @@ def _make_attend(kind: str) -> Any:
     return attend
 
 
-def make_kernel(kind: str, bytes_each: int) -> Kernel:
-    """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes."""
-    write, attend = make_write(kind, bytes_each), _make_attend(kind)
+def make_kernel(kind: str, bytes_each: int, *, scaled: bool = False) -> Kernel:
+    """The kernel for a cache of a type (NumPy's name) of 1, 2 or 4 bytes.
+
+    If `scaled`, that is int8, each token and head has a scale in the page, and new keys and values are float32.
+    """
+    write = make_scaled_write() if scaled else make_write(kind, bytes_each)
+    attend, source_bytes = _make_attend(kind, scaled=scaled), 4 if scaled else bytes_each
 
     @compiled
     def plan(frame: int, work: int) -> int:
-        read_call(frame, work, bytes_each)
+        read_call(frame, work, bytes_each, source_bytes)
         tokens, token_bytes = word(work, W_TOKENS), 4 * word(work, W_N) * word(work, W_H)
         zero_bytes(result(frame, 0) + tokens * token_bytes, (size(frame, Q, 0) - tokens) * token_bytes)
         chunks = plan_chunks(work)
@@ -112,7 +128,7 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
         # The keys of a chunk are read by those behind it, so all must be there before any chunk is computed. Where
         # every row is a single chunk, nobody else reads them, and each item writes its own.
         for chunk in range(1, chunks):
-            if chunk_parts(work, chunk)[0] == chunk_parts(work, chunk - 1)[0]:
+            if word(work, W_NEW_K) and chunk_parts(work, chunk)[0] == chunk_parts(work, chunk - 1)[0]:
                 writes = items
         set_word(work, W_RESULTS, items)
         set_word(work, W_WRITES, writes)
@@ -126,7 +142,7 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
         # The last tokens of a prompt see most keys, and take longest: they come first, so that nobody waits long.
         chunk = index // heads if index < writes else (writes + word(work, W_RESULTS) - 1 - index) // heads
         head = index % heads
-        if index < writes or writes == 0:
+        if index < writes or (writes == 0 and word(work, W_NEW_K)):
             row, first, tokens, shared = chunk_parts(work, chunk)
             if shared:
                 for token in range(tokens):

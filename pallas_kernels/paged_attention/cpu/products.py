@@ -56,13 +56,16 @@ def by_rows(vectors: int, kind: str) -> Any:
 def find_block(work: int, row: int, head: int, begin: int, last: int, keys: int, values: int) -> None:
     """Addresses of the keys of a block from `begin` on, a vector of them each, and those of their values.
 
+    Behind the addresses of a block's keys lie those of their scales, and so for values.
     Of a row that ends at `last`; behind it any key does, it will be masked.
     """
     behind = (last - 1) // LANES * LANES
     for vector in range(BLOCK // LANES):
-        key, value = key_and_value_at(work, row, min(begin + vector * LANES, behind), head)
+        key, value, key_scale, value_scale = key_and_value_at(work, row, min(begin + vector * LANES, behind), head)
         set_word(keys, vector, key)
         set_word(values, vector, value)
+        set_word(keys, BLOCK // LANES + vector, key_scale)
+        set_word(values, BLOCK // LANES + vector, value_scale)
 
 
 @compiled

@@ -56,6 +56,15 @@ def adjust(work: int, head: int, member: int, scores: int, columns: int, positio
 
 
 @compiled
+def scale_columns(rows: int, scores: int, columns: int, scales: int) -> None:
+    """Multiply what is in each column of a few rows by the scale of its key; `scales` are addresses of vectors."""
+    for row in range(rows):
+        for column in range(0, columns, LANES):
+            place = row * BLOCK + column
+            store(scores, place, multiply(load(scores, place), load(word(scales, BLOCK // LANES + column // LANES), 0)))
+
+
+@compiled
 def _cap(scores: int, columns: int, cap: float) -> None:
     """Scores become `cap * tanh(score / cap)`."""
     for column in range(0, columns, LANES):

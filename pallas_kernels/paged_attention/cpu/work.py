@@ -21,7 +21,8 @@ CHUNK_INTS = 4
 """Numbers of a chunk, see `chunks`."""
 
 # Arguments of the call, in order. Queries, keys and values are three arrays, or three times the one that holds all,
-# heads behind heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, and query heads;
+# heads behind heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, query heads,
+# whether keys and values are written (their address is 0 if they are not), and bytes of a token's scale behind a head;
 # `FLOATS` the scale of products, soft cap (0: none), scale of values, then N sinks and N slopes; `COS` and `SIN` have
 # no rows if nothing is to be rotated.
 Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN = range(11)
@@ -39,23 +40,19 @@ W_BLOCK, W_NO, W_YES = range(FIRST + 22, FIRST + 25)
 W_RUN, W_RESULTS, W_WRITES, W_WRITTEN = range(FIRST + 25, FIRST + 29)
 # Addresses of angles, 0 if there are none; numbers from one token's queries to the next one's, of keys and values too.
 W_COS, W_SIN, W_Q_STRIDE, W_KV_STRIDE = range(FIRST + 29, FIRST + 33)
-WORDS = 33
+# Bytes of all keys, or values, of a head in a page, scales included.
+W_PART = FIRST + 33
+WORDS = FIRST + 34
 
 
 @compiled
-def read_call(frame: int, work: int, bytes_each: int) -> None:
-    """Write down what the items need; `bytes_each` of a number in the cache."""
+def read_call(frame: int, work: int, bytes_each: int, source_bytes: int) -> None:
+    """Write down what the items need; `bytes_each` of a number in the cache, `source_bytes` of a new one."""
     ints = argument(frame, INTS)
     heads, page = size(frame, CACHE, 3), size(frame, CACHE, 4)
     num_heads, head_size = int32(ints, 6), size(frame, Q, 2)
-    # Where keys begin, and where values do, if one array holds all.
-    behind, next_behind = (num_heads, num_heads + heads) if size(frame, NEW_K, 1) > heads else (0, 0)
     layer_bytes = size(frame, CACHE, 1) * 2 * heads * page * bytes_each
-    set_word(work, W_Q, argument(frame, Q))
-    set_word(work, W_NEW_K, argument(frame, NEW_K) + behind * head_size * bytes_each)
-    set_word(work, W_NEW_V, argument(frame, NEW_V) + next_behind * head_size * bytes_each)
-    set_word(work, W_Q_STRIDE, size(frame, Q, 1) * head_size)
-    set_word(work, W_KV_STRIDE, size(frame, NEW_K, 1) * head_size)
+    _read_new(frame, work, source_bytes)
     set_word(work, W_COS, argument(frame, COS) if size(frame, COS, 0) > 0 else 0)
     set_word(work, W_SIN, argument(frame, SIN))
     set_word(work, W_CACHE, argument(frame, CACHE) + int32(ints, 0) * layer_bytes)
@@ -67,7 +64,9 @@ def read_call(frame: int, work: int, bytes_each: int) -> None:
     set_word(work, W_N, num_heads)
     set_word(work, W_K, heads)
     set_word(work, W_H, head_size)
-    set_word(work, W_C, page // head_size)
+    page_size = page // (head_size + int32(ints, 8) // bytes_each)
+    set_word(work, W_C, page_size)
+    set_word(work, W_PART, page * bytes_each)
     set_word(work, W_WIDTH, size(frame, PAGE_TABLE, 1))
     set_word(work, W_BYTES, bytes_each)
     set_word(work, W_WINDOW, int32(ints, 1))
@@ -81,11 +80,25 @@ def read_call(frame: int, work: int, bytes_each: int) -> None:
     tokens = max(min(ROWS // (num_heads // heads), int32(ints, 3)), 1)
     set_word(work, W_CHUNK, tokens)
     set_word(work, W_CHUNKS, malloc(4 * CHUNK_INTS * (int32(ints, 3) + 1)))
-    set_word(work, W_RUN, _run(page // head_size))
+    set_word(work, W_RUN, _run(page_size))
     # See `scratch_parts`, which begins at a cache line.
     tiles = _tiles(tokens * (num_heads // heads)) + _tiles(num_heads // heads)
-    addresses = 2 * BLOCK // LANES * (2 + head_size // LANES)
+    addresses = 2 * BLOCK // LANES * (4 + head_size // LANES)
     set_scratch(work, LINE + tiles * tile_bytes(head_size) + 4 * (LANES + TILE * BLOCK) + 8 * addresses)
+
+
+@compiled
+def _read_new(frame: int, work: int, source_bytes: int) -> None:
+    """Where queries, new keys and values are."""
+    ints, heads, head_size = argument(frame, INTS), size(frame, CACHE, 3), size(frame, Q, 2)
+    num_heads = int32(ints, 6)
+    # Where keys begin, and where values do, if one array holds all.
+    behind, next_behind = (num_heads, num_heads + heads) if size(frame, NEW_K, 1) > heads else (0, 0)
+    set_word(work, W_Q, argument(frame, Q))
+    set_word(work, W_NEW_K, argument(frame, NEW_K) + behind * head_size * source_bytes if int32(ints, 7) else 0)
+    set_word(work, W_NEW_V, argument(frame, NEW_V) + next_behind * head_size * source_bytes)
+    set_word(work, W_Q_STRIDE, size(frame, Q, 1) * head_size)
+    set_word(work, W_KV_STRIDE, size(frame, NEW_K, 1) * head_size)
 
 
 @compiled
@@ -118,15 +131,15 @@ def scratch_parts(work: int, scratch: int) -> tuple[int, int, int]:
 
 @compiled
 def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int, int, int]:
-    """What a block needs: a vector, scores [TILE, BLOCK], then addresses: of keys and of values, of those of the next
-    block, of the values' runs, and of what is needed after each.
+    """What a block needs: a vector, scores [TILE, BLOCK], then addresses: of keys and of values, each followed by those
+    of their scales, of the same of the next block, of the values' runs, and of what is needed after each.
     """
     scores = memory + 4 * LANES
     keys = scores + 4 * TILE * BLOCK
     block = 8 * (BLOCK // LANES)
-    runs = keys + 4 * block
+    runs = keys + 8 * block
     nexts = runs + block * (word(work, W_H) // LANES)
-    return memory, scores, keys, keys + block, keys + 2 * block, keys + 3 * block, runs, nexts
+    return memory, scores, keys, keys + 2 * block, keys + 4 * block, keys + 6 * block, runs, nexts
 
 
 @compiled
@@ -136,18 +149,19 @@ def first_token(work: int, row: int) -> int:
 
 
 @compiled
-def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int, int]:
-    """Addresses of a head's key and value at a position of a row.
+def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int, int, int, int]:
+    """Addresses of a head's key and value at a position of a row, and of their scales, if they have some.
 
-    The numbers of a key lie a page size apart, those of a value side by side.
+    The numbers of a key lie a page size apart, those of a value side by side; behind all of a head lie its scales.
     """
-    page_size, head_size, heads = word(work, W_C), word(work, W_H), word(work, W_K)
+    page_size, head_size, heads, bytes_each = word(work, W_C), word(work, W_H), word(work, W_K), word(work, W_BYTES)
     index = position // page_size
     offset = position - index * page_size
     page = int32(word(work, W_TABLE), row * word(work, W_WIDTH) + index)
-    part = (page * 2 * heads + head) * page_size * head_size
-    key, value = part + offset, part + (heads * page_size + offset) * head_size
-    return word(work, W_CACHE) + key * word(work, W_BYTES), word(work, W_CACHE) + value * word(work, W_BYTES)
+    keys = word(work, W_CACHE) + (page * 2 * heads + head) * word(work, W_PART)
+    values = keys + heads * word(work, W_PART)
+    scale = page_size * head_size * bytes_each + 4 * offset
+    return keys + offset * bytes_each, values + offset * head_size * bytes_each, keys + scale, values + scale
 
 
 @compiled

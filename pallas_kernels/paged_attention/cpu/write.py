@@ -22,7 +22,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
 )
 
 
-def _finite(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+def finite(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """A vector or a number, with 0 in place of what is not finite: a number less itself is 0, if it is one."""
     zero = ir.Constant(value.type, [0.0] * LANES if isinstance(value.type, ir.VectorType) else 0.0)
     return builder.select(builder.fcmp_ordered("==", builder.fsub(value, value), zero), value, zero)
@@ -43,14 +43,14 @@ def _transposed(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
     return rows
 
 
-def _movers(kind: ir.Type) -> tuple[Any, Any, Any]:
-    """Functions that copy numbers of a type, of floats with 0 in place of what is not finite.
+def make_movers(dtype: str, bytes_each: int) -> tuple[Any, Any, Any]:
+    """Functions that copy numbers of a type (NumPy's name), of float32 with 0 in place of what is not finite.
 
     `one(to, source)` copies a number, `line(to, source)` a vector, `square(to, to_stride, source, source_stride)` as
     many vectors as a vector has lanes, transposed; strides count numbers.
     """
-    vector = ir.VectorType(kind, LANES)
-    size = 4 if kind == FLOAT else kind.width // 8
+    kind = FLOAT if dtype == "float32" else ir.IntType(8 * bytes_each)
+    vector, size = ir.VectorType(kind, LANES), bytes_each
 
     def place(builder: ir.IRBuilder, address: ir.Value, stride: ir.Value, row: int) -> ir.Value:
         start = pointer(builder, address, builder.mul(stride, ir.Constant(WORD, row)), kind)
@@ -58,7 +58,7 @@ def _movers(kind: ir.Type) -> tuple[Any, Any, Any]:
 
     def read(builder: ir.IRBuilder, at: ir.Value) -> ir.Value:
         value = builder.load(at, align=size)
-        return _finite(builder, value) if kind == FLOAT else value
+        return finite(builder, value) if kind == FLOAT else value
 
     def one(builder: ir.IRBuilder, to: ir.Value, source: ir.Value) -> None:
         first = ir.Constant(WORD, 0)
@@ -82,7 +82,7 @@ def _movers(kind: ir.Type) -> tuple[Any, Any, Any]:
 
 def make_write(kind: str, bytes_each: int) -> Any:
     """The function that writes, for a type of cache (NumPy's name) of 1, 2 or 4 bytes."""
-    one, line, square = _movers(FLOAT if kind == "float32" else ir.IntType(8 * bytes_each))
+    one, line, square = make_movers(kind, bytes_each)
 
     @compiled
     def write(work: int, row: int, first: int, last: int, head: int, scratch: int) -> None:
@@ -97,7 +97,7 @@ def make_write(kind: str, bytes_each: int) -> Any:
         token = first
         while token < last:
             together = LANES if position % LANES == 0 and token + LANES <= last else 1
-            key, value = key_and_value_at(work, row, position, head)
+            key, value, _, _ = key_and_value_at(work, row, position, head)
             source, step = word(work, W_NEW_K) + (token * stride + head * head_size) * bytes_each, stride
             if word(work, W_COS):
                 for each in range(together):

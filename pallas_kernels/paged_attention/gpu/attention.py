@@ -50,11 +50,12 @@ def gpu_paged_attention(
     Raises:
         NotImplementedError: a type of cache or shapes that the kernel does not take.
     """
-    _check(q, kv_cache)
+    _check(q, kv_cache, options)
     if not interpret:
         _check_device()
     blocks = multiprocessors() if blocks is None else blocks
-    kv_cache = write_kv(kv_cache, k, v, layer, batch, options.k_scale, options.v_scale)
+    if options.writes:
+        kv_cache = write_kv(kv_cache, k, v, layer, batch, options)
     layers, pages, page_size, heads, head_size = kv_cache.shape
     tokens, num_heads, _ = q.shape
     group = num_heads // (heads // 2)
@@ -115,8 +116,10 @@ def gpu_paged_attention(
     return attended.astype(q.dtype), kv_cache
 
 
-def _check(q: jax.Array, kv_cache: jax.Array) -> None:
+def _check(q: jax.Array, kv_cache: jax.Array, options: AttentionOptions) -> None:
     """Refuse what the kernel cannot do."""
+    if options.scale_bytes:
+        raise NotImplementedError("paged attention 'gpu' has no scales by token and head. Choose implementation 'xla'.")
     _, _, page_size, heads, head_size = kv_cache.shape
     problem = refusal(
         group=q.shape[1] // (heads // 2), head_size=head_size, page_size=page_size, kv_dtype=str(kv_cache.dtype)

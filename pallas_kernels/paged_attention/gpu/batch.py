@@ -9,6 +9,7 @@ from jaxllm.pallas_kernels.paged_attention.backend import Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.tuning import find_blocks
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200 (SXM), where no GPU is here to ask. A block too many or too few costs speed, never the result."""
@@ -76,5 +77,21 @@ def most_splits(batch: RaggedBatch, heads: Heads, blocks: int) -> int:
 
 
 def choose_tile(head_size: int, kv_dtype: str, *, decode: bool) -> int:
-    """Keys of a tile: as many as the registers hold in prefill, fewer in decode, where it is bytes that count."""
+    """Keys of a tile: as measured here, else as many as the registers hold in prefill.
+
+    In decode it is bytes that count, and they are fewer.
+    """
+    found = find_blocks("paged_attention", None, tile_key(head_size, kv_dtype, decode=decode), measured_on())
+    if found is not None:
+        return found["tile"]
     return 64 if decode or head_size > 128 or jnp.dtype(kv_dtype).itemsize == 1 else 128
+
+
+def measured_on() -> str | None:
+    """The kind of GPU that is here."""
+    return str(jax.local_devices()[0].device_kind) if jax.default_backend() == "gpu" else None
+
+
+def tile_key(head_size: int, kv_dtype: str, *, decode: bool) -> dict[str, int | str]:
+    """Under which a tile that was measured is kept."""
+    return {"kernel": "decode" if decode else "prefill", "head_size": head_size, "kv_dtype": kv_dtype}

@@ -10,18 +10,20 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES, SharedRows
 from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
 from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars, with_tables
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
-    LANES,
     Dims,
     pack_kv,
     pack_kv_words,
     pack_q,
+    packed_rows,
     tpu_cache_shape,
     unpack_q,
+    words_of,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
 
@@ -39,10 +41,24 @@ def tpu_paged_attention(
     prefill_blocks: Blocks | None = None,
     interpret: pltpu.InterpretParams | bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """See `paged_attention`; the cache is in the shape of `tpu_cache_shape`."""
-    dims = Dims(k.shape[1], q.shape[1] // k.shape[1], q.shape[2], kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
-    pack = pack_kv_words if interpret is False and dims.kv_packing > 1 else pack_kv
-    new = pack(quantise(k, options.k_scale, kv_cache.dtype), quantise(v, options.v_scale, kv_cache.dtype), dims)
+    """See `paged_attention`; the cache is in the shape of `tpu_cache_shape`.
+
+    Raises:
+        NotImplementedError: a scale for each token and head.
+    """
+    if options.scale_bytes:
+        raise NotImplementedError("scales by token and head: rows of 128 lanes have no place for them")
+    shared = SharedRows(k.shape[1], q.shape[1] // k.shape[1], q.shape[2])
+    dims = Dims.of(shared, kv_cache.shape[4], q.dtype.name, kv_cache.dtype.name)
+    in_words = interpret is False and dims.kv_packing > 1
+    if options.writes:
+        pack = pack_kv_words if in_words else pack_kv
+        stored = quantise(k, options.k_scale, kv_cache.dtype), quantise(v, options.v_scale, kv_cache.dtype)
+        new = pack(shared.join(stored[0]), shared.join(stored[1]), dims)
+    else:
+        # The kernels take the step's keys from an array, and write what is there already.
+        new = packed_rows(kv_cache, layer, batch)
+        new = words_of(new) if in_words else new
     k_scale, v_scale = (1.0 if x is None else jnp.asarray(x, jnp.float32) for x in (options.k_scale, options.v_scale))
     window, soft_cap = options.window, options.soft_cap
     factor = options.scale * k_scale
@@ -58,7 +74,7 @@ def tpu_paged_attention(
         batch.query_start,
         prepared.order,
     )
-    rows = pack_q(q, dims)
+    rows = pack_q(shared.spread(q), dims)
     if interpret is False:
         # XLA would put it into VMEM, from where a copy is no DMA: the core would do it itself.
         new = pltpu.with_memory_space_constraint(new, pltpu.HBM)
@@ -76,7 +92,7 @@ def tpu_paged_attention(
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
     kernel = Options(dims, with_tables(blocks, prepared.table.shape[2]), *switches)
-    per_head = _per_head(dims, options.alibi_slopes, options.sinks)
+    per_head = _per_head(shared, dims, options.alibi_slopes, options.sinks)
     heads = _along_sublanes(per_head, dims)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
     if q.shape[0] > 1:
@@ -84,16 +100,16 @@ def tpu_paged_attention(
         kernel = Options(dims, blocks, *switches)
         heads = _along_lanes(per_head, dims)
         rows, cache = prefill(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)
-    return unpack_q(rows, dims), cache.reshape(kv_cache.shape)
+    return shared.own(unpack_q(rows, dims)), cache.reshape(kv_cache.shape)
 
 
-def _per_head(dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array | None:
+def _per_head(shared: SharedRows, dims: Dims, slopes: jax.Array | None, sinks: jax.Array | None) -> jax.Array | None:
     """Slopes and sinks as float32 [2, K, group rows]; nothing where there are none."""
     if slopes is None and sinks is None:
         return None
-    zero = np.zeros(dims.num_kv_heads * dims.group, np.float32)
+    zero = np.zeros(shared.num_kv_heads * shared.group, np.float32)
     both = jnp.stack([jnp.asarray(zero if x is None else x, jnp.float32) for x in (slopes, sinks)])
-    both = both.reshape(2, dims.num_kv_heads, dims.group)
+    both = shared.pad_queries(both, axis=1).reshape(2, dims.num_kv_heads, dims.group)
     return jnp.pad(both, ((0, 0), (0, 0), (0, dims.group_rows - dims.group)))
 
 
@@ -114,4 +130,9 @@ def _along_lanes(per_head: jax.Array | None, dims: Dims) -> jax.Array:
     return jnp.tile(per_head, (1, 1, lanes // dims.group_rows))[:, :, None]
 
 
-BACKEND = Backend(tpu_paged_attention, tpu_cache_shape, lambda batch, heads: tpu_prepare(batch))
+BACKEND = Backend(
+    tpu_paged_attention,
+    tpu_cache_shape,
+    lambda batch, heads: tpu_prepare(batch),
+    page_size=lambda shape, head_size: shape[4],
+)

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.pallas_kernels.chips import CHIPS
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, row_slots
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 _MIB = 1 << 20
@@ -19,15 +21,18 @@ class Target:
     chip: str
     """Name in `chips.CHIPS`."""
     vmem_bytes: int
+    device_kind: str | None = None
+    """Of which measured block sizes count."""
 
 
 def target() -> Target:
     """The chip of the present mesh or of the default device; a v6e where that is no TPU (the interpreter)."""
     if not pltpu.is_tpu_device():
-        return Target("v6e", 128 * _MIB)
+        return Target("v6e", 128 * _MIB, "cpu")
     info = pltpu.get_tpu_info()
     version = str(info.chip_version)
-    return Target({"7x": "tpu7x"}.get(version, version), info.vmem_capacity_bytes)
+    name = {"7x": "tpu7x"}.get(version, version)
+    return Target(name, info.vmem_capacity_bytes, CHIPS[name].device_kind if name in CHIPS else None)
 
 
 def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
@@ -54,7 +59,7 @@ def _known_or_guessed(kernel: str, dims: Dims, chip: Target) -> Blocks:
         "q_dtype": dims.q_dtype,
         "kv_dtype": dims.kv_dtype,
     }
-    found = find_blocks("paged_attention", chip.chip, key)
+    found = find_blocks("paged_attention", chip.chip, key, chip.device_kind)
     return Blocks(**found) if found is not None else _heuristic(kernel, dims, chip)
 
 

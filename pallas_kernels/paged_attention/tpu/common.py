@@ -12,7 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES, Dims
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
+from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
 
 MASKED = -1e30
 """Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""

@@ -3,17 +3,19 @@
 TPUs address memory in rows of 128 words of 32 bits. A row here holds, of one token and 128 elements of the head, as
 many heads as fit in a word: of a bfloat16 cache the key and the value of one KV head, of an 8-bit cache those of two
 heads, of a float32 cache one key or one value. A DMA can then move any run of tokens, and the kernel reads the rows of
-one head as one dense block. Axis letters: F = head size / 128, J packs (rows per token) times F.
+one head as one dense block. Heads here are those that the kernels see, see `shared_rows`. Axis letters: F = head size /
+128, J packs (rows per token) times F.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry
-
-LANES = 128
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, cached_places
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES, SharedRows
 
 
 def packing(dtype: str | jnp.dtype) -> int:
@@ -26,16 +28,9 @@ def padded_head_size(head_size: int) -> int:
     return -(-head_size // LANES) * LANES
 
 
-def tpu_cache_shape(geometry: CacheGeometry) -> tuple[int, ...]:
-    """[L, P, 1, J, C, packing, 128]; J = F * ceil(2K / packing), the KV heads, may be split over devices."""
-    per_word = packing(geometry.dtype)
-    packs = -(-2 * geometry.num_kv_heads // per_word) * (padded_head_size(geometry.head_size) // LANES)
-    return (geometry.layers, geometry.pages, 1, packs, geometry.page_size, per_word, LANES)
-
-
 @dataclass(frozen=True)
 class Dims:
-    """Static sizes of one call."""
+    """Static sizes of one call, with the heads that the kernels see."""
 
     num_kv_heads: int
     group: int
@@ -43,6 +38,11 @@ class Dims:
     page_size: int
     q_dtype: str
     kv_dtype: str
+
+    @classmethod
+    def of(cls, shared: SharedRows, page_size: int, q_dtype: str, kv_dtype: str) -> Self:
+        """Those of heads that share rows."""
+        return cls(shared.rows, shared.wide_group, shared.wide_size, page_size, q_dtype, kv_dtype)
 
     @property
     def folds(self) -> int:
@@ -85,6 +85,13 @@ class Dims:
         return self.packs * LANES * 4
 
 
+def tpu_cache_shape(geometry: CacheGeometry) -> tuple[int, ...]:
+    """[L, P, 1, J, C, packing, 128]; J, the KV heads, may be split over devices."""
+    shared = SharedRows(geometry.num_kv_heads, 1, geometry.head_size)
+    dims = Dims.of(shared, geometry.page_size, geometry.dtype, geometry.dtype)
+    return (geometry.layers, geometry.pages, 1, dims.packs, geometry.page_size, dims.kv_packing, LANES)
+
+
 def pack_kv(k: jax.Array, v: jax.Array, dims: Dims) -> jax.Array:
     """Stored keys and values [T, K, H] as rows [T, J, packing, 128]."""
     tokens = k.shape[0]
@@ -113,6 +120,22 @@ def pack_kv_words(k: jax.Array, v: jax.Array, dims: Dims) -> jax.Array:
     return words.reshape(tokens, dims.packs, 1, LANES)
 
 
+def packed_rows(kv_cache: jax.Array, layer: int | jax.Array, batch: RaggedBatch) -> jax.Array:
+    """The rows [T, J, packing, 128] of the step's tokens in the cache, as `pack_kv` has made them."""
+    page, offset = cached_places(batch, kv_cache.shape[4])
+    return kv_cache.at[layer, page, 0, :, offset].get(mode="promise_in_bounds")
+
+
+def words_of(rows: jax.Array) -> jax.Array:
+    """The bits of rows [T, J, packing, 128] as words, see `pack_kv_words`."""
+    bits = 32 // rows.shape[2]
+    raw = jax.lax.bitcast_convert_type(rows, jnp.dtype(f"uint{bits}")).astype(jnp.uint32)
+    words = jnp.zeros_like(raw[:, :, 0])
+    for index in range(rows.shape[2]):
+        words |= raw[:, :, index] << jnp.uint32(index * bits)
+    return words[:, :, None]
+
+
 def pack_q(q: jax.Array, dims: Dims) -> jax.Array:
     """Queries [T, N, H] as rows [T, K * F, group words, packing, 128]."""
     q = q.reshape(q.shape[0], dims.num_kv_heads, dims.group, dims.head_size)
@@ -131,8 +154,8 @@ def unpack_q(rows: jax.Array, dims: Dims) -> jax.Array:
     return q[:, :, : dims.group, : dims.head_size].reshape(rows.shape[0], -1, dims.head_size)
 
 
-def from_canonical(cache: jax.Array, dims: Dims) -> jax.Array:
-    """[L, P, C, 2K, H] as [L, P, 1, J, C, packing, 128], for tests and tools; a running engine never converts."""
+def to_rows(cache: jax.Array, dims: Dims) -> jax.Array:
+    """A cache [L, P, C, 2K, H] as [L, P, 1, J, C, packing, 128], for tests and tools."""
     layers, pages, page_size, twice_heads, head_size = cache.shape
     heads = dims.packs // dims.folds * dims.kv_packing
     pad = ((0, 0), (0, 0), (0, 0), (0, heads - twice_heads), (0, dims.folds * LANES - head_size))
@@ -142,8 +165,8 @@ def from_canonical(cache: jax.Array, dims: Dims) -> jax.Array:
     return cache.reshape(layers, pages, 1, dims.packs, page_size, dims.kv_packing, LANES)
 
 
-def to_canonical(cache: jax.Array, dims: Dims) -> jax.Array:
-    """What `from_canonical` made, back."""
+def from_rows(cache: jax.Array, dims: Dims) -> jax.Array:
+    """What `to_rows` made, back."""
     layers, pages, _, _, page_size, per_word, _ = cache.shape
     cache = cache.reshape(layers, pages, -1, dims.folds, page_size, per_word, LANES)
     cache = cache.transpose(0, 1, 4, 2, 5, 3, 6)

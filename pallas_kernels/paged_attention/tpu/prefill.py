@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
@@ -29,7 +30,6 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     scaled,
     store_queries,
 )
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Copies, Memory, Span
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_scores import Chunk, Scores, per_row
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import (

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     LOG2_E,
     MASKED,
@@ -15,7 +16,6 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     load_queries,
     scores_of,
 )
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Memory
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Scored
 

@@ -3,11 +3,19 @@
 import jax
 
 from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry
+from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 
 
 def head_major_shape(geometry: CacheGeometry) -> tuple[int, ...]:
-    """[L, P, 2, K, C, H]: in a page, all tokens of key head 0, of key head 1, ..., then of the value heads."""
-    return (geometry.layers, geometry.pages, 2, geometry.num_kv_heads, geometry.page_size, geometry.head_size)
+    """[L, P, 2, K, C, H]: in a page, all tokens of key head 0, of key head 1, ..., then of the value heads.
+
+    For TPUs with heads that share rows in place of K, and H rounded up to whole rows.
+    """
+    heads, size = geometry.num_kv_heads, geometry.head_size
+    if geometry.for_tpu:
+        shared = SharedRows(heads, 1, size)
+        heads, size = shared.rows, shared.lanes
+    return (geometry.layers, geometry.pages, 2, heads, geometry.page_size, size)
 
 
 def head_major(cache: jax.Array) -> jax.Array:

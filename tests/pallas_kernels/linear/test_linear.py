@@ -7,6 +7,7 @@ import pytest
 
 from jaxllm.pallas_kernels.linear.api import LAYOUTS
 from jaxllm.pallas_kernels.linear.cases import CASES, Case, Inputs, make_inputs, tolerance
+from jaxllm.pallas_kernels.linear.weight import Weight
 
 
 def expected(inputs: Inputs) -> np.ndarray:
@@ -35,5 +36,5 @@ def test_matches_numpy(case: Case, implementation: str) -> None:
 def test_rows_of_a_matrix(implementation: str) -> None:
     matrix = make_inputs(Case("table", 1, 16, 21)).matrix
     layout = LAYOUTS[implementation]((21, 16))
-    found = layout.rows(layout.pack(matrix), jnp.array([0, 20, 17, 99]))
+    found = layout.rows(Weight(layout, layout.pack(matrix)), jnp.array([0, 20, 17, 99]))
     np.testing.assert_array_equal(found, matrix[np.array([0, 20, 17, 20])])

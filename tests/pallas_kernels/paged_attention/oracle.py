@@ -24,9 +24,9 @@ def run_function(implementation: str) -> Callable[[Inputs], Result]:
 
     def run(inputs: Inputs) -> Result:
         page_size = inputs.kv_cache.shape[2]
-        own = replace(inputs, kv_cache=find(implementation).from_canonical(inputs.kv_cache))
+        own = replace(inputs, kv_cache=find(implementation).from_canonical(inputs.kv_cache, inputs.case.scale_bytes))
         out, cache = own.call(implementation, jnp.int32(LAYER))
-        return out, find(implementation).to_canonical(cache, page_size)
+        return out, find(implementation).to_canonical(cache, page_size, inputs.case.scale_bytes)
 
     return jax.jit(run, compiler_options=QUICK)
 
@@ -35,6 +35,12 @@ def run_function(implementation: str) -> Callable[[Inputs], Result]:
 def cached_inputs(case: Case) -> Inputs:
     """`make_inputs`, once for all backends. Donate none of it."""
     return make_inputs(case)
+
+
+def without_writing(inputs: Inputs, kv_cache: jax.Array) -> Inputs:
+    """The same of a layer that only reads the cache, in which the step's keys and values are."""
+    nothing = jnp.zeros_like(inputs.k)
+    return replace(inputs, case=replace(inputs.case, writes=False), k=nothing, v=nothing, kv_cache=kv_cache)
 
 
 def _stored(values: np.ndarray, scale: float | None, dtype: np.dtype) -> np.ndarray:
@@ -46,6 +52,24 @@ def _stored(values: np.ndarray, scale: float | None, dtype: np.dtype) -> np.ndar
     return np.clip(values, float(limits.min), float(limits.max)).astype(dtype).astype(np.float64)
 
 
+def _stored_with_scales(values: np.ndarray, scale_bytes: int) -> np.ndarray:
+    """Values in int8, and behind each head the bits of its scale, as float32."""
+    values = values.astype(np.float32)
+    largest = np.abs(values).max(axis=-1, keepdims=True)
+    scales = largest * np.float32(1 / 127)
+    numbers = np.rint(values * (np.float32(127) / largest)).astype(np.int8)
+    unused = np.zeros((*values.shape[:-1], scale_bytes - 4), np.int8)
+    return np.concatenate([numbers, scales.view(np.int8), unused], axis=-1).astype(np.float64)
+
+
+def _heads(case: Case, stored: np.ndarray) -> np.ndarray:
+    """Stored heads [..., H + scale bytes] times the scale behind each, or as they are where there is none."""
+    if not case.scale_bytes:
+        return stored
+    scales = np.ascontiguousarray(stored[..., case.head_size :][..., :4].astype(np.int8)).view(np.float32)
+    return stored[..., : case.head_size] * scales.astype(np.float64)
+
+
 @functools.cache
 def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Result [tokens, N, H] without padding, and the cache of `LAYER`, [P, C, 2K, H], after the step."""
@@ -55,7 +79,7 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
     q = np.asarray(inputs.q).astype(np.float64)
     keys_and_values = [np.asarray(inputs.k), np.asarray(inputs.v)]
     new_keys, new_values = (
-        _stored(values, scale, case.cache_dtype)
+        _stored_with_scales(values, case.scale_bytes) if case.scale_bytes else _stored(values, scale, case.cache_dtype)
         for values, scale in zip(keys_and_values, (case.k_scale, case.v_scale), strict=True)
     )
     out = np.zeros((case.num_tokens, *q.shape[1:]))
@@ -66,7 +90,7 @@ def expected(case: Case) -> tuple[np.ndarray, np.ndarray]:
         pages, offsets = table[row, positions // case.page_size], positions % case.page_size
         cache[pages, offsets, 0::2] = new_keys[tokens]
         cache[pages, offsets, 1::2] = new_values[tokens]
-        context = cache[table[row]].reshape(-1, *cache.shape[2:])[: computed + new]
+        context = _heads(case, cache[table[row]].reshape(-1, *cache.shape[2:])[: computed + new])
         for head in range(case.num_heads):
             out[tokens, head] = _attend(case, inputs, head, q[tokens, head], context, positions)
         token += new
@@ -89,7 +113,9 @@ def _attend(
     visible = distances <= 0
     if case.window:
         visible &= distances > -case.window
-    weights = np.where(visible, np.exp(scores), 0)
+    if case.chunk:
+        visible &= np.arange(len(keys)) >= positions[:, None] // case.chunk * case.chunk
+    weights = np.exp(np.where(visible, scores, -np.inf))
     sink = 0 if inputs.sinks is None else np.exp(float(inputs.sinks[head]))
     return weights @ values / (weights.sum(axis=1, keepdims=True) + sink)
 

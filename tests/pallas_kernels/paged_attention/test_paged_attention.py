@@ -10,7 +10,7 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, CacheGeometry, cache_shape, paged_attention
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
-from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function
+from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function, without_writing
 
 PORTABLE = ("reference", "xla", "cpu")
 """Implementations that run on every machine; those for one kind of device have tests of their own."""
@@ -45,6 +45,19 @@ def test_cache_is_updated_in_place(implementation: str, case: Case) -> None:
     assert memory is not None
     assert memory.alias_size_in_bytes >= size
     assert memory.temp_size_in_bytes < size / 2
+
+
+READ_AGAIN = Case("read_again", ((1, 5), (1, 33), (7, 0), (70, 3), (3, 29)), head_size=32, window=40, padding_tokens=5)
+
+
+@pytest.mark.parametrize("implementation", PORTABLE)
+def test_layers_read_what_an_earlier_one_has_written(implementation: str) -> None:
+    """The step's keys and values are in the cache, those that are given are anything."""
+    inputs = cached_inputs(READ_AGAIN)
+    wanted, cache = run_function(implementation)(inputs)
+    found, after = run_function(implementation)(without_writing(inputs, cache))
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(after[:, 1:], cache[:, 1:])
 
 
 def test_unknown_implementation() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, abstract_inputs, make_inputs
-from jaxllm.pallas_kernels.paged_attention.xla import attention as xla
+from jaxllm.pallas_kernels.paged_attention.xla import blockwise as xla
 from jaxllm.pallas_kernels.paged_attention.xla.layout import head_major
 from tests.pallas_kernels.paged_attention.oracle import run_function
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.pallas_kernels.segment_attention.api import IMPLEMENTATIONS, segment_attention
+from jaxllm.pallas_kernels.segment_attention.relative import RelativeScores
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 TOKENS, ROWS, HEADS, SIZE = 320, 8, 3, 16
@@ -61,6 +62,35 @@ def _check(
     for length in lengths:
         part = slice(begin, begin + length)
         np.testing.assert_allclose(out[part], _oracle(q[part], k[part], v[part], window), atol=2e-5, rtol=0)
+        begin += length
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("parts", ["both", "by_query", "by_key"])
+def test_scores_by_distance(implementation: str, parts: str) -> None:
+    """As a bias that torch adds; distances beyond the buckets' count as the farthest of them."""
+    random, reach = np.random.default_rng(3), 40
+    q, k, v = _operands(0)
+    by_query, by_key = (random.normal(size=(TOKENS, HEADS, 6)).astype(np.float32) for _ in range(2))
+    by_query, by_key = by_query * (parts != "by_key"), by_key * (parts != "by_query")
+    buckets = random.integers(0, 6, 2 * reach + 1).astype(np.int32)
+    relative = RelativeScores(
+        None if parts == "by_key" else jnp.asarray(by_query),
+        None if parts == "by_query" else jnp.asarray(by_key),
+        jnp.asarray(buckets),
+    )
+    lengths = [129, 1, 64, 100]
+    out = np.asarray(_attend(q, k, v, _segments(lengths), scale=0.25, relative=relative, implementation=implementation))
+    begin = 0
+    for length in lengths:
+        part, place = slice(begin, begin + length), np.arange(length)
+        bucket = buckets[np.clip(place[:, None] - place, -reach, reach) + reach]
+        added = np.take_along_axis(by_query[part].transpose(1, 0, 2), bucket[None], axis=2)
+        added = added + np.take_along_axis(by_key[part].transpose(1, 0, 2), bucket.T[None], axis=2).transpose(0, 2, 1)
+        heads = (torch.tensor(each[part]).transpose(0, 1) for each in (q, k, v))
+        bias = torch.tensor(added * 0.25)
+        wanted = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=bias, scale=0.25)
+        np.testing.assert_allclose(out[part], wanted.transpose(0, 1).numpy(), atol=2e-5, rtol=0)
         begin += length
 
 

@@ -1,23 +1,50 @@
-"""The GPU kernel, interpreted, against the oracle on every case."""
+"""The GPU kernel, interpreted, against the oracle, see `covering`."""
+
+from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_tune import TILES
+from jaxllm.pallas_kernels.measured import keep_measured
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
+from jaxllm.pallas_kernels.paged_attention.gpu import batch
+from tests.pallas_kernels.paged_attention.covering import READ_BY_CHIPS, covering
 from tests.pallas_kernels.paged_attention.gpu.interpreter import bfloat16, interpret
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 
 _SMALL = Case("small", ((1, 70), (1, 0), (9, 60)), num_heads=2, num_kv_heads=1, dtype="bfloat16", padding_rows=1)
 
 SMALL = (_SMALL,)
-"""Interpreted with every test run; all other cases are slow tests."""
+"""Interpreted with every test run; the others that run are slow tests."""
 
 
 @pytest.mark.parametrize(
     "case",
     [
         *(pytest.param(case, id=case.name) for case in SMALL),
-        *(pytest.param(bfloat16(case), id=case.name, marks=pytest.mark.slow) for case in CASES),
+        *(pytest.param(bfloat16(case), id=case.name, marks=pytest.mark.slow) for case in covering(READ_BY_CHIPS)),
     ],
 )
 def test_matches_numpy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(case, *interpret(cached_inputs(case), monkeypatch))
+
+
+def test_scales_by_token_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in CASES if case.scale_bytes)
+    with pytest.raises(NotImplementedError, match="'gpu' has no scales by token and head"):
+        interpret(cached_inputs(bfloat16(case)), monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decode", TILES["decode"])
+@pytest.mark.parametrize("prefill", TILES["prefill"])
+def test_other_tiles(decode: int, prefill: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As `scripts/bench gpu_tune` tries them; they come to the kernel as measured ones do."""
+    case = Case("tiles", ((1, 300), (1, 0), (90, 160)), num_heads=2, num_kv_heads=1, head_size=128, dtype="bfloat16")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(batch, "measured_on", lambda: "a GPU")
+    for tile, is_decode in ((decode, True), (prefill, False)):
+        key = batch.tile_key(128, "bfloat16", decode=is_decode)
+        keep_measured("paged_attention", "a GPU", {"key": key, "blocks": {"tile": tile}})
+        assert batch.choose_tile(128, "bfloat16", decode=is_decode) == tile
     check(case, *interpret(cached_inputs(case), monkeypatch))

@@ -1,4 +1,7 @@
-"""Compiles paged attention for a chip that is not there and prints a line of JSON per case: run by a test."""
+"""Compiles paged attention for a chip that is not there and prints a line of JSON per case: run by a test.
+
+python -m tests.pallas_kernels.paged_attention.tpu.compile_kernels CHIP IMPLEMENTATION [CASE ...]
+"""
 
 import json
 import sys
@@ -26,6 +29,7 @@ SHAPES = {
     "qwen3-0.6b": (16, 8, 128, "bfloat16"),
     "qwen3-32b": (64, 8, 128, "float8_e4m3fn"),
     "gpt-oss-20b": (64, 8, 64, "bfloat16"),
+    "llama-3.2-1b": (32, 8, 64, "bfloat16"),
     "gemma-2-2b": (8, 4, 256, "bfloat16"),
     "small-float32": (4, 2, 80, "float32"),
 }
@@ -44,7 +48,7 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
 
     rows = (shape((ROWS + 1,)), shape((ROWS,)), shape((ROWS, WIDTH)))
     batch = RaggedBatch(shape((TOKENS,)), shape((TOKENS,)), *rows, *(shape(()),) * 3)
-    geometry = CacheGeometry(LAYERS, PAGES, PAGE_SIZE, kv_heads, size, kv_dtype)
+    geometry = CacheGeometry(LAYERS, PAGES, PAGE_SIZE, kv_heads, size, kv_dtype, for_tpu=True)
     cache = shape(cache_shape(implementation, geometry), jnp.dtype(kv_dtype))
     q_dtype = jnp.dtype("float32" if kv_dtype == "float32" else "bfloat16")
     q, kv = shape((TOKENS, heads, size), q_dtype), shape((TOKENS, kv_heads, size), q_dtype)
@@ -74,13 +78,13 @@ def compile_case(name: str, mesh: Mesh, implementation: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compile every shape for the chip and with the implementation named by the arguments."""
-    chip, implementation = CHIPS[sys.argv[1]], sys.argv[2]
+    """Compile the cases named by the arguments, or all, for the chip and with the implementation."""
+    chip, implementation, names = CHIPS[sys.argv[1]], sys.argv[2], sys.argv[3:]
     options: dict[str, Any] = dict(chip.topology_options)
     topology = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology, **options)
     mesh = Mesh(np.array(topology.devices[:1]), ("model",))
     with jax.set_mesh(mesh):
-        for name in SHAPES:
+        for name in names or SHAPES:
             print(json.dumps(compile_case(name, mesh, implementation)), flush=True)  # noqa: T201
 
 

@@ -10,29 +10,22 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
+from jaxllm.pallas_kernels.paged_attention.cases import Inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from jaxllm.pallas_kernels.paged_attention.tpu import attention
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import whole_queries
+from jaxllm.pallas_kernels.paged_attention.tpu.canonical import dims_of, from_canonical, to_canonical
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
-from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, from_canonical, to_canonical
 
 DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=6), Blocks(keys=256, chunk=128, slots=2, queries=32)
 """Small, so that small cases have several blocks."""
-
-
-def dims_of(case: Case) -> Dims:
-    """Static sizes of a case."""
-    group = case.num_heads // case.num_kv_heads
-    return Dims(case.num_kv_heads, group, case.head_size, case.page_size, case.dtype, case.cache_dtype.name)
 
 
 def interpret(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, decode: Blocks = DECODE, prefill: Blocks = PREFILL
 ) -> tuple[jax.Array, jax.Array]:
     """Result and canonical cache of a case; fails where a race was found."""
-    dims = dims_of(inputs.case)
-    prefill = replace(prefill, queries=whole_queries(prefill.queries, dims))
+    prefill = replace(prefill, queries=whole_queries(prefill.queries, dims_of(inputs.case)))
     function = partial(
         attention.tpu_paged_attention,
         decode_blocks=replace(decode, keys=max(decode.keys, inputs.case.page_size)),
@@ -42,9 +35,9 @@ def interpret(
     monkeypatch.setattr(attention, "BACKEND", Backend(function))
 
     def run(inputs: Inputs, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
-        packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, dims))
+        packed = replace(inputs, kv_cache=from_canonical(inputs.kv_cache, inputs.case))
         out, cache = packed.call("tpu", layer)
-        return out, to_canonical(cache, dims)
+        return out, to_canonical(cache, inputs.case)
 
     out, cache = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})(inputs, jnp.int32(LAYER))
     jax.block_until_ready(out)

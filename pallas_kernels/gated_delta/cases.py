@@ -1,0 +1,76 @@
+"""Cases of the gated delta rule, which every implementation is held to."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.pallas_kernels.gated_delta.api import gated_delta
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.recurrence.cases import MIXED, PROMPT, ROWS, RowsCase, make_rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows, and heads of which sizes; with `repeated`, all keys are equal and nothing is forgotten."""
+
+    rows: RowsCase
+    key_heads: int = 2
+    value_heads: int = 4
+    key_size: int = 8
+    value_size: int = 6
+    dtype: str = "float32"
+    repeated: bool = False
+
+    @property
+    def name(self) -> str:
+        """That of the rows, and what else is special."""
+        return "-".join((self.rows.name, self.dtype, *(("repeated",) if self.repeated else ())))
+
+
+CASES: tuple[Case, ...] = (
+    *(Case(rows) for rows in ROWS),
+    Case(PROMPT, repeated=True),
+    Case(MIXED, dtype="bfloat16"),
+)
+"""Equal keys are the worst case of the equations of a chunk."""
+
+
+class Inputs(NamedTuple):
+    """The arrays of a case, as `gated_delta` takes them."""
+
+    tokens: tuple[jax.Array, ...]
+    states: jax.Array
+    layer: jax.Array
+    rows: StateRows
+    batch: RaggedBatch
+
+    def call(self, implementation: str) -> tuple[jax.Array, jax.Array]:
+        """Outputs and states."""
+        query, key, value, decay, rate = self.tokens
+        places = (self.states, self.layer, self.rows, self.batch)
+        return gated_delta(query, key, value, decay, rate, *places, implementation=implementation)
+
+
+def make_inputs(case: Case) -> Inputs:
+    """Random arrays with keys and queries of length 1, and states of two layers, of which the second counts."""
+    rng = np.random.default_rng(0)
+    tokens = case.rows.tokens
+
+    def random(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape, np.float32))
+
+    def unit(*shape: int) -> jax.Array:
+        values = random(*shape)
+        return (values / jnp.linalg.norm(values, axis=-1, keepdims=True)).astype(case.dtype)
+
+    key = unit(tokens, case.key_heads, case.key_size)
+    decay, rate = -jnp.abs(random(tokens, case.value_heads)), jax.nn.sigmoid(random(tokens, case.value_heads))
+    if case.repeated:
+        key, decay, rate = jnp.broadcast_to(key[:1], key.shape), jnp.zeros_like(decay), jnp.ones_like(rate)
+    value = random(tokens, case.value_heads, case.value_size).astype(case.dtype)
+    states = random(2, case.rows.num_slots, case.value_heads, case.key_size, case.value_size)
+    return Inputs((unit(*key.shape), key, value, decay, rate), states, jnp.int32(1), *make_rows(case.rows))

@@ -1,0 +1,113 @@
+"""The gated delta rule in plain XLA operations.
+
+A chunk of C tokens is a system of C linear equations: each token's correction depends on those before it. It is solved
+once for all heads, then everything is products of matrices (arXiv 2412.06464, section 3.3; arXiv 2406.06484).
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.recurrence import StateRows, run_rows
+
+_einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+class _Tokens(NamedTuple):
+    """Of tokens: queries and keys [T, K, H], values [T, V, E], log decays and rates float32 [T, V]."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    decay: jax.Array
+    rate: jax.Array
+
+    def of_heads(self) -> "_Tokens":
+        """The same with queries and keys for every value head, all in float32."""
+        times = self.value.shape[1] // self.key.shape[1]
+        query, key = (jnp.repeat(each, times, axis=1).astype(jnp.float32) for each in (self.query, self.key))
+        return _Tokens(query, key, self.value.astype(jnp.float32), self.decay, self.rate)
+
+
+class _GatedDelta:
+    def step(self, inputs: _Tokens, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Recurrence`."""
+        query, key, value, decay, rate = inputs.of_heads()
+        kept = jnp.exp(decay)[:, :, None]
+        # The state is read once for both, and once more to be written.
+        seen = _einsum("bvxh,bvhe->bvxe", jnp.stack([key, query], axis=2), states) * kept[..., None]
+        change = (value - seen[:, :, 0]) * rate[:, :, None]
+        out = seen[:, :, 1] + (query * key).sum(axis=-1, keepdims=True) * change
+        return out, states * kept[..., None] + key[..., None] * change[:, :, None]
+
+    def chunk(self, inputs: _Tokens, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Recurrence`."""
+        size = len(inputs.key)
+        number = jnp.arange(size, dtype=jnp.int32)
+        query, key, value, decay, rate = (jnp.moveaxis(each, 1, 0) for each in inputs.of_heads())
+        is_token = number < length
+        # Without decay and with a rate of zero a token changes nothing.
+        total = jnp.cumsum(jnp.where(is_token, decay, 0.0), axis=1)
+        rate = jnp.where(is_token, rate, 0.0)[:, :, None]
+        is_seen = number[:, None] >= number
+        between = jnp.exp(jnp.where(is_seen, total[:, :, None] - total[:, None], -jnp.inf))
+        system = _einsum("vih,vjh->vij", key * rate, key) * between
+        since_start = jnp.exp(total)[:, :, None]
+        before = _einsum("vih,vhe->vie", key, state) * since_start
+        change = _solve(system, (value - before) * rate)
+        scores = _einsum("vih,vjh->vij", query, key) * between
+        out = _einsum("vih,vhe->vie", query * since_start, state) + _einsum("vij,vje->vie", scores, change)
+        to_end = jnp.exp(total[:, -1:] - total)[:, :, None]
+        state = state * since_start[:, -1:] + _einsum("vih,vie->vhe", key * to_end, change)
+        return jnp.moveaxis(out, 0, 1), state
+
+
+def _solve(system: jax.Array, right: jax.Array) -> jax.Array:
+    """X [V, C, E] of (1 + the part of `system` [V, C, C] below its diagonal) x = `right`."""
+    return _einsum("vij,vje->vie", _inverse(system), right)
+
+
+def _inverse(system: jax.Array) -> jax.Array:
+    """The inverse of 1 + the part of `system` [V, C, C] below its diagonal, with as few operations in a row as can be.
+
+    Inverses of blocks on the diagonal grow from 1 to C: [[A, 0], [B, D]] has [[a, 0], [-d B a, d]], where a and d are
+    inverses of A and D. Unlike sums of powers, this is as stable as substitution.
+    """
+    heads, size, _ = system.shape
+    wide = 1 << (size - 1).bit_length()
+    system = jnp.pad(system, ((0, 0), (0, wide - size), (0, wide - size)))
+    inverse, half = jnp.ones((heads, wide, 1, 1), jnp.float32), 1
+    while half < wide:
+        count = wide // (2 * half)
+        number = jnp.arange(count, dtype=jnp.int32)
+        blocks = system.reshape(heads, count, 2, half, count, 2, half)
+        below = blocks[:, number, 1, :, number, 0].swapaxes(0, 1)
+        first, second = inverse[:, 0::2], inverse[:, 1::2]
+        corner = -_einsum("vbij,vbjk,vbkl->vbil", second, below, first)
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([upper, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+        half *= 2
+    return inverse[:, 0, :size, :size]
+
+
+def xla_gated_delta(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    decay: jax.Array,
+    rate: jax.Array,
+    states: jax.Array,
+    layer: int | jax.Array,
+    rows: StateRows,
+    batch: RaggedBatch,
+    *,
+    platform: str = "cpu",
+) -> tuple[jax.Array, jax.Array]:
+    """See `gated_delta`."""
+    tokens = _Tokens(query, key, value, decay, rate)
+    out = jax.ShapeDtypeStruct(value.shape, value.dtype)
+    return run_rows(_GatedDelta(), tokens, out, states, layer, rows, batch, platform=platform)

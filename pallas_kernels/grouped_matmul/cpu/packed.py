@@ -1,0 +1,48 @@
+"""The call of the kernel in `kernel`."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxllm.pallas_kernels import linear
+from jaxllm.pallas_kernels.linear import Weight
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.packed import WEIGHT_BYTES
+from jaxllm.pallas_kernels.numba.targets import Target, provide
+
+
+def grouped_target(dtype: str) -> Target:
+    """The kernel for weights of a type (NumPy's name)."""
+    tiles = Path(linear.__file__).parent / "cpu"
+    return Target(f"jaxllm_grouped_{dtype}", partial(_build, dtype), Path(__file__).parent, (tiles,))
+
+
+def _build(dtype: str) -> bytes:
+    from jaxllm.pallas_kernels.grouped_matmul.cpu.kernel import make_kernel
+    from jaxllm.pallas_kernels.numba.build import build
+
+    return build(make_kernel(dtype, WEIGHT_BYTES[dtype]))
+
+
+def packed_grouped_matmul(
+    x: jax.Array, weight: Weight, sizes: jax.Array, out_dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+    """See `grouped_matmul`; padding is zero. A row's result depends on the row and its matrix alone.
+
+    Only matrices of groups that have rows are read.
+    """
+    target = grouped_target(weight.array.dtype.name)
+    provide(target)
+    several = weight.array if weight.array.ndim == 4 else weight.array[None]
+    layer = jnp.asarray(0 if weight.layer is None else weight.layer, jnp.int32)
+    groups, rows = len(sizes), x.shape[0]
+    out_size = several.shape[1] // groups * BLOCK
+    # Work of the kernel's own: of each group that has rows its number, its first row, its first item.
+    shapes = [jax.ShapeDtypeStruct((rows, out_size), jnp.float32), jax.ShapeDtypeStruct((groups + 1, 3), jnp.int32)]
+    y, _ = jax.ffi.ffi_call(target.name, shapes)(
+        x.astype(jnp.float32), several, sizes.astype(jnp.int32), layer.reshape(1)
+    )
+    return y.astype(out_dtype)

@@ -1,0 +1,20 @@
+"""Latent attention: queries of many heads over one compressed key and value for every token."""
+
+from jaxllm.pallas_kernels.latent_attention.api import latent_attention, latent_cache_shape
+from jaxllm.pallas_kernels.latent_attention.backend import (
+    LATENT_BACKENDS,
+    LatentGeometry,
+    LatentOptions,
+    LatentSizes,
+    find_latent,
+)
+
+__all__ = [
+    "LATENT_BACKENDS",
+    "LatentGeometry",
+    "LatentOptions",
+    "LatentSizes",
+    "find_latent",
+    "latent_attention",
+    "latent_cache_shape",
+]

@@ -1,0 +1,56 @@
+"""Latent attention in its absorbed form: one operation for any mix of prefill chunks and decodes."""
+
+import jax
+
+from jaxllm.pallas_kernels.latent_attention.backend import LatentGeometry, LatentOptions, find_latent
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+
+
+def latent_attention(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    *,
+    implementation: str = "xla",
+) -> tuple[jax.Array, jax.Array]:
+    """Write the step's latents into their pages, then let every token attend to its request so far.
+
+    This is multi-head latent attention of DeepSeek-V2 (arXiv 2405.04434), with the products that make keys and values
+    of latents absorbed into queries and results. A token has one key, its latent and its rotary part side by side, and
+    one value, its latent, for all heads: the score of a head is `q_latent . latent + q_rope . k_rope`, times the scale.
+
+    Axis letters: T tokens, R rows, W page-table width, L layers, P pages, C page size, N query heads, Z size of a
+    latent, Y size of the rotary part.
+
+    Args:
+        q_latent: [T, N, Z] queries, multiplied by what makes keys of latents.
+        q_rope: [T, N, Y] rotary parts of the queries, rotated.
+        latent: [T, Z] the new tokens' latents, normalised.
+        k_rope: [T, Y] their rotary parts, rotated.
+        kv_cache: [L, P, C, Z + Y], or as `latent_cache_shape` says for the implementation; all finite (begin with
+            zeros). Donate it to have it updated in place.
+        layer: which layer of the cache.
+        batch: where each token sits.
+        options: see `LatentOptions`.
+        implementation: a name in `LATENT_BACKENDS`; never replaced by another.
+
+    Returns:
+        [T, N, Z] weighted sums of latents in the dtype of `q_latent` (padding tokens unspecified but finite), and the
+        updated cache.
+
+    Raises:
+        KeyError: no implementation of that name.
+    """
+    # The name in profiles and in compiled programs.
+    with jax.named_scope("latent_attention"):
+        return find_latent(implementation).call(q_latent, q_rope, latent, k_rope, kv_cache, layer, batch, options)
+
+
+def latent_cache_shape(implementation: str, geometry: LatentGeometry) -> tuple[int, ...]:
+    """Shape of the cache that `implementation` reads and writes, see `LatentBackend.cache_shape`."""
+    return find_latent(implementation).cache_shape(geometry)

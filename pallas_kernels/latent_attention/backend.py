@@ -1,0 +1,97 @@
+"""What a backend of latent attention is, and the registry of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+import jax
+
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+
+
+@dataclass(frozen=True)
+class LatentOptions:
+    """Options of one call."""
+
+    scale: float
+    """Factor on the scores."""
+    checks: bool = False
+    """For debugging: a kernel for TPUs stops where it leaves an array or a semaphore is wrong, and is slower."""
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """What a token has in the cache of a layer: a latent of size Z and a rotary part of size Y."""
+
+    latent: int
+    rope: int
+
+    @property
+    def token(self) -> int:
+        """Numbers of a token in a layer: the whole of what is cached, 576 in DeepSeek's models."""
+        return self.latent + self.rope
+
+
+@dataclass(frozen=True)
+class LatentGeometry:
+    """What a cache holds: L layers, P pages of C tokens, in an array type (NumPy's name)."""
+
+    layers: int
+    pages: int
+    page_size: int
+    sizes: LatentSizes
+    dtype: str
+    for_tpu: bool = False
+    """Whether the cache is to be an array that TPUs neither pad nor copy, where an implementation has two shapes."""
+
+
+class LatentAttention(Protocol):
+    """`latent_attention` without the choice."""
+
+    def __call__(
+        self,
+        q_latent: jax.Array,
+        q_rope: jax.Array,
+        latent: jax.Array,
+        k_rope: jax.Array,
+        kv_cache: jax.Array,
+        layer: int | jax.Array,
+        batch: RaggedBatch,
+        options: LatentOptions,
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `latent_attention`."""
+        ...
+
+
+def canonical_shape(geometry: LatentGeometry) -> tuple[int, ...]:
+    """[L, P, C, Z + Y]: of every token its latent, then its rotary part."""
+    return (geometry.layers, geometry.pages, geometry.page_size, geometry.sizes.token)
+
+
+@dataclass(frozen=True)
+class LatentBackend:
+    """An implementation of latent attention."""
+
+    call: LatentAttention
+    cache_shape: Callable[[LatentGeometry], tuple[int, ...]] = canonical_shape
+    """Axis 0 is the layer, axis 1 the page."""
+    from_canonical: Callable[[jax.Array], jax.Array] = lambda cache: cache
+    """A cache of `canonical_shape` as `call` has it, for tests and tools; a running engine never converts."""
+    to_canonical: Callable[[jax.Array, LatentSizes], jax.Array] = lambda cache, sizes: cache
+    """What `from_canonical` made of a cache, back."""
+
+
+LATENT_BACKENDS: Mapping[str, str] = {
+    "reference": "reference",
+    "xla": "xla",
+    "cpu": "cpu.attention",
+    "tpu": "tpu.attention",
+}
+"""The module that has each as its `BACKEND`: `reference` is slow and obvious, `xla` runs everywhere."""
+
+
+def find_latent(name: str) -> LatentBackend:
+    """A backend by its name. Other machines do not load its compiler. Raises `KeyError` where there is none."""
+    module = import_module(f"{__package__}.{LATENT_BACKENDS[name]}")
+    return cast(LatentBackend, module.BACKEND)

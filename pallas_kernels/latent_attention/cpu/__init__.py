@@ -1,0 +1,1 @@
+"""Latent attention for CPUs: a kernel compiled by Numba, called by XLA."""

@@ -1,0 +1,85 @@
+"""Latent attention on CPUs: the arguments of the kernel's call."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions, LatentSizes
+from jaxllm.pallas_kernels.numba.targets import Target, provide
+from jaxllm.pallas_kernels.paged_attention.cpu import attention as paged
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
+
+MULTIPLE = 16
+"""What sizes and pages must be multiples of: whole vectors, on processors with the longest."""
+CACHE_BYTES = {"float32": 4, "bfloat16": 2}
+"""Types of cache that the kernel reads, and their bytes."""
+
+
+def latent_attention_target(dtype: str) -> Target:
+    """The kernel for a cache of a type (NumPy's name)."""
+    sources = Path(__file__).parent, (Path(paged.__file__).parent,)
+    return Target(f"jaxllm_latent_attention_{dtype}", partial(_build, dtype), *sources)
+
+
+def _build(dtype: str) -> bytes:
+    from jaxllm.pallas_kernels.latent_attention.cpu.kernel import make_kernel
+    from jaxllm.pallas_kernels.numba.build import build
+
+    return build(make_kernel(dtype, CACHE_BYTES[dtype]))
+
+
+def refusal(sizes: LatentSizes, page_size: int, dtype: str) -> str | None:
+    """What the kernel would need instead, if it cannot do these; `dtype` is the cache's (NumPy's name)."""
+    if dtype in CACHE_BYTES and not any(each % MULTIPLE for each in (sizes.latent, sizes.rope, page_size)):
+        return None
+    return (
+        f"needs latents, rotary parts and pages that are multiples of {MULTIPLE} and a cache in "
+        f"{' or '.join(CACHE_BYTES)}; these are {sizes.latent}, {sizes.rope} and {page_size}, and {dtype}"
+    )
+
+
+def cpu_latent_attention(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+) -> tuple[jax.Array, jax.Array]:
+    """See `latent_attention`.
+
+    Raises:
+        ValueError: sizes or pages are no multiples of 16.
+    """
+    sizes, dtype = LatentSizes(latent.shape[1], k_rope.shape[1]), kv_cache.dtype
+    problem = refusal(sizes, kv_cache.shape[2], dtype.name)
+    if problem is not None:
+        raise ValueError(f"latent attention on CPUs {problem}")
+    target = latent_attention_target(dtype.name)
+    provide(target)
+    # Of float32 the kernel itself writes only what is finite.
+    new = [each if each.dtype == dtype == jnp.float32 else quantise(each, None, dtype) for each in (latent, k_rope)]
+    ints = [layer, batch.num_requests, batch.num_tokens]
+    out, kv_cache = jax.ffi.ffi_call(
+        target.name,
+        (jax.ShapeDtypeStruct(q_latent.shape, jnp.float32), jax.ShapeDtypeStruct(kv_cache.shape, dtype)),
+        input_output_aliases={4: 1},
+    )(
+        q_latent.astype(jnp.float32),
+        q_rope.astype(jnp.float32),
+        *new,
+        kv_cache,
+        batch.positions,
+        batch.query_start,
+        batch.page_table,
+        jnp.stack([jnp.int32(each) for each in ints]),
+        jnp.asarray([options.scale, 0.0], jnp.float32),
+    )
+    return out.astype(q_latent.dtype), kv_cache
+
+
+BACKEND = LatentBackend(cpu_latent_attention)

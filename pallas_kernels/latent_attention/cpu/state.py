@@ -1,0 +1,75 @@
+"""A softmax on its way through the keys: rows of queries, and what they have seen so far, tile by tile.
+
+A tile holds maxima [LANES], a lane for each of its rows, totals [TILE, LANES], scores of a block [TILE, BLOCK], queries
+[TILE, S] and weighted sums of latents [TILE, Z], all float32.
+"""
+
+from jaxllm.pallas_kernels.latent_attention.cpu.work import (
+    TILE,
+    W_Q_ROPE,
+    W_Y,
+    W_Z,
+    tile_bytes,
+)
+from jaxllm.pallas_kernels.numba.memory import compiled, real, set_real, word, zero_bytes
+from jaxllm.pallas_kernels.numba.vectors import LANES, load, multiply, splat, store, sum_lanes
+from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE
+from jaxllm.pallas_kernels.paged_attention.cpu.state import SMALLEST
+from jaxllm.pallas_kernels.paged_attention.cpu.work import BLOCK, SCALE, W_FLOATS, W_H, W_K, W_N, W_OUT, W_Q
+
+
+@compiled
+def tile_parts(work: int, state: int, tile: int) -> tuple[int, int, int, int, int]:
+    """Addresses of a tile's maxima, totals, scores, queries and sums."""
+    maxima = state + tile * tile_bytes(work)
+    totals = maxima + 4 * LANES
+    scores = totals + 4 * TILE * LANES
+    queries = scores + 4 * TILE * BLOCK
+    return maxima, totals, scores, queries, queries + 4 * TILE * word(work, W_H)
+
+
+@compiled
+def start_rows(work: int, first: int, tokens: int, group: int, state: int) -> None:
+    """Rows [tokens * G]: queries of a group of heads, scaled, that have seen nothing."""
+    members = word(work, W_N) // word(work, W_K)
+    token_size, latent, rope = word(work, W_H), word(work, W_Z), word(work, W_Y)
+    scale = splat(real(word(work, W_FLOATS), SCALE) * LOG2_E)
+    zero_bytes(state, (tokens * members + TILE - 1) // TILE * tile_bytes(work))
+    for row in range(tokens * members):
+        head = (first + row // members) * word(work, W_N) + group * members + row % members
+        maxima, _, _, queries, _ = tile_parts(work, state, row // TILE)
+        to = queries + 4 * (row % TILE) * token_size
+        for place in range(0, latent, LANES):
+            store(to, place, multiply(load(word(work, W_Q), head * latent + place), scale))
+        for place in range(0, rope, LANES):
+            store(to, latent + place, multiply(load(word(work, W_Q_ROPE), head * rope + place), scale))
+        set_real(maxima, row % TILE, MASKED)
+
+
+@compiled
+def copy_rows(work: int, first: int, count: int, state: int, to: int) -> None:
+    """Rows from `first` on, to the first ones of another state."""
+    token_size, latent = word(work, W_H), word(work, W_Z)
+    for row in range(count):
+        maxima, totals, _, queries, sums = tile_parts(work, state, (first + row) // TILE)
+        to_maxima, to_totals, _, to_queries, to_sums = tile_parts(work, to, row // TILE)
+        source, place = (first + row) % TILE, row % TILE
+        set_real(to_maxima, place, real(maxima, source))
+        store(to_totals, place * LANES, load(totals, source * LANES))
+        for number in range(0, token_size, LANES):
+            store(to_queries, place * token_size + number, load(queries, source * token_size + number))
+        for number in range(0, latent, LANES):
+            store(to_sums, place * latent + number, load(sums, source * latent + number))
+
+
+@compiled
+def finish_rows(work: int, first: int, tokens: int, group: int, state: int) -> None:
+    """Weighted sums over the sum of weights, to where the caller wants them."""
+    members, latent = word(work, W_N) // word(work, W_K), word(work, W_Z)
+    for row in range(tokens * members):
+        head = (first + row // members) * word(work, W_N) + group * members + row % members
+        _, totals, _, _, sums = tile_parts(work, state, row // TILE)
+        factor = splat(ONE / max(sum_lanes(load(totals, row % TILE * LANES)), SMALLEST))
+        for place in range(0, latent, LANES):
+            value = multiply(load(sums, row % TILE * latent + place), factor)
+            store(word(work, W_OUT), head * latent + place, value)

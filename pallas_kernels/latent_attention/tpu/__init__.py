@@ -1,0 +1,1 @@
+"""Latent attention for TPUs: a Mosaic kernel."""

@@ -1,0 +1,93 @@
+"""Latent attention on TPUs: the arguments of the kernel, once for decodes and once for other rows."""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentGeometry, LatentOptions, LatentSizes
+from jaxllm.pallas_kernels.latent_attention.tpu.copies import Scalars
+from jaxllm.pallas_kernels.latent_attention.tpu.kernel import attend_rows
+from jaxllm.pallas_kernels.latent_attention.tpu.sizes import (
+    Blocks,
+    Sizes,
+    choose_blocks,
+    padded_heads,
+    refusal,
+    vmem_bytes,
+    whole_rows,
+)
+from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
+from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E
+
+
+def tpu_latent_attention(
+    q_latent: jax.Array,
+    q_rope: jax.Array,
+    latent: jax.Array,
+    k_rope: jax.Array,
+    kv_cache: jax.Array,
+    layer: int | jax.Array,
+    batch: RaggedBatch,
+    options: LatentOptions,
+    *,
+    decode_blocks: Blocks | None = None,
+    prefill_blocks: Blocks | None = None,
+    interpret: pltpu.InterpretParams | bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """See `latent_attention`. The cache is [L, P, C, S], see `cache_shape`.
+
+    Raises:
+        ValueError: pages are no multiples of 16, or the cache is of another type.
+    """
+    problem = refusal(kv_cache.shape[2], kv_cache.dtype.name)
+    if problem is not None:
+        raise ValueError(f"latent attention on TPUs {problem}")
+    kv_cache = write_latents(kv_cache, latent, k_rope, layer, batch)
+    tokens, num_heads, size = q_latent.shape
+    page_size, token_size = kv_cache.shape[2:]
+    sizes = Sizes(padded_heads(num_heads), token_size, whole_rows(size), page_size, kv_cache.dtype.name)
+    # The factor of scores is part of the queries, for powers of two.
+    queries = joined_queries(q_latent, q_rope, token_size).astype(jnp.float32) * (options.scale * LOG2_E)
+    queries = jnp.pad(queries, ((0, 0), (0, sizes.heads - num_heads), (0, 0))).astype(kv_cache.dtype)
+    out = jnp.zeros((tokens, sizes.heads, sizes.value), kv_cache.dtype)
+    prepared = tpu_prepare(batch)
+    every = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
+    layers = jnp.asarray(layer, jnp.int32).reshape(1)
+    kinds = [("decode", decode_blocks, every, 0), ("prefill", prefill_blocks, prepared.order, 1)]
+    for name, asked, order, which in kinds[: 1 if tokens == 1 else 2]:
+        scalars = Scalars(layers, prepared.counts[which : which + 1], order, batch.kv_lens, batch.query_start)
+        blocks = asked or choose_blocks(name, sizes, tokens)
+        out = attend_rows(
+            scalars,
+            prepared.table,
+            queries,
+            kv_cache,
+            out,
+            sizes,
+            blocks,
+            name=f"latent_attention_{name}",
+            vmem_bytes=vmem_bytes(blocks, sizes, target().vmem_bytes),
+            checks=options.checks,
+            interpret=interpret,
+        )
+    return out[:, :num_heads, :size].astype(q_latent.dtype), kv_cache
+
+
+def cache_shape(geometry: LatentGeometry) -> tuple[int, ...]:
+    """[L, P, C, S]: S is Z + Y rounded up to whole rows of 128 lanes, as TPUs would pad it themselves."""
+    return (geometry.layers, geometry.pages, geometry.page_size, whole_rows(geometry.sizes.token))
+
+
+def _padded(cache: jax.Array) -> jax.Array:
+    size = cache.shape[-1]
+    return jnp.pad(cache, ((0, 0), (0, 0), (0, 0), (0, whole_rows(size) - size)))
+
+
+def _without_padding(cache: jax.Array, sizes: LatentSizes) -> jax.Array:
+    return cache[..., : sizes.token]
+
+
+BACKEND = LatentBackend(tpu_latent_attention, cache_shape, _padded, _without_padding)

@@ -1,0 +1,89 @@
+"""Static sizes of a call of the TPU kernel, and its blocks."""
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
+
+PAGE_MULTIPLE = 16
+"""Tokens of a page must fill whole tiles: 16 rows in bfloat16."""
+DTYPES = ("bfloat16", "float32")
+"""Types of the cache that the kernel reads."""
+
+
+def whole_rows(size: int) -> int:
+    """Rounded up to whole rows of lanes."""
+    return -(-size // LANES) * LANES
+
+
+def refusal(page_size: int, dtype: str) -> str | None:
+    """What the kernel would need instead, if it cannot do these; `dtype` is the cache's (NumPy's name)."""
+    if dtype in DTYPES and page_size % PAGE_MULTIPLE == 0:
+        return None
+    return (
+        f"needs pages that are multiples of {PAGE_MULTIPLE} and a cache in {' or '.join(DTYPES)}; "
+        f"these are {page_size}, and {dtype}"
+    )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block sizes of one kernel."""
+
+    keys: int
+    """Keys that are fetched together: a multiple of the page size and of `chunk`."""
+    chunk: int
+    """Keys of a step of the softmax: a multiple of 128."""
+    slots: int
+    """Blocks of keys in VMEM: one is computed, the others are on their way. A power of two."""
+    queries: int = 1
+    """Query tokens that are computed together."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one call: N query heads in whole tiles, S numbers of a token and Z of its value in whole rows of lanes."""
+
+    heads: int
+    token: int
+    value: int
+    page_size: int
+    dtype: str
+
+    @property
+    def precision(self) -> lax.Precision | None:
+        """Float32 operands are multiplied as such, not rounded to bfloat16."""
+        return lax.Precision.HIGHEST if self.dtype == "float32" else None
+
+    @property
+    def bytes_each(self) -> int:
+        """Of a number in the cache."""
+        return jnp.dtype(self.dtype).itemsize
+
+
+def padded_heads(heads: int) -> int:
+    """Heads rounded up to whole tiles."""
+    return -(-heads // PAGE_MULTIPLE) * PAGE_MULTIPLE
+
+
+def choose_blocks(kernel: str, sizes: Sizes, tokens: int) -> Blocks:
+    """Block sizes of "decode" or "prefill". Both have the same chunks, so that a token's result is the same in either.
+
+    A decode's blocks are large enough to hide what a DMA takes; a prompt's queries are about 512 rows of a product.
+    """
+    chunk = 256
+    if kernel == "decode":
+        return Blocks(math.lcm(1024, sizes.page_size), chunk, slots=4)
+    return Blocks(math.lcm(512, sizes.page_size), chunk, slots=2, queries=max(1, min(512 // sizes.heads, tokens)))
+
+
+def vmem_bytes(blocks: Blocks, sizes: Sizes, limit: int) -> int:
+    """What a kernel may use of VMEM: its buffers, and room for the values in flight."""
+    rows = blocks.queries * sizes.heads
+    kv = blocks.slots * blocks.keys * sizes.token * sizes.bytes_each
+    queries = rows * sizes.bytes_each * (blocks.slots * sizes.token + 2 * sizes.value)
+    state = 4 * rows * (2 * LANES + sizes.value)
+    return min(kv + queries + state + 6 * rows * max(blocks.chunk, sizes.value) * 4 + (8 << 20), limit)

@@ -1,0 +1,123 @@
+"""Which kernel multiplies with a matrix of few bits."""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+from jaxllm.pallas_kernels.linear.weight_type import Activations, Values, WeightType
+
+logger = logging.getLogger(__name__)
+
+SCALE_KINDS = ("float32", "bfloat16", "float16")
+"""Types of scales that the kernels read, NumPy's names."""
+EXACT_DIGITS = 3
+"""Digits of activations that stay as they are: 24 bits, as many as float32 has."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel is compiled for.
+
+    With digits, arithmetic is that of whole numbers: each row is a scale times numbers of so many bytes. Sums of
+    products of bytes are exact, and a processor with `vpdpbusd` adds 64 of them at once. Without, it is float32.
+    """
+
+    values: Values
+    digits: int
+    is_widened: bool = False
+    """Whether weights are not as they lie in memory, but as arithmetic wants them: bytes without signs, or float32."""
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether a byte is two codes."""
+        return self.values == Values.CODES and not self.is_widened
+
+    @property
+    def is_split(self) -> bool:
+        """Whether of every eight activations those of even places come first, as lower codes do."""
+        return self.values == Values.CODES
+
+    @property
+    def takes_fours(self) -> bool:
+        """Whether four bytes of an output lie side by side; one otherwise."""
+        return self.is_coded or self.digits > 0
+
+    @property
+    def inputs_per_step(self) -> int:
+        """Inputs of the least that is read of a block."""
+        return (8 if self.is_coded else 4) if self.takes_fours else 1
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of that, for 16 outputs."""
+        return 16 * (4 if self.takes_fours or self.is_widened else 1)
+
+    @property
+    def name(self) -> str:
+        """Of its kernel."""
+        return f"quantized_{self.values.name.lower()}_{self.digits}"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Values as whole numbers: `unit * (table[code] - bias)`, where the table has no signs."""
+
+    bias: int
+    unit: float
+    table: tuple[int, ...]
+
+
+def as_integers(kind: WeightType) -> Code | None:
+    """What values are as whole numbers of a byte, if they are. Those of int8 get no table."""
+    if kind.values == Values.INT8:
+        return Code(128, 1.0, (0,) * 16)
+    if kind.code is None:
+        return None
+    for unit in (1.0, 0.5):
+        numbers = [number / unit for number in kind.code]
+        if all(number == int(number) and abs(number) < 128 for number in numbers):
+            bias = -int(min(numbers))
+            return Code(bias, unit, tuple(int(number) + bias for number in numbers))
+    return None
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What decides on kernels."""
+
+    is_x86: bool
+    """With AVX2, as Numba's kernels want it there."""
+    has_dot: bool
+    """Whether it adds up products of bytes (`vpdpbusd`)."""
+
+
+@cache
+def this_processor() -> Processor:
+    """The one at hand."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    has_avx512 = bool(features.get("avx512f", False))
+    return Processor(
+        bool(features.get("avx2", False)), bool(features.get("avx512vnni" if has_avx512 else "avxvnni", False))
+    )
+
+
+def form_of(kind: WeightType, processor: Processor) -> Form | None:
+    """The kernel for a type of matrix; None if there is none."""
+    is_quantized = kind.activations != Activations.AS_THEY_ARE
+    code = as_integers(kind)
+    if kind.values == Values.FLOAT8_E5M2 or (code is None and is_quantized):
+        return None
+    if not processor.is_x86 and (is_quantized or kind.code is not None):
+        return None
+    if code is not None and (is_quantized or processor.has_dot):
+        return Form(kind.values, 1 if is_quantized else EXACT_DIGITS)
+    if code is not None:
+        _say()
+    return Form(kind.values, 0)
+
+
+@cache
+def _say() -> None:
+    logger.info("this processor adds up no products of bytes (VNNI): quantised weights are multiplied in float32")

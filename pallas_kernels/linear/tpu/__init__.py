@@ -1,0 +1,1 @@
+"""Products with quantised matrices on TPUs: a Pallas kernel that widens them in vector memory."""

@@ -1,0 +1,114 @@
+"""The kernel: strips of a quantised matrix pass through VMEM, and are widened there on the way to the matrix units.
+
+    for each block of strips:
+        for each window of rows:              the pipeline fetches the next strips and window meanwhile
+            for each strip: one product over the whole depth, or one for each group
+
+A strip is [in, C], inputs first: so it enters the matrix units nearly twice as fast as with outputs first.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from jaxllm.pallas_kernels.linear.tpu.codes import added, decode
+
+Ref = Any
+"""A reference to memory, which Pallas does not type."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """What the kernel is compiled for.
+
+    Attributes:
+        code: of codes, see `WeightType`.
+        group: inputs of a group; None where a strip has one scale for each output.
+        scales_sums: whether scales of groups multiply the sums of each group, which is exact, or the weights.
+        wide: the type in which rows and weights are multiplied.
+        block: rows that are multiplied together.
+    """
+
+    code: tuple[float, ...] | None
+    group: int | None
+    scales_sums: bool
+    wide: str
+    block: int
+
+    def product(
+        self, x: jax.Array, values: jax.Array, scales: jax.Array, sums: jax.Array | None, offsets: jax.Array | None
+    ) -> jax.Array:
+        """`x` [B, in] times a strip [in, C] with scales and offsets [G, C], maybe padded, in float32.
+
+        `sums` [B, G] of each group's inputs are needed where there are offsets, or codes that want some.
+        """
+        groups = 1 if self.group is None else len(values) // self.group
+        scales, offsets = scales[:groups], None if offsets is None else offsets[:groups]
+        out = self._scaled(x, values, scales)
+        if sums is None:
+            return out
+        shift = added(self.code) * scales.astype(jnp.float32)
+        return out + _dot(sums, shift if offsets is None else shift + offsets.astype(jnp.float32))
+
+    def _scaled(self, x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.Array:
+        if self.group is None:
+            return _dot(x, self._widened(values)) * scales.astype(jnp.float32)
+        if self.scales_sums:
+            out = jnp.zeros((len(x), values.shape[1]), jnp.float32)
+            for number in range(len(scales)):
+                own = slice(number * self.group, (number + 1) * self.group)
+                sums = _dot(x[:, own], self._widened(values[own]))
+                out += sums * scales[number : number + 1].astype(jnp.float32)
+            return out
+        weights = self._widened(values)
+        groups = weights.reshape(len(scales), self.group, -1) * scales.astype(weights.dtype)[:, None, :]
+        return _dot(x, groups.reshape(weights.shape))
+
+    def _widened(self, values: jax.Array) -> jax.Array:
+        """Numbers for the matrix units."""
+        wide = jnp.dtype(self.wide)
+        return decode(values, self.code, wide) if self.code is not None else values.astype(wide)
+
+
+def _dot(x: jax.Array, weights: jax.Array) -> jax.Array:
+    is_integer = jnp.issubdtype(x.dtype, jnp.integer)
+    out = lax.dot_general(
+        x,
+        weights,
+        (((1,), (0,)), ((), ())),
+        preferred_element_type=jnp.int32 if is_integer else jnp.float32,
+        precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+    )
+    return out.astype(jnp.float32)
+
+
+def kernel(_layer: Ref, *refs: Ref, body: Body, names: tuple[str, ...]) -> None:
+    """One block of strips times one window of rows. `names` says which references there are, in this order:
+
+    x [W, in], row_scales [W, 1], sums [W, G] of each group's inputs, values [N, in, C], scales and offsets [N, G, C],
+    and out [W, N * C].
+    """
+    of = dict(zip(names, refs, strict=True))
+    x, values, scales, offsets, out = of["x"], of["values"], of["scales"], of.get("offsets"), of["out"]
+    strips, _, columns = values.shape
+
+    def multiply(index: Any, _: None) -> None:
+        rows = pl.ds(pl.multiple_of(index * body.block, body.block), body.block)
+        own = x[rows, :].astype(body.wide)
+        sums = of["sums"][rows, :] if "sums" in of else None
+        for strip in range(strips):
+            own_offsets = None if offsets is None else offsets[strip]
+            result = body.product(own, values[strip], scales[strip], sums, own_offsets)
+            if "row_scales" in of:
+                result *= of["row_scales"][rows, :]
+            out[rows, strip * columns : (strip + 1) * columns] = result.astype(out.dtype)
+
+    blocks = x.shape[0] // body.block
+    if blocks == 1:
+        multiply(0, None)
+    else:
+        lax.fori_loop(0, blocks, multiply, None)

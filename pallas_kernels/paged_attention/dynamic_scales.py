@@ -1,0 +1,50 @@
+"""Keys and values in int8 with a scale for each token and head, which lies in the page behind what it scales.
+
+So whatever moves, shares or copies pages moves the scales too, and whoever reads a page finds them there. A stored head
+is H numbers and then the bits of a float32, whose product with the numbers is the head.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LARGEST = 127
+"""Of a stored number: -128 would make the largest value of either sign another one."""
+INVERSE = 1 / LARGEST
+"""Factor of the largest value of a head that gives its scale. XLA would make one of a division, or not."""
+SMALLEST = 1e-36
+"""What is smaller becomes 0, for some processors compute with 0 in the place of numbers below 1e-38."""
+SCALE = 4
+"""Bytes of a scale."""
+
+
+class Stored(NamedTuple):
+    """Numbers int8 [..., H] and their scales, float32 [...]."""
+
+    numbers: jax.Array
+    scales: jax.Array
+
+
+def quantised(heads: jax.Array) -> Stored:
+    """Heads [..., H] in int8; what is not finite becomes 0, and a head of zeros has scale 0."""
+    heads = jnp.where(jnp.isfinite(heads), heads, 0).astype(jnp.float32)
+    largest = jnp.max(jnp.abs(heads), axis=-1)
+    is_zero = largest < SMALLEST
+    # Multiplied, since XLA may take a division for one or not, and every backend must store the same.
+    factors = jnp.where(is_zero, 0.0, LARGEST / largest)
+    numbers = jnp.round(heads * factors[..., None]).astype(jnp.int8)
+    return Stored(numbers, jnp.where(is_zero, 0.0, largest * INVERSE))
+
+
+def joined(stored: Stored, scale_bytes: int) -> jax.Array:
+    """What lies in a page: int8 [..., H + scale bytes]."""
+    bits = jax.lax.bitcast_convert_type(stored.scales, jnp.int8)
+    padding = ((0, 0),) * (bits.ndim - 1) + ((0, scale_bytes - SCALE),)
+    return jnp.concatenate([stored.numbers, jnp.pad(bits, padding)], axis=-1)
+
+
+def apart(heads: jax.Array, scale_bytes: int) -> Stored:
+    """What `joined` has made, back."""
+    size = heads.shape[-1] - scale_bytes
+    return Stored(heads[..., :size], jax.lax.bitcast_convert_type(heads[..., size : size + SCALE], jnp.float32))

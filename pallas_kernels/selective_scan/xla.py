@@ -1,0 +1,78 @@
+"""The selective scan in plain XLA operations.
+
+Each channel decays in its own way, so that a chunk is no product of matrices: it is a loop over its tokens, which keeps
+the state at hand.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.recurrence import StateRows, run_rows
+
+UNROLLED = 8
+"""Tokens of a chunk between two ends of the loop."""
+
+
+class _Tokens(NamedTuple):
+    """Of tokens, float32: step sizes and what is written [T, D], B and C [T, B]."""
+
+    rate: jax.Array
+    written: jax.Array
+    write: jax.Array
+    read: jax.Array
+
+
+@dataclass(frozen=True)
+class _SelectiveScan:
+    log_decay: jax.Array
+    """float32 [B, D]"""
+
+    def step(self, inputs: _Tokens, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Recurrence`."""
+        if len(states) > 1:
+            return jax.vmap(self._token)(inputs, states)
+        # XLA for CPUs makes vectors of two axes, but not of three of which the first has one element.
+        out, state = self._token(jax.tree.map(lambda each: each[0], inputs), states[0])
+        return out[None], state[None]
+
+    def chunk(self, inputs: _Tokens, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Recurrence`."""
+        is_token = (jnp.arange(len(inputs.rate), dtype=jnp.int32) < length)[:, None]
+        # Without a step, a token changes nothing.
+        rate, written = (jnp.where(is_token, each, 0.0) for each in (inputs.rate, inputs.written))
+
+        def token(state: jax.Array, inputs: _Tokens) -> tuple[jax.Array, jax.Array]:
+            return self._token(inputs, state)[::-1]
+
+        state, out = lax.scan(token, state, _Tokens(rate, written, inputs.write, inputs.read), unroll=UNROLLED)
+        return out, state
+
+    def _token(self, inputs: _Tokens, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Output [D] and state [B, D] of one token, whose inputs have no token axis."""
+        rate, written, write, read = inputs
+        state = state * jnp.exp(rate * self.log_decay) + write[:, None] * written
+        return jnp.einsum("b,bd->d", read, state, precision=lax.Precision.HIGHEST), state
+
+
+def xla_selective_scan(
+    x: jax.Array,
+    rate: jax.Array,
+    write: jax.Array,
+    read: jax.Array,
+    log_decay: jax.Array,
+    states: jax.Array,
+    layer: int | jax.Array,
+    rows: StateRows,
+    batch: RaggedBatch,
+    *,
+    platform: str = "cpu",
+) -> tuple[jax.Array, jax.Array]:
+    """See `selective_scan`."""
+    wide = (each.astype(jnp.float32) for each in (rate * x, write, read))
+    inputs, out = _Tokens(rate, *wide), jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    return run_rows(_SelectiveScan(log_decay.T), inputs, out, states, layer, rows, batch, platform=platform)

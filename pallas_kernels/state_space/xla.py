@@ -1,0 +1,78 @@
+"""State spaces in plain XLA operations: in a chunk of tokens, attention with decays (arXiv 2405.21060, section 6)."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.recurrence import StateRows, run_rows
+
+_einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+class _Tokens(NamedTuple):
+    """Of tokens, float32 but for the last two: what is written [T, G, N / G, H], log decays [T, G, N / G], B and C."""
+
+    written: jax.Array
+    decay: jax.Array
+    write: jax.Array
+    read: jax.Array
+
+
+class _StateSpace:
+    def step(self, inputs: _Tokens, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Recurrence`."""
+        written, decay, write, read = (each.astype(jnp.float32) for each in inputs)
+        held = states.reshape(*written.shape, states.shape[-1])
+        kept = jnp.exp(decay)[..., None]
+        seen = _einsum("bgnhs,bgs->bgnh", held, read) * kept
+        out = seen + written * (write * read).sum(axis=-1)[:, :, None, None]
+        held = held * kept[..., None] + written[..., None] * write[:, :, None, None]
+        return out.reshape(*states.shape[:-1]), held.reshape(states.shape)
+
+    def chunk(self, inputs: _Tokens, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """See `Recurrence`."""
+        # Groups first, heads, then tokens.
+        written = jnp.moveaxis(inputs.written, 0, 2)
+        decay = jnp.moveaxis(inputs.decay, 0, 2)
+        write, read = (jnp.moveaxis(each, 0, 1).astype(jnp.float32) for each in (inputs.write, inputs.read))
+        size = decay.shape[-1]
+        number = jnp.arange(size, dtype=jnp.int32)
+        is_token = number < length
+        # Without decay, and with nothing written, a token changes nothing.
+        total = jnp.cumsum(jnp.where(is_token, decay, 0.0), axis=-1)
+        written = jnp.where(is_token[:, None], written, 0.0)
+        is_seen = number[:, None] >= number
+        between = jnp.exp(jnp.where(is_seen, total[..., :, None] - total[..., None, :], -jnp.inf))
+        scores = _einsum("gis,gjs->gij", read, write)[:, None] * between
+        held = state.reshape(*written.shape[:2], *state.shape[1:])
+        seen = _einsum("gnhs,gis->gnih", held, read) * jnp.exp(total)[..., None]
+        out = seen + _einsum("gnij,gnjh->gnih", scores, written)
+        to_end = jnp.exp(total[..., -1:] - total)[..., None]
+        held = held * jnp.exp(total[..., -1])[..., None, None] + _einsum("gnjh,gjs->gnhs", written * to_end, write)
+        return jnp.moveaxis(out, 2, 0).reshape(size, *state.shape[:2]), held.reshape(state.shape)
+
+
+def xla_state_space(
+    x: jax.Array,
+    rate: jax.Array,
+    decay: jax.Array,
+    write: jax.Array,
+    read: jax.Array,
+    states: jax.Array,
+    layer: int | jax.Array,
+    rows: StateRows,
+    batch: RaggedBatch,
+    *,
+    platform: str = "cpu",
+) -> tuple[jax.Array, jax.Array]:
+    """See `state_space`."""
+    tokens, heads, size = x.shape
+    groups = write.shape[1]
+    written = (x.astype(jnp.float32) * rate[..., None]).reshape(tokens, groups, heads // groups, size)
+    inputs = _Tokens(written, decay.reshape(written.shape[:3]), write, read)
+    out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    return run_rows(_StateSpace(), inputs, out, states, layer, rows, batch, platform=platform)

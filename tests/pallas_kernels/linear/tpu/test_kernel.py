@@ -1,0 +1,77 @@
+"""The kernel for TPUs in Pallas's interpreter: uninitialised memory as NaN, and a detector of races."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxllm.pallas_kernels.linear.quantized_cases import CASES, NF4, QuantizedCase, make_inputs, tolerance
+from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels
+from jaxllm.pallas_kernels.linear.tpu.layout import Strips
+from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType, pack_codes
+
+_W8A8 = WeightType(Values.INT8, group=128, activations=Activations.PER_TOKEN)
+_AWQ = WeightType(Values.CODES, group=128, has_offsets=True, code=UINT4, scales="float16")
+OWN = (
+    QuantizedCase("strips", WeightType(Values.INT8), 40, 64, 768, padding=3),
+    QuantizedCase("groups_by_sums", _AWQ, 5, 256, 384, layers=2),
+    QuantizedCase("groups_of_weights", _AWQ, 70, 256, 128),
+    QuantizedCase("integers_in_groups", _W8A8, 9, 256, 256),
+    QuantizedCase("windows", WeightType(Values.FLOAT8_E4M3), 300, 64, 256),
+)
+READ = [
+    case
+    for case in (*CASES, *OWN)
+    if Strips.reads((case.out_size, case.in_size), case.kind) and not (case.norm or case.gated or case.residual)
+]
+"""What is fused is done outside the kernel."""
+_QUICK = ("strips", "groups_by_sums", "integers_in_groups", "mxfp4")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=() if case.name in _QUICK else pytest.mark.slow) for case in READ]
+)
+def test_matches_numpy(case: QuantizedCase) -> None:
+    inputs = make_inputs(case)
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")):
+        found = np.asarray(inputs.call("tpu"))
+    assert interpret_pallas_call.races is not None
+    assert not interpret_pallas_call.races.races_found
+    np.testing.assert_allclose(found, inputs.expected(), rtol=0, atol=tolerance(inputs))
+
+
+@pytest.mark.parametrize("code", [INT4, UINT4, FP4, NF4], ids=["int4", "uint4", "fp4", "nf4"])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_codes(code: tuple[float, ...], dtype: type) -> None:
+    kept = levels(pack_codes(np.arange(16, dtype=np.uint8)[None]), code).astype(ml_dtypes.int4)
+    found = np.asarray(decode(jnp.asarray(kept), code, jnp.dtype(dtype)), np.float32) + added(code)
+    np.testing.assert_array_equal(found[0], np.asarray(code, dtype).astype(np.float32))
+
+
+def test_scales_of_every_device_are_padded() -> None:
+    kind = WeightType(Values.INT8, group=16)
+    layout = Strips((128, 96), kind, across=2)
+    scales = layout.arrays()["scales"]
+    assert scales.layout.array_shape == (1, 32, 128)
+    packed = np.full(scales.layout.array_shape, 7, np.float32)
+    tensor = np.arange(768, dtype=np.float32).reshape(128, 6)
+    scales.layout.pack_into(packed, tensor)
+    np.testing.assert_array_equal(packed[0, :3], tensor[:, :3].T)
+    np.testing.assert_array_equal(packed[0, 16:19], tensor[:, 3:].T)
+    assert not packed[0, [*range(3, 16), *range(19, 32)]].any()
+    np.testing.assert_array_equal(scales.layout.pack(jnp.asarray(tensor)), packed)
+
+
+@pytest.mark.parametrize("code", [INT4, FP4], ids=["int4", "fp4"])
+def test_codes_are_packed_alike_on_host_and_device(code: tuple[float, ...]) -> None:
+    tensor = np.random.default_rng(0).integers(0, 256, (2, 256, 16), np.uint8)
+    layout = Strips((256, 32), WeightType(Values.CODES, code=code)).arrays()["values"].layout
+    packed = np.empty((2, *layout.array_shape), ml_dtypes.int4)
+    for array, own in zip(packed, tensor, strict=True):
+        layout.pack_into(array, own)
+    on_device = jax.jit(layout.pack)(tensor)
+    assert on_device.dtype == jnp.int4
+    np.testing.assert_array_equal(on_device, packed)

@@ -1,0 +1,28 @@
+"""Recurrences update states where they lie: XLA copies no array of all slots."""
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxllm.pallas_kernels.gated_delta import cases as gated_delta
+from jaxllm.pallas_kernels.recurrence.cases import ROWS
+from jaxllm.pallas_kernels.selective_scan import cases as selective_scan
+from jaxllm.pallas_kernels.state_space import cases as state_space
+
+
+@pytest.mark.parametrize("rows", [row for row in ROWS if row.name in ("one_token", "mixed")], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "kernel", [gated_delta, selective_scan, state_space], ids=lambda each: each.__name__.split(".")[-2]
+)
+def test_states_are_updated_in_place(kernel: Any, rows: Any) -> None:
+    inputs = kernel.make_inputs(kernel.Case(rows))
+
+    def run(states: jax.Array, inputs: Any) -> Any:
+        return inputs._replace(states=states).call("xla")
+
+    compiled = jax.jit(run, donate_argnums=0).lower(inputs.states, inputs).compile().as_text()
+    assert compiled is not None
+    shape = f"f32[{','.join(map(str, inputs.states.shape))}]"
+    copies = [line for line in compiled.splitlines() if f" = {shape}" in line and " copy(" in line]
+    assert not copies
