@@ -1,21 +1,67 @@
 """The input of one forward pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, StateRows
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """Tokens of one step: `token_ids` int32 [T], and where each of them sits."""
+    """Tokens of one step: `token_ids` int32 [T], and where each of them sits.
+
+    `slots` int32 [R] say where the states of each row lie, for layers that keep some. Without them nothing is kept.
+    """
 
     token_ids: jax.Array
     ragged: RaggedBatch
+    slots: jax.Array | None = None
+
+    @property
+    def state_rows(self) -> StateRows | None:
+        """Where the states of the rows are."""
+        if self.slots is None:
+            return None
+        lengths, starts = self.ragged.kv_lens, self.ragged.query_start
+        is_row = lengths > 0
+        # Out of range, and not clipped into it: what padding would write is dropped.
+        slots = jnp.where(is_row, self.slots, OUT_OF_RANGE)
+        return StateRows(slots, lengths == starts[1:] - starts[:-1])
+
+
+class View(NamedTuple):
+    """What a layer sees of a step: its page table, and the chunk that its attention stays within, 0 for none.
+
+    Its pages are number `part` of the `shares` that each page of the table has, see `CachePlan`. Its KV heads are those
+    of the model, unless they are given.
+    """
+
+    table: int
+    chunk: int = 0
+    shares: int = 1
+    part: int = 0
+    num_kv_heads: int | None = None
+    head_size: int | None = None
+
+    def of(self, ragged: RaggedBatch) -> RaggedBatch:
+        """The batch with the layer's own pages in place of those of its table."""
+        if self.shares == 1:
+            return ragged
+        return replace(ragged, page_table=ragged.page_table * self.shares + self.part)
+
+
+def by_table(ragged: RaggedBatch, count: int) -> tuple[RaggedBatch, ...]:
+    """The batch with each of the page tables [R, W] that lie side by side in its own, [R, count * W]."""
+    if count == 1:
+        return (ragged,)
+    return tuple(replace(ragged, page_table=table) for table in jnp.split(ragged.page_table, count, axis=1))
 
 
 @register_dataclass

@@ -3,60 +3,132 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models.batch import Batch
+from jaxllm.models.batch import Batch, View, by_table
+from jaxllm.models.cache import Cache
+from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
+from jaxllm.models.checkpoint.kv_scales import read_kv_scales
 from jaxllm.models.checkpoint.loading import load_into
+from jaxllm.models.checkpoint.slots import layers_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
-from jaxllm.models.layers.embedding import Embedding, vocab_rows
+from jaxllm.models.kv_shape import CacheLayout
+from jaxllm.models.layers.embedding import Embedding, TokenEmbedding, vocab_rows
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.norm import RMSNorm
+from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import rotation
+from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads
-from jaxllm.models.stack import make_stack
-from jaxllm.pallas_kernels.linear import linear
-from jaxllm.pallas_kernels.paged_attention import Heads, prepare
+from jaxllm.models.plan import AltUpPlan, LayerPlan, TokenInputsPlan
+from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads, token_axis
+from jaxllm.models.stack import Told, make_stack, ropes_of
+from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, in_chunks, prepare
+
+if TYPE_CHECKING:
+    from jaxllm.models.layers.altup import Streams
+    from jaxllm.models.layers.token_input import TokenInputs
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
 class CausalLM(nnx.Module):
     """The whole model. Built without memory; `load_model` returns one whose parameters are arrays."""
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        stage = options.stage
+        config = config if stage is None else stage.of(config)
         self.config, self.options = config, options
-        make_layer = registry.lookup(config.architecture).make_layer
+        is_last = stage is None or stage.is_last
+        family = registry.lookup(config.architecture)
+        make_layer = family.make_layer
+        self.shared = None if family.make_shared is None else family.make_shared(config, options, dtype)
         # A window that no request can outgrow hides nothing, and full attention is the cheaper code.
-        windows = tuple(window if window < options.max_model_len else 0 for window in config.windows)
-        self.embedding = Embedding(config, options, dtype=dtype, is_output=config.tie_word_embeddings)
-        self.layers = make_stack(options.stack, lambda layer: make_layer(config, options, layer, dtype), windows)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
+        plans = config.within(options.max_model_len)
+        self.layout = CacheLayout.of(config, options, dtype.name)
+        self.cache = self.layout.plan(plans, by_window=options.cache_groups and not options.one_layer_cache)
+        self.embedding = _make_embedding(config, options, dtype)
+        each = config.embedding.each_layer
+        self.token_inputs = None if each is None else _make_token_inputs(config, each, options, dtype)
+        altup = config.layers[0].altup
+        self.streams = None if altup is None else _make_streams(config, altup, options, dtype)
+        self.layers = make_stack(
+            options.stack, lambda plan: _typed(make_layer(config, plan, options, dtype), plan), plans.layers, self.cache
+        )
+        self.norm = make_norm(config.norm if is_last else None, config.hidden_size, dtype=dtype, options=options)
+        project = partial(Linear, config.hidden_size, config.embedding_size, bias=False, axes=(None, None))
+        self.projection = project(dtype=dtype, options=options) if config.embedding.size and is_last else None
         rows = vocab_rows(config, options)
         size, axes = config.vocab_size + rows.padding, ("vocab", "hidden")
-        head = partial(Linear, config.hidden_size, size, bias=False, dtype=dtype, axes=axes, options=options, rows=rows)
-        self.head = None if config.tie_word_embeddings else head()
+        make_head = partial(Linear, config.embedding_size, size, dtype=dtype, axes=axes, options=options, rows=rows)
+        has_head = is_last and not config.tie_word_embeddings
+        self.head = make_head(bias=config.output.bias) if has_head else None
+        _set_types(self, config.weight_types)
 
-    def __call__(self, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Hidden states [T, D] after the final norm, and the cache [L, P, C, 2K, H] with this step's tokens."""
+    def __call__(self, batch: Batch, cache: Cache, received: jax.Array | None = None) -> tuple[jax.Array, Cache]:
+        """Hidden states [T, D] after the final norm, and the cache with this step's tokens.
+
+        A stage that is not the first takes what the one before it gives (`received` [T, D]), and one that is not the
+        last gives hidden states without the norm, split over the devices like the residual stream.
+        """
         config = self.config
-        angles = rotation(config.rope, config.head_size, self.options.max_model_len, batch.ragged.positions)
-        ragged = prepare(self.options.attention, batch.ragged, self._heads(kv_cache))
-        hidden, kv_cache = self.layers(self.embedding(batch.token_ids), angles, ragged, kv_cache)
-        return self.norm(hidden), kv_cache
+        positions = batch.ragged.positions
+        rotations = tuple(
+            rotation(rope, config.head_size, self.options.max_model_len, positions) for rope in ropes_of(config.layers)
+        )
+        x = self._embedded(batch) if received is None else received
+        told = Told(rotations, self._views(batch.ragged, cache), batch.state_rows)
+        if self.token_inputs is not None:
+            inputs = self.token_inputs(batch.token_ids, x, batch.ragged.num_tokens)
+            told = told._replace(token_inputs=inputs)
+        if self.shared is not None:
+            told = told._replace(shared=SharedBlocks.of(self.shared, x))
+        if self.streams is None:
+            hidden, cache = self.layers(x, told, cache)
+        else:
+            streams, cache = self.layers(self.streams.of(x), told, cache)
+            hidden = self.streams.joined(streams)
+        stage, mesh = self.options.stage, self.options.mesh
+        if stage is not None and not stage.is_last:
+            return constrain(hidden, mesh, token_axis(mesh, len(hidden)), "hidden"), cache
+        return constrain(self.norm(hidden), mesh, None, "hidden"), cache
 
-    def _heads(self, kv_cache: jax.Array) -> Heads:
-        """Attention of the layers on one device."""
+    def _embedded(self, batch: Batch) -> jax.Array:
+        """What the first layer gets, [T, D]."""
+        assert isinstance(self.embedding, TokenEmbedding)
+        return self.embedding(batch.token_ids, batch.ragged.positions)
+
+    def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[View, RaggedBatch]:
+        """The batch as each kind of layer sees it."""
+        tables, views = by_table(ragged, self.cache.num_tables), {}
+        for view in dict.fromkeys(self.layers.view(layer) for layer in range(self.config.num_layers)):
+            views[view] = view.of(tables[view.table])
+            if cache.pages and self.config.latent is None:
+                implementation, heads = self.options.attention, self._heads(view, cache.pages[0])
+                if view.chunk:
+                    size = self.layout.stored_size(self.layout.widest(self.config)[1])
+                    views[view] = in_chunks(implementation, views[view], view.chunk, cache.pages[0], size)
+                views[view] = prepare(implementation, views[view], heads)
+        return views
+
+    def _heads(self, view: View, pages: jax.Array) -> Heads:
+        """Attention of the layers on one device, as a view has it."""
         config, devices = self.config, model_parallel(self.options.mesh)
         return Heads(
             config.num_heads // devices,
-            split_kv_heads(config, devices) // devices,
-            config.head_size,
-            kv_cache.dtype.name,
-            frozenset(self.layers.windows),
+            split_kv_heads(view.num_kv_heads or config.num_kv_heads, devices) // devices,
+            view.head_size or config.head_size,
+            pages.dtype.name,
+            frozenset(
+                0 if plan.attention.is_chunked else plan.attention.window
+                for plan in self.layers.plans
+                if plan.recurrence is None
+            ),
         )
 
     def logits(self, hidden: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
@@ -64,12 +136,60 @@ class CausalLM(nnx.Module):
 
         Those from row `num_rows` (int32 []) on mean nothing.
         """
-        matrix = self.embedding.matrix if self.head is None else self.head.matrix
-        logits = linear(hidden, matrix, num_rows, platform=self.options.platform)
+        if self.projection is not None:
+            hidden = self.projection(hidden, num_rows)
+        matrix = self.embedding if self.head is None else self.head
+        assert matrix is not None
+        logits = matrix.product(hidden, num_rows)
+        output = self.config.output
+        if self.head is not None and self.head.bias is not None:
+            logits = logits + self.head.bias[...].astype(jnp.float32)
+        if output.scale != 1.0:
+            logits = logits * output.scale
+        if output.soft_cap is not None:
+            logits = output.soft_cap * jnp.tanh(logits / output.soft_cap)
         if logits.shape[1] > self.config.vocab_size:
             is_token = jnp.arange(logits.shape[1], dtype=jnp.int32) < self.config.vocab_size
             logits = jnp.where(is_token, logits, -jnp.inf)
         return constrain(logits, self.options.mesh, None, "vocab")
+
+
+def _typed(layer: nnx.Module, plan: LayerPlan) -> nnx.Module:
+    """The layer with the types of its plan."""
+    _set_types(layer, plan.weight_types)
+    return layer
+
+
+def _set_types(module: nnx.Module, types: "tuple[tuple[str, WeightType], ...]") -> None:
+    if types:
+        from jaxllm.models.layers.quantized import set_weight_types
+
+        set_weight_types(module, types)
+
+
+def _make_embedding(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> Embedding | None:
+    """What gives the first layer its input, what the output layer shares with that, or nothing."""
+    stage = options.stage
+    if stage is None or stage.is_first:
+        return TokenEmbedding(config, options, dtype=dtype)
+    if stage.is_last and config.tie_word_embeddings:
+        return Embedding(config, options, dtype=dtype, is_output=True)
+    return None
+
+
+def _make_token_inputs(
+    config: ModelConfig, plan: TokenInputsPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "TokenInputs":
+    # Most models have none: starts are faster without the import.
+    from jaxllm.models.layers.token_input import TokenInputs
+
+    return TokenInputs(config, plan, options, dtype=dtype)
+
+
+def _make_streams(config: ModelConfig, plan: AltUpPlan, options: ForwardOptions, dtype: jnp.dtype) -> "Streams":
+    from jaxllm.models.layers.altup import Streams
+
+    return Streams(config.hidden_size, plan, options, dtype=dtype)
 
 
 def abstract_model(config: ModelConfig, options: ForwardOptions, dtype: DTypeLike) -> CausalLM:
@@ -89,20 +209,53 @@ def load_model(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> CausalLM:
-    """Read the safetensors checkpoint in `folder` to the devices, in `dtype`, one tensor at a time.
+    """Read the checkpoint in `folder` to the devices, in `dtype`, one tensor at a time.
 
+    Of a stage (`ForwardOptions.stage`) only its tensors are read.
     `load_format` 'dummy' makes random weights from `seed` instead and ignores the folder. `progress` is called with
     the bytes done and the bytes in total. Raises `ModelError` naming the tensor or file that is missing, unexpected,
     wrongly shaped or corrupt.
     """
-    family = registry.lookup(config.architecture)
+    family, stage = registry.lookup(config.architecture), options.stage
+    names = family.names_of(config)
+    model = abstract_model(config, options, dtype)
+    # Known before memory is taken.
+    scales = _kv_scales(model, folder, load_format)
     return load_into(
-        abstract_model(config, options, dtype),
+        model,
         folder,
-        family.weight_names,
-        ignored=(*family.ignored_tensors, *(("lm_head.weight",) if config.tie_word_embeddings else ())),
-        num_layers=len(config.windows),
+        names,
+        ignored=(*family.ignored_tensors, *KV_SCALES, *(("lm_head.weight",) if config.tie_word_embeddings else ())),
+        renamed=family.renamed,
+        ignored_beginnings=family.other_parts_of(config),
         load_format=load_format,
         seed=seed,
         progress=progress,
+        known_format=config.weight_format,
+        given=scales,
+        first_layer=0 if stage is None else stage.start,
+        elsewhere=None if stage is None else stage.elsewhere(names),
     )
+
+
+def _kv_scales(model: CausalLM, folder: Path, load_format: str) -> dict[tuple[str | int, ...], np.ndarray]:
+    """Scales of keys and values, by the path of their parameter."""
+    kind = model.options.kv_cache
+    if kind is None or kind.scales != "checkpoint":
+        return {}
+    plans = model.config.layers
+    # Who reads the keys of another layer reads them with its scales.
+    owners = {
+        layer: layer if plan.attention.source is None else plan.attention.source
+        for layer, plan in enumerate(plans)
+        if plan.recurrence is None
+    }
+    scales = read_kv_scales(folder, sorted(set(owners.values())), load_format)
+    found: dict[tuple[str | int, ...], np.ndarray] = {}
+    for keys, _ in nnx.to_flat_state(nnx.state(model)):
+        path = cast(tuple[str | int, ...], keys)
+        if path[-1] == "kv_scales":
+            layers, is_stacked = layers_of(path)
+            own = [scales[owners[layer]] for layer in layers]
+            found[path] = np.stack(own) if is_stacked else own[0]
+    return found

@@ -1,6 +1,6 @@
 """Encoders as BERT has them (arXiv 1810.04805): learned positions, and norms behind attention and feed-forward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,16 @@ from flax import nnx
 from jaxllm.models.batch import PackedSequences
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.errors import ModelError, nearest
-from jaxllm.models.layers.activation import ACTIVATIONS
-from jaxllm.models.layers.embedding import Embedding
+from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.activation import ACTIVATIONS, read_activation
+from jaxllm.models.layers.disentangled_attention import DisentangledAttention, DistanceRows, Distances, RelativePlan
+from jaxllm.models.layers.embedding import Embedding, Table
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.norm import LayerNorm
-from jaxllm.models.layers.parameter import parameter
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.mlp_plan import MLPPlan
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.plan import LayerPlan
 from jaxllm.pallas_kernels.segment_attention.api import segment_attention
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
@@ -27,12 +30,17 @@ class EncoderConfig(ModelConfig):
     """What an encoder adds.
 
     Position p takes row p + `position_offset` of a table that has as many more rows; `token_types` is the number of
-    types, 0 for none.
+    types, 0 for none. Where tables have columns of their own, `table_size`, a product maps their sum to the hidden
+    size. Where layers share weights, layer i has those of number `weights_of[i]`. Without `learned_positions` there is
+    no such table; attention may see distances (`relative`).
     """
 
-    layer_norm_eps: float = 1e-12
+    learned_positions: bool = True
+    relative: RelativePlan | None = None
     position_offset: int = 0
     token_types: int = 0
+    table_size: int | None = None
+    weights_of: tuple[int, ...] = ()
 
 
 def encoder_options(file: ConfigFile, *, positions: int, offset: int = 0, **names: str) -> dict[str, Any]:
@@ -44,8 +52,9 @@ def encoder_options(file: ConfigFile, *, positions: int, offset: int = 0, **name
     def key(name: str) -> str:
         return names.get(name, name)
 
-    if file.section("quantization_config"):
-        raise ModelError(f"{file.source}: quantised checkpoints are not supported yet ('quantization_config' is set)")
+    # What is only for predicting masked tokens, or for caches of decoders.
+    file.ignore("tie_word_embeddings", "use_cache", "sinusoidal_pos_embds", "qa_dropout", "gradient_checkpointing")
+    file.ignore("pooler_*", "directionality", "tie_weights_", "summary_*")
     kind = file.text("position_embedding_type", "absolute")
     if kind != "absolute" or file.boolean("is_decoder", False):
         raise ModelError(
@@ -55,23 +64,18 @@ def encoder_options(file: ConfigFile, *, positions: int, offset: int = 0, **name
     hidden_size, heads = file.integer(key("hidden_size")), file.integer(key("num_attention_heads"))
     if hidden_size % heads:
         raise ModelError(f"{file.source}: {heads} heads do not divide the hidden size {hidden_size}")
-    activation = file.text(key("hidden_act"), "gelu")
-    if activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ModelError(
-            f"{file.source}: unknown activation {activation!r}{nearest(activation, ACTIVATIONS)} ({known})"
-        )
-    layers = file.integer(key("num_hidden_layers"))
+    activation = read_activation(file, key("hidden_act"), "gelu")
+    norm = NormPlan(kind="layer", eps=file.number("layer_norm_eps", 1e-12), bias=True)
+    layer = LayerPlan(mlp=MLPPlan(activation=activation, is_gated=False), attention_norm=norm, mlp_norm=norm)
     return {
         "vocab_size": file.integer("vocab_size"),
         "hidden_size": hidden_size,
-        "num_layers": layers,
+        "layers": (layer,) * file.integer(key("num_hidden_layers")),
+        "norm": norm,
         "num_heads": heads,
         "num_kv_heads": heads,
         "head_size": hidden_size // heads,
         "intermediate_size": file.integer(key("intermediate_size")),
-        "windows": (0,) * layers,
-        "activation": activation,
         "max_position_embeddings": file.integer("max_position_embeddings", positions) - offset,
         "position_offset": offset,
     }
@@ -83,51 +87,62 @@ class Encoder(nnx.Module):
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
         assert isinstance(config, EncoderConfig)
         self.config = config
-        self.embedding = Embedding(config, options, dtype=dtype)
-        self.positions = Table(config.max_position_embeddings + config.position_offset, config.hidden_size, dtype)
-        self.types = Table(config.token_types, config.hidden_size, dtype) if config.token_types else None
-        self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps, dtype=dtype, options=options)
-        self.layers = nnx.List([EncoderLayer(config, options, dtype) for _ in range(config.num_layers)])
+        columns = config.table_size or config.hidden_size
+        self.embedding = Embedding(replace(config, hidden_size=columns), options, dtype=dtype)
+        rows = config.max_position_embeddings + config.position_offset
+        self.positions = Table(rows, columns, dtype, options) if config.learned_positions else None
+        self.types = Table(config.token_types, columns, dtype, options) if config.token_types else None
+        self.norm = make_norm(config.norm, columns, dtype=dtype, options=options)
+        project = partial(Linear, columns, config.hidden_size, bias=True, dtype=dtype, axes=(None, None))
+        self.projection = project(options=options) if config.table_size else None
+        relative = config.relative
+        self.distances = None if relative is None else Distances(config, relative, options, dtype=dtype)
+        own = config.layers[: max(config.weights_of) + 1] if config.weights_of else config.layers
+        self.layers = nnx.List([EncoderLayer(config, plan, options, dtype) for plan in own])
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] of the last layer."""
-        x = self.embedding(texts.token_ids) + self.positions(texts.segments.positions + self.config.position_offset)
+        x = self.embedding(texts.token_ids)
+        if self.positions is not None:
+            x = x + self.positions(texts.segments.positions + self.config.position_offset)
         if self.types is not None:
             x = x + self.types(texts.token_types)
         x = self.norm(x)
-        for layer in self.layers:
-            x = layer(x, texts.segments)
+        if self.projection is not None:
+            x = self.projection(x)
+        told = None if self.distances is None else self.distances()
+        for number in self.config.weights_of or range(len(self.layers)):
+            x = self.layers[number](x, texts.segments, told)
         return x
-
-
-class Table(nnx.Module):
-    """`weight` [rows, D], of which rows are looked up; an index beyond the last one takes that."""
-
-    def __init__(self, rows: int, size: int, dtype: jnp.dtype) -> None:
-        self.weight = parameter((rows, size), dtype)
-
-    def __call__(self, index: jax.Array) -> jax.Array:
-        """Rows [T, D] of `index` int32 [T]."""
-        return jnp.take(self.weight[...], index, axis=0, mode="clip")
 
 
 class EncoderLayer(nnx.Module):
     """`x = norm(x + attention(x))`, then `x = norm(x + mlp(x))`."""
 
-    def __init__(self, config: EncoderConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
+    def __init__(self, config: EncoderConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
         size = config.hidden_size
-        norm = partial(LayerNorm, size, config.layer_norm_eps, dtype=dtype, options=options)
+        norm = partial(make_norm, plan.mlp_norm, size, dtype=dtype, options=options)
         linear = partial(Linear, bias=True, dtype=dtype, axes=(None, None), options=options)
-        self.attention = SelfAttention(config, options, dtype)
+        relative = config.relative
+        self.attention = (
+            SelfAttention(config, options, dtype)
+            if relative is None
+            else DisentangledAttention(config, relative, options, dtype=dtype)
+        )
         self.attention_norm = norm()
         self.up = linear(size, config.intermediate_size)
         self.down = linear(config.intermediate_size, size)
         self.mlp_norm = norm()
-        self.activation = config.activation
+        self.activation = plan.mlp.activation
 
-    def __call__(self, x: jax.Array, segments: Segments) -> jax.Array:
-        """Map [T, D] to [T, D]."""
-        x = self.attention_norm(x + self.attention(x, segments))
+    def __call__(self, x: jax.Array, segments: Segments, distances: DistanceRows | None) -> jax.Array:
+        """Map [T, D] to [T, D]; `distances` are the model's, if its attention sees them."""
+        if isinstance(self.attention, SelfAttention):
+            attended = self.attention(x, segments)
+        else:
+            assert distances is not None
+            attended = self.attention(x, segments, distances)
+        x = self.attention_norm(x + attended)
         return self.mlp_norm(x + self.down(ACTIVATIONS[self.activation](self.up(x))))
 
 

@@ -5,6 +5,9 @@ from typing import Literal
 
 from jax.sharding import Mesh
 
+from jaxllm.models.kv_type import KVCacheType
+from jaxllm.models.stage import Stage
+
 
 @dataclass(frozen=True)
 class ForwardOptions:
@@ -16,7 +19,11 @@ class ForwardOptions:
     layer, which all layers of the model write and read in turn: enough where nothing outlives the step; its pages then
     have `page_size` tokens. With `native_matmul` weights are packed for the kernel of
     `pallas_kernels.linear.cpu`, where it takes them. `attention_checks` is for debugging, see
-    `AttentionOptions.checks`.
+    `AttentionOptions.checks`. `experts` is 'tpu' where the kernel for TPUs multiplies with experts' matrices, else
+    'xla'. With `expert_parallel` each device has some of the experts, otherwise a part of each.
+    With `cache_groups` layers with different windows have page tables of their own, see `jaxllm.models.cache_plan`.
+    `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
+    these are not all.
     """
 
     platform: str = "cpu"
@@ -28,3 +35,8 @@ class ForwardOptions:
     page_size: int = 16
     native_matmul: bool = False
     attention_checks: bool = False
+    experts: str = "xla"
+    expert_parallel: bool = False
+    cache_groups: bool = False
+    kv_cache: KVCacheType | None = None
+    stage: Stage | None = None

@@ -1,6 +1,6 @@
 """Models that make vectors or scores of whole texts: a decoder or an encoder, and perhaps a classifier behind it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,18 +13,23 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxllm.models.batch import Batch, PackedSequences
+from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import CausalLM
-from jaxllm.models.checkpoint.loading import load_into, tensors_in
+from jaxllm.models.checkpoint.loading import load_into
+from jaxllm.models.checkpoint.source import source_of
+from jaxllm.models.checkpoint.weight_files import tensors_in
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
-from jaxllm.models.families.family import Family, HeadPlan
+from jaxllm.models.families.family import Family, HeadPlan, Names
+from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.norm import LayerNorm
-from jaxllm.models.layers.projection import DenseLayer, Projection, projection_weights
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.layers.projection import Outputs, Projection, projection_weights
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention import NULL_PAGE, CacheGeometry, RaggedBatch, cache_shape
+from jaxllm.pallas_kernels.paged_attention import NULL_PAGE, RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
@@ -52,12 +57,16 @@ class Decoder(nnx.Module):
         tokens, rows = texts.token_ids.shape[0], texts.segments.starts.shape[0] - 1
         config, page_size = self.config, self.options.page_size
         pages = 1 + tokens // page_size + rows
-        kv_heads, dtype = config.num_kv_heads, self.dtype.name
-        geometry = CacheGeometry(1, pages, page_size, kv_heads, config.head_size, dtype)
-        cache = jnp.zeros(cache_shape(self.options.attention, geometry), self.dtype)
+        attention, dtype = self.options.attention, self.dtype.name
+        # Layers that read the keys of others need them to stay.
+        layers = self.model.cache.depth if config.shares_keys else 1
+        for_tpu = self.options.platform == "tpu" and len(config.kv_heads) > 1
+        layout = {"layers": layers, "pages": pages, "page_size": page_size}
+        shape = kv_shape(config, attention, **layout, dtype=dtype, for_tpu=for_tpu)
+        cache = Cache((jnp.zeros(shape, self.dtype),))
         width = -(-min(self.options.max_model_len, tokens) // page_size)
         hidden, _ = self.model(Batch(texts.token_ids, consecutive_pages(texts.segments, page_size, width)), cache)
-        return hidden
+        return hidden if self.model.projection is None else self.model.projection(hidden)
 
 
 def consecutive_pages(segments: Segments, page_size: int, width: int) -> RaggedBatch:
@@ -87,12 +96,12 @@ class Head(nnx.Module):
     def __init__(
         self, config: ModelConfig, plan: HeadPlan, labels: int, options: ForwardOptions, dtype: jnp.dtype
     ) -> None:
-        size = config.hidden_size
+        size = config.embedding_size
         linear = partial(Linear, size, dtype=dtype, axes=(None, None), options=options)
-        norm = partial(LayerNorm, size, plan.norm_eps, dtype=dtype, options=options, use_bias=False)
         self.activation = plan.activation
         self.dense = linear(size, bias=plan.dense_bias) if plan.dense else None
-        self.norm = norm() if plan.norm else None
+        norm = NormPlan(kind="layer", eps=plan.norm_eps) if plan.norm else None
+        self.norm = make_norm(norm, size, dtype=dtype, options=options)
         self.out = linear(labels, bias=plan.bias)
 
     def __call__(self, pooled: jax.Array) -> jax.Array:
@@ -100,28 +109,22 @@ class Head(nnx.Module):
         if self.dense is not None:
             pooled = self.dense(pooled)
             pooled = jnp.tanh(pooled) if self.activation == "tanh" else ACTIVATIONS[self.activation](pooled)
-        if self.norm is not None:
-            pooled = self.norm(pooled)
-        return self.out(pooled)
+        return self.out(self.norm(pooled))
 
 
 class PoolingModel(nnx.Module):
-    """Hidden states of whole texts; with `labels`, also a classifier of pooled ones; with `dense`, layers for them."""
+    """Hidden states of whole texts, and what is made of them."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        options: ForwardOptions,
-        dtype: jnp.dtype,
-        labels: int | None,
-        dense: Sequence[DenseLayer] = (),
-    ) -> None:
+    def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype, outputs: Outputs) -> None:
         family = registry.lookup(config.architecture)
         self.config, self.dtype = config, dtype
         make: Callable[..., nnx.Module] = family.make_encoder or Decoder
         self.backbone = make(config, options, dtype)
+        labels = outputs.labels
         self.head = None if labels is None else Head(config, family.head, labels, options, dtype)
-        self.projection = Projection(dense, options) if dense else None
+        made = {name: Projection(layers, options) for name, layers in outputs.projections.items()}
+        self.projection, self.token_projection = made.get("projection"), made.get("token_projection")
+        self.lexical = made.get("lexical")
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D]."""
@@ -131,6 +134,15 @@ class PoolingModel(nnx.Module):
         """Pooled hidden states float32 [R, D] as embeddings."""
         return pooled if self.projection is None else self.projection(pooled)
 
+    def project_tokens(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states float32 [R, D] of single tokens as embeddings."""
+        return hidden if self.token_projection is None else self.token_projection(hidden)
+
+    def lexical_weights(self, hidden: jax.Array) -> jax.Array:
+        """Weights float32 [R, 1] of tokens, from their hidden states float32 [R, D]. Only of a model with such."""
+        assert self.lexical is not None
+        return self.lexical(hidden)
+
     def scores(self, pooled: jax.Array) -> jax.Array:
         """Scores float32 [R, labels] of pooled hidden states [R, D]. Only of a classifier."""
         assert self.head is not None
@@ -138,14 +150,10 @@ class PoolingModel(nnx.Module):
 
 
 def abstract_pooling_model(
-    config: ModelConfig,
-    options: ForwardOptions,
-    dtype: DTypeLike,
-    labels: int | None,
-    dense: Sequence[DenseLayer] = (),
+    config: ModelConfig, options: ForwardOptions, dtype: DTypeLike, outputs: Outputs
 ) -> PoolingModel:
     """A model whose parameters are shapes. Raises `ModelError` for an unknown architecture."""
-    return PoolingModel(config, options, jnp.dtype(dtype), labels, dense)
+    return PoolingModel(config, options, jnp.dtype(dtype), outputs)
 
 
 def load_pooling_model(
@@ -153,61 +161,60 @@ def load_pooling_model(
     config: ModelConfig,
     options: ForwardOptions,
     dtype: DTypeLike,
-    labels: int | None,
-    dense: Sequence[DenseLayer] = (),
-    answer_ids: Sequence[int] = (),
+    outputs: Outputs,
     load_format: str = "auto",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> PoolingModel:
-    """As `jaxllm.models.causal_lm.load_model`. Raises `ModelError`.
-
-    With two `answer_ids`, the classifier of one label is made of the output layer: its score is by how much the second
-    token's logit is larger than the first's.
-    """
+    """As `jaxllm.models.causal_lm.load_model`. Raises `ModelError`."""
     family = registry.lookup(config.architecture)
-    model = abstract_pooling_model(config, options, dtype, labels, dense)
-    given = {}
+    model = abstract_pooling_model(config, options, dtype, outputs)
+    given: dict[tuple[str | int, ...], np.ndarray] = {}
     if load_format != "dummy":
-        given = {("projection", *path): array for path, array in projection_weights(folder, dense).items()}
-        given.update(_judging_head(model, folder, answer_ids) if answer_ids else {})
-    heads = () if labels is not None else tuple(f"{name}." for name in family.head_names.values())
+        for name, layers in outputs.projections.items():
+            given.update({(name, *path): array for path, array in projection_weights(folder, layers).items()})
+        given.update(_judging_head(model, folder, outputs.answer_ids) if outputs.answer_ids else {})
+    heads = () if outputs.labels is not None else tuple(f"{name}." for name in family.head_names.values())
+    names = family.names_of(config)
+    generating = (f"{source_of(names['head']).name}.",) if "head" in names else ()
     return load_into(
         model,
         folder,
-        weight_names(family),
+        weight_names(family, config),
         ignored=family.ignored_tensors,
-        ignored_beginnings=(*family.other_heads, *heads),
+        ignored_beginnings=(*family.other_heads, *heads, *generating, *family.other_parts_of(config)),
+        renamed=family.renamed,
         optional_prefix=family.prefix,
-        num_layers=config.num_layers,
         load_format=load_format,
         seed=seed,
         progress=progress,
         given=given,
+        known_format=config.weight_format,
     )
 
 
 def _judging_head(
     model: PoolingModel, folder: Path, answer_ids: Sequence[int]
 ) -> dict[tuple[str | int, ...], np.ndarray]:
-    """The classifier's one row: the difference of two rows of the output layer, or of the embedding that serves for it.
+    """The classifier's one row: one of the output layer, or of the embedding that serves for it, less another.
 
     See https://huggingface.co/Qwen/Qwen3-Reranker-0.6B/discussions/3.
     """
-    names = registry.lookup(model.config.architecture).weight_names
-    ends = [f"{names[name]}.weight" for name in ("head", "embedding")]
+    names = registry.lookup(model.config.architecture).names_of(model.config)
+    ends = [f"{source_of(names[name]).name}.weight" for name in ("head", "embedding")]
     by_name = {tensor.name: tensor for tensor in tensors_in(folder)}
     found = [tensor for end in ends for name, tensor in by_name.items() if end.endswith(name)]
     if not found:
         raise ModelError(f"{folder}: neither {ends[0]} nor {ends[1]} is in the checkpoint")
-    no, yes = (found[0].row(index).astype(np.float32) for index in answer_ids)
-    return {("head", "out", "weight"): (yes - no).reshape(1, -1)}
+    *no, yes = (found[0].row(index).astype(np.float32) for index in answer_ids)
+    return {("head", "out", "weight"): (yes - no[0] if no else yes).reshape(1, -1)}
 
 
-def weight_names(family: Family) -> Mapping[str, str]:
+def weight_names(family: Family, config: ModelConfig) -> Names:
     """Names in the checkpoint of all modules of a `PoolingModel`."""
     inside = "backbone." if family.make_encoder else "backbone.model."
-    names = {f"{inside}{ours}": theirs for ours, theirs in family.weight_names.items()}
+    names = {f"{inside}{ours}": theirs for ours, theirs in family.names_of(config).items()}
     heads = {f"head.{ours}": theirs for ours, theirs in family.head_names.items()}
     # Made up, for dummy weights: the real ones have files of their own.
-    return {**names, **heads, "projection.layers.*": "projection.*"}
+    made_up = {f"{name}.layers.*": f"{name}.*" for name in ("projection", "token_projection", "lexical")}
+    return {**names, **heads, **made_up}

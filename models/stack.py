@@ -2,131 +2,231 @@
 
 Which is faster depends on the platform. A scan over stacked weights makes compile time independent of depth, and on
 TPU costs nothing at run time. On CPU and GPU the compiler copies each layer's weights out of the stack, so a loop is
-the better choice there, unless a kernel reads them (`LayerOf`). In both the KV cache of all layers is one array that is
-carried along and indexed inside the attention kernel: passed as scan inputs and outputs it would be copied.
+the better choice there, unless a kernel reads them (`LayerOf`). In both the cache of all layers is carried along whole
+and indexed inside the layer: passed as scan inputs and outputs it would be copied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxllm.models.attention_plan import RopeConfig
+from jaxllm.models.batch import View
+from jaxllm.models.cache import Cache
+from jaxllm.models.cache_plan import CachePlan
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.attention import Context
 from jaxllm.models.layers.parameter import LayerOf, placeholder
 from jaxllm.models.layers.rope import Rotation
+from jaxllm.models.layers.shared import SharedBlocks
+from jaxllm.models.pattern import Segment, segments_of
+from jaxllm.models.plan import LayerPlan
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.recurrence.rows import StateRows
 
-Hidden = tuple[jax.Array, jax.Array]
-"""Hidden states [T, D] and the KV cache [L, P, C, 2K, H]."""
+Hidden = tuple[jax.Array, Cache]
+"""Hidden states [T, D] and the cache."""
 
-Carry = tuple[jax.Array, jax.Array, jax.Array]
-"""Number of the layer, hidden states and KV cache."""
+Rotations = tuple[Rotation, ...]
+"""One for each of `ropes_of`."""
+
+ByView = Mapping[View, RaggedBatch]
+"""The batch as each kind of layer sees it."""
 
 
-class LoopStack(nnx.Module):
+class Told(NamedTuple):
+    """What layers are told of a step beside their input."""
+
+    rotations: Rotations
+    ragged: ByView
+    states: StateRows | None
+    """Where the states of rows lie; None where nothing is kept."""
+    token_inputs: jax.Array | None = None
+    """[L, T, size], what each layer has of the tokens, see `TokenInputPlan`."""
+    shared: SharedBlocks | None = None
+    """What layers have in common."""
+
+
+MakeLayer = Callable[[LayerPlan], nnx.Module]
+
+
+def ropes_of(plans: Sequence[LayerPlan]) -> tuple[RopeConfig, ...]:
+    """The rotary embeddings of layers, each once."""
+    return tuple(dict.fromkeys(rope for plan in plans if (rope := _rope_of(plan)) is not None))
+
+
+def _rope_of(plan: LayerPlan) -> RopeConfig | None:
+    """That of a layer, if it has one."""
+    return None if plan.recurrence is not None else plan.attention.rope
+
+
+class _Layers(nnx.Module):
+    """What both stacks know of their layers."""
+
+    def __init__(self, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
+        self.plans, self.cache = plans, cache
+
+    def view(self, layer: int) -> View:
+        """What a layer sees of a step."""
+        cache, plan = self.cache, self.plans[layer].attention
+        heads = plan.num_kv_heads, plan.head_size
+        return View(cache.tables[layer], plan.chunk, cache.shares[layer], cache.parts[layer], *heads)
+
+
+class LoopStack(_Layers):
     """Layers with parameters of their own, unrolled in Python."""
 
-    def __init__(self, make_layer: Callable[[int], nnx.Module], windows: tuple[int, ...]) -> None:
-        self.each = nnx.List([make_layer(layer) for layer in range(len(windows))])
-        self.windows = windows
+    def __init__(self, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
+        super().__init__(plans, cache)
+        self.each = nnx.List([make_layer(plan) for plan in plans])
 
-    def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
+    def __call__(self, x: jax.Array, told: Told, cache: Cache) -> Hidden:
         """Run all layers on `x` [T, D]."""
-        rotation = _computed_once(rotation, ragged)
-        traced: dict[Any, Callable[..., Hidden]] = {}
-        for index, (layer, window) in enumerate(zip(self.each, self.windows, strict=True)):
+        ragged = told.ragged
+        rotations = _computed_once(told.rotations, ragged[self.view(0)])
+        traced: dict[Any, Callable[..., Any]] = {}
+        ropes = ropes_of(self.plans)
+        for index, (layer, plan) in enumerate(zip(self.each, self.plans, strict=True)):
             graph, parameters = nnx.split(layer)
             # Layers that are alike are traced and lowered once: a kernel takes half a second each time.
-            run = traced.setdefault((graph, window), jax.jit(partial(_run_layer, graph, window)))
-            x, kv_cache = run(parameters, x, kv_cache, rotation, ragged, jnp.int32(index))
-        return x, kv_cache
+            run = traced.setdefault(graph, jax.jit(partial(_run_layer, graph)))
+            group, place = self.cache.groups[index], jnp.int32(self.cache.places[index])
+            context = Context(_own_rotation(plan, ropes, rotations), ragged[self.view(index)], place)
+            if group is not None:
+                context = context._replace(states=told.states)
+            if told.token_inputs is not None:
+                context = context._replace(token_input=told.token_inputs[index])
+            if plan.shared_block is not None:
+                context = context._replace(shared=told.shared)
+            x, own = run(parameters, x, cache.of(group), context)
+            cache = cache.updated(group, own)
+        return x, cache
 
 
-def _run_layer(
-    graph: nnx.GraphDef[Any],
-    window: int,
-    parameters: Any,
-    x: jax.Array,
-    kv_cache: jax.Array,
-    rotation: Rotation,
-    ragged: RaggedBatch,
-    index: jax.Array,
-) -> Hidden:
-    """Layer number `index` on `x` [T, D], with these parameters."""
-    result: Hidden = nnx.merge(graph, parameters)(x, kv_cache, Context(rotation, ragged, index, window or None))
-    return result
+def _own_rotation(plan: LayerPlan, ropes: tuple[RopeConfig, ...], rotations: Rotations) -> Rotation | None:
+    """That of a layer, if it has one."""
+    rope = _rope_of(plan)
+    return None if rope is None else rotations[ropes.index(rope)]
 
 
-def _computed_once(rotation: Rotation, ragged: RaggedBatch) -> Rotation:
+def _run_layer(graph: nnx.GraphDef[Any], parameters: Any, x: jax.Array, own: Any, context: Context) -> Any:
+    """A layer with these parameters on `x` [T, D], and its part of the cache."""
+    return nnx.merge(graph, parameters)(x, own, context)
+
+
+def _computed_once(rotations: Rotations, ragged: RaggedBatch) -> Rotations:
     """The same angles, out of reach of the compiler, which would compute sine and cosine again in every layer.
 
     Compilers for CPUs drop optimization barriers before they fuse, but fuse nothing into a conditional. A GPU would
     wait for the host to read its condition.
     """
 
-    def branch(rotation: Rotation) -> Rotation:
-        turned: Rotation = lax.cond(
-            ragged.num_tokens >= 0, lambda: rotation, lambda: jax.tree.map(jnp.zeros_like, rotation)
+    def branch(rotations: Rotations) -> Rotations:
+        turned: Rotations = lax.cond(
+            ragged.num_tokens >= 0, lambda: rotations, lambda: jax.tree.map(jnp.zeros_like, rotations)
         )
         return turned
 
-    turned: Rotation = lax.platform_dependent(rotation, cpu=branch, default=lax.optimization_barrier)
+    if not rotations:
+        return ()
+    turned: Rotations = lax.platform_dependent(rotations, cpu=branch, default=lax.optimization_barrier)
     return turned
 
 
-class ScanStack(nnx.Module):
-    """One layer whose parameters have a leading axis L, run by `lax.scan`."""
+class ScanStack(_Layers):
+    """Layers that repeat are built once, with parameters that have a leading axis, and run by `lax.scan`.
 
-    def __init__(self, make_layer: Callable[[int], nnx.Module], windows: tuple[int, ...]) -> None:
-        first, *others = (make_layer(layer) for layer in range(len(windows)))
-        graph, parameters = nnx.split(first)
-        shapes = jax.tree.structure(parameters), jax.tree.leaves(parameters)
-        for index, other in enumerate(others, start=1):
-            other_graph, other_parameters = nnx.split(other)
-            if (
-                other_graph != graph
-                or (jax.tree.structure(other_parameters), jax.tree.leaves(other_parameters)) != shapes
-            ):
-                raise ModelError(
-                    f"layer {index} is built unlike layer 0, so the layers cannot be scanned; use the loop"
-                )
-        stacked = jax.tree.map(lambda leaf: _stacked(leaf, len(windows)), parameters)
-        self.all = nnx.merge(graph, stacked)
-        self.windows = windows
+    `all` has the layers of every period under the range of layers they stand for, as in "0:24:6".
+    """
 
-    def __call__(self, x: jax.Array, rotation: Rotation, ragged: RaggedBatch, kv_cache: jax.Array) -> Hidden:
+    def __init__(self, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
+        super().__init__(plans, cache)
+        self.segments = segments_of(plans)
+        self.all = nnx.Dict(
+            {
+                _key(segment.layers(place)): _stacked_layer(make_layer(plans[segment.start + place]), segment.repeats)
+                for segment in self.segments
+                for place in range(segment.period)
+            }
+        )
+
+    def __call__(self, x: jax.Array, told: Told, cache: Cache) -> Hidden:
         """Run all layers on `x` [T, D]."""
-        graph, *states = nnx.split(self.all, _is_packed, ...)
-        packed, parameters = states
         # XLA would move what is cheap to compute back into the loop, and compute it in every layer.
-        rotation, ragged = lax.optimization_barrier((rotation, ragged))
-        # A window that all layers share stays a constant, which kernels can exploit.
-        shared = len(set(self.windows)) == 1
+        told = lax.optimization_barrier(told._replace(shared=None))._replace(shared=told.shared)
+        for segment in self.segments:
+            x, cache = self._scan(segment, x, told, cache)
+        return x, cache
 
-        def body(carry: Carry, inputs: tuple[nnx.State[Any, Any], jax.Array]) -> tuple[Carry, None]:
-            index, x, kv_cache = carry
-            values, window = inputs
-            # What a kernel reads for itself is not sliced.
-            whole = jax.tree.map(lambda array: LayerOf(array, index), packed)
-            layer = nnx.merge(graph, whole, values)
-            context = Context(rotation, ragged, index, (self.windows[0] or None) if shared else window)
-            x, kv_cache = layer(x, kv_cache, context)
-            return (index + 1, x, kv_cache), None
+    def _scan(self, segment: Segment, x: jax.Array, told: Told, cache: Cache) -> Hidden:
+        """Run the layers of a segment."""
+        ropes = ropes_of(self.plans)
+        plans = self.plans[segment.start : segment.start + segment.period]
+        own = [_own_rotation(plan, ropes, told.rotations) for plan in plans]
+        in_cache = [self._in_cache(segment, place, told.ragged) for place in range(segment.period)]
+        groups = self.cache.groups[segment.start : segment.start + segment.period]
+        # What a kernel reads for itself is not sliced.
+        graphs, whole, sliced = [], [], []
+        for place in range(segment.period):
+            graph, *states = nnx.split(self.all[_key(segment.layers(place))], _in_stack, ...)
+            graphs.append(graph)
+            whole.append(states[0])
+            sliced.append(states[1])
 
-        windows = jnp.asarray(np.array(self.windows, np.int32))
-        (_, *carry), _ = lax.scan(body, (jnp.int32(0), x, kv_cache), (parameters, windows))
-        return carry[0], carry[1]
+        def body(carry: Hidden, inputs: tuple[Any, jax.Array]) -> tuple[Hidden, None]:
+            (x, cache), (values, repeat) = carry, inputs
+            for place, graph in enumerate(graphs):
+                found = jax.tree.map(lambda array: LayerOf(array, repeat), whole[place])
+                layer = nnx.merge(graph, found, values[place])
+                context = Context(own[place], *in_cache[place](repeat), told.states, shared=told.shared)
+                if told.token_inputs is not None:
+                    number = segment.start + repeat * segment.period + place
+                    context = context._replace(token_input=told.token_inputs[number])
+                x, part = layer(x, cache.of(groups[place]), context)
+                cache = cache.updated(groups[place], part)
+            return (x, cache), None
+
+        repeats = jnp.arange(segment.repeats, dtype=jnp.int32)
+        (x, cache), _ = lax.scan(body, (x, cache), (sliced, repeats))
+        return x, cache
+
+    def _in_cache(
+        self, segment: Segment, place: int, ragged: ByView
+    ) -> Callable[[jax.Array], tuple[RaggedBatch, jax.Array]]:
+        """For each repeat of a segment, the batch with the page table of the layer at a place, and its own layer."""
+        if self.cache.places == tuple(range(len(self.plans))):
+            only = ragged[self.view(segment.start + place)]
+            return lambda repeat: (only, segment.start + repeat * segment.period + place)
+        layers = segment.layers(place)
+        views = [self.view(layer) for layer in layers]
+        own = jnp.array([self.cache.places[layer] for layer in layers], jnp.int32)
+        # Equal plans keep equal states: layers of one place are of one group.
+        if len(set(views)) == 1 or self.cache.groups[layers.start] is not None:
+            return lambda repeat: (ragged[views[0]], own[repeat])
+        # The repeats are longer than a slice of the cache.
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(ragged[view] for view in views))
+        return lambda repeat: (jax.tree.map(lambda leaf: leaf[repeat], stacked), own[repeat])
 
 
-def _is_packed(path: Any, variable: Any) -> bool:
-    return bool(variable.get_metadata()["layout"].is_packed)
+def _key(layers: range) -> str:
+    return f"{layers.start}:{layers.stop}:{layers.step}"
+
+
+def _stacked_layer(layer: nnx.Module, repeats: int) -> nnx.Module:
+    """A layer whose parameters are those of several."""
+    graph, parameters = nnx.split(layer)
+    stacked: nnx.Module = nnx.merge(graph, jax.tree.map(lambda leaf: _stacked(leaf, repeats), parameters))
+    return stacked
+
+
+def _in_stack(path: Any, variable: Any) -> bool:
+    return bool(variable.get_metadata()["layout"].in_stack)
 
 
 def _stacked(leaf: jax.Array, layers: int) -> jax.Array:
@@ -139,9 +239,9 @@ def _stacked(leaf: jax.Array, layers: int) -> jax.Array:
 Stack = LoopStack | ScanStack
 
 
-def make_stack(kind: str, make_layer: Callable[[int], nnx.Module], windows: tuple[int, ...]) -> Stack:
-    """Build the stack called `kind`, 'loop' or 'scan'. Raises `ModelError` when the layers do not fit it."""
+def make_stack(kind: str, make_layer: MakeLayer, plans: tuple[LayerPlan, ...], cache: CachePlan) -> Stack:
+    """Build the stack called `kind`, 'loop' or 'scan'. Raises `ModelError` for another."""
     kinds: dict[str, type[LoopStack | ScanStack]] = {"loop": LoopStack, "scan": ScanStack}
     if kind not in kinds:
         raise ModelError(f"unknown layer stack {kind!r} (known: {', '.join(kinds)})")
-    return kinds[kind](make_layer, windows)
+    return kinds[kind](make_layer, plans, cache)

@@ -1,20 +1,22 @@
 """Finding a model and reading its configuration."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.other_formats import NO_GGUF, advice_for_names, advice_for_other_weights
-from jaxllm.models.checkpoint.safetensors_file import read_header
+from jaxllm.models.checkpoint.other_formats import advice_for_names, advice_for_other_weights
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 
 DEMO = "demo"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer*", "*.model"]
-WEIGHT_FILES = ["*.safetensors"]
+WEIGHT_FILES = ["*.safetensors", "*_linear.pt"]
+TORCH_FILES = ["pytorch_model*.bin", "[1-9]_*/pytorch_model.bin", "*_linear.pt"]
 OTHER_FORMATS = [
     "consolidated*",
-    "[!2-9]*/*.safetensors",
+    "[!1-9]*/*.safetensors",
     "*/tokenizer*",
     "*/*.model",
     "*/*.txt",
@@ -22,13 +24,67 @@ OTHER_FORMATS = [
     "openvino/*",
 ]
 """Copies of the weights in other layouts, which many repositories hold beside the usual one. Folders may hold small
-configurations, such as 1_Pooling of sentence-transformers, and layers of their own, such as 2_Dense."""
+configurations, such as 1_Pooling of sentence-transformers, and layers of their own, such as 2_Dense;
+BGE-M3 has colbert_linear.pt and sparse_linear.pt."""
+
+IRRELEVANT = (
+    "*_pdrop",
+    "*_token",
+    "*_token_id",
+    "*_token_ids",
+    "*_token_index",
+    "*dropout*",
+    "_*",
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "classifier_pooling",
+    "dtype",
+    "finetuning_task",
+    "gradient_checkpointing*",
+    "id2label",
+    "init*",
+    "is_encoder_decoder",
+    "is_matryoshka",
+    "is_original_qwen3_reranker",
+    "label2id",
+    "language",
+    "license",
+    "matryoshka_dimensions",
+    "max_length",
+    "method",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "output_router_logits",
+    "position_embedding_type",
+    "pretraining_tp",
+    "problem_type",
+    "return_dict",
+    "sbert_ce_*",
+    "sentence_transformers",
+    "seq_length",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    "unsloth_*",
+    "use_bfloat16",
+    "use_cache",
+    "use_return_dict",
+)
+"""Options of any architecture that do not change what a model computes here, as patterns."""
 
 _DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def resolve(model: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True) -> Path:
-    """The local folder of a model: 'demo', a folder, or a hub id that is downloaded or found in the hub's cache.
+    """The local folder of a model: 'demo', a folder, a hub id that is downloaded or found in the hub's cache, or a GGUF
+    file, which gets a folder in the user's cache.
 
     Without `weights` only configuration and tokenizer are fetched. `HF_HUB_OFFLINE=1` keeps it from the network.
     Raises `ModelError` saying what was tried.
@@ -37,19 +93,51 @@ def resolve(model: str, revision: str | None = None, download_dir: str | None = 
         return Path(__file__).parent.parent / DEMO
     folder = Path(model).expanduser()
     if model and folder.is_dir():
-        return folder
+        return _with_config(folder)
     if model and folder.exists():
-        advice = (
-            f": {NO_GGUF}" if folder.suffix == ".gguf" else "; give the folder that holds config.json and the weights"
-        )
-        raise ModelError(f"model {model!r} is a file{advice}")
+        if folder.suffix == ".gguf":
+            return _of_gguf(folder)
+        raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
         raise ModelError(f"model {model!r}: there is no such folder")
     return _from_hub(model, revision, download_dir, weights)
 
 
-def read_config(folder: Path) -> ModelConfig:
+def _with_config(folder: Path) -> Path:
+    """The folder, or what stands for the one GGUF file in it."""
+    if (folder / "config.json").exists() or not any(folder.glob("*.gguf")):
+        return folder
+    from jaxllm.models.checkpoint.weight_files import gguf_files
+
+    return _of_gguf(gguf_files(folder)[0])
+
+
+def _of_gguf(file: Path) -> Path:
+    """The folder that stands for a GGUF file, which other models need nothing of."""
+    from jaxllm.models.quantization.gguf.folder import gguf_folder
+
+    return gguf_folder(file)
+
+
+def config_file(folder: Path, overrides: Mapping[str, Any] | None = None) -> ConfigFile:
+    """The config.json in `folder`, with `overrides` in place of its own values. Raises `ModelError`."""
+    file = ConfigFile.read(folder / "config.json")
+    return ConfigFile(_merged(file.values, overrides), f"{file.source} (with hf_overrides)") if overrides else file
+
+
+def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects are merged, other values replaced."""
+    merged = dict(values)
+    for key, value in overrides.items():
+        own = values.get(key)
+        merged[key] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
     """Configuration of the model in `folder`, from config.json and, for end tokens, generation_config.json.
+
+    `overrides` are values in place of those in config.json.
 
     Raises `ModelError` for broken JSON, missing keys, impossible values and unknown architectures.
     """
@@ -58,14 +146,29 @@ def read_config(folder: Path) -> ModelConfig:
         raise ModelError(
             f"{folder}: config.json is not there, so this is not a model folder{advice_for_other_weights(folder)}"
         )
-    file = ConfigFile.read(path)
+    file = config_file(folder, overrides)
     architectures = file.texts("architectures")
     if not architectures:
         raise file.wrong("architectures", "a list with the name of the model class")
     # Here, because models load JAX, which finding a folder (all that a server's own process does) has no need of.
     from jaxllm.models.families import registry
 
-    config = registry.lookup(architectures[0]).read_config(file, architectures[0])
+    family = registry.lookup(architectures[0])
+    config = family.read_config(file, architectures[0])
+    # The latter is what compressed-tensors once wrote.
+    section = file.section("quantization_config") or file.section("compression_config")
+    if section is not None:
+        if family.make_encoder is not None:
+            raise ModelError(f"{file.source}: 'quantization_config' is set, and quantised encoders are not supported")
+        from jaxllm.models.quantization.registry import method_of, read_format
+        from jaxllm.models.quantization.types import with_format
+
+        config = with_format(config, family.names_of(config), read_format(section))
+        config = dataclasses.replace(config, weight_method=method_of(section))
+    if not file.boolean("is_causal", True):
+        # Embedders that were made of decoders, such as GTE-Qwen2.
+        config = config.bidirectional()
+    file.check_all_used(IRRELEVANT)
     changes: dict[str, object] = {"dtype": _dtype(folder, file)}
     if (folder / "generation_config.json").is_file():
         # As in transformers, the generation file has the last word on what ends a text.
@@ -84,13 +187,16 @@ def _dtype(folder: Path, file: ConfigFile) -> str:
         if name not in _DTYPES.values():
             raise file.wrong(key, "one of float32, bfloat16, float16")
         return name
-    from jaxllm.models.checkpoint.weights import checkpoint_files
+    from jaxllm.models.checkpoint.weight_files import checkpoint_files, read_tensors
 
     try:
-        tensors = read_header(checkpoint_files(folder)[0])
+        tensors = read_tensors(checkpoint_files(folder)[0])
     except ModelError:
         return "float32"  # No weights here, as with dummy ones; if they are needed, loading says what is wrong.
-    largest = max(tensors, key=lambda tensor: tensor.end - tensor.start, default=None)
+    # Those that are quantised have scales of no such type.
+    largest = max(
+        (each for each in tensors if each.dtype in _DTYPES), key=lambda tensor: tensor.end - tensor.start, default=None
+    )
     return _DTYPES.get(largest.dtype, "float32") if largest else "float32"
 
 
@@ -105,18 +211,23 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
         RevisionNotFoundError,
     )
 
-    try:
-        folder = Path(
+    def download(patterns: list[str]) -> Path:
+        return Path(
             snapshot_download(
                 model,
                 revision=revision,
                 cache_dir=download_dir,
-                allow_patterns=SMALL_FILES + (WEIGHT_FILES if weights else []),
+                allow_patterns=patterns,
                 ignore_patterns=OTHER_FORMATS,
             )
         )
+
+    try:
+        folder = download(SMALL_FILES + (WEIGHT_FILES if weights else []))
         if weights and not any(folder.glob("*.safetensors")):
-            _check_listing(model, revision)
+            folder = download(TORCH_FILES)
+            if not any(folder.glob("pytorch_model*.bin")):
+                _check_listing(model, revision)
         return folder
     except ModelError:
         raise

@@ -2,23 +2,32 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from jaxllm.models.errors import ModelError
+
+MOST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}
+"""Bounds of options that say how long a list becomes."""
 
 
 class ConfigFile:
     """A JSON object and the place it came from.
 
     Every getter raises `ModelError` when the value has the wrong type or, without a default, is missing. A null counts
-    as missing, as in Hugging Face's configurations.
+    as missing, as in Hugging Face's configurations. What was looked at is remembered, for `check_all_used`.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str = "config.json") -> None:
         self.values = values
         self.source = source
+        self._own = self
+        self._names: Mapping[str, str] = {}
+        self._known: frozenset[str] = frozenset()
+        self._used: set[str] = set()
+        self._sections: dict[str, ConfigFile] = {}
 
     @classmethod
     def read(cls, path: Path) -> "ConfigFile":
@@ -31,13 +40,57 @@ class ConfigFile:
             raise ModelError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
         except json.JSONDecodeError as error:
             raise ModelError(f"{path}: broken JSON at line {error.lineno}: {error.msg}") from None
+        except ValueError:
+            raise ModelError(f"{path}: a number has too many digits") from None
+        except RecursionError:
+            raise ModelError(f"{path}: JSON nested too deeply") from None
         if not isinstance(values, dict):
             raise ModelError(f"{path}: expected a JSON object, found {_kind(values)}")
         return cls(values, str(path))
 
+    def reading(self, names: Mapping[str, str] | None = None, /, **defaults: Any) -> "ConfigFile":
+        """The same file as a family reads it: keys are found under the `names` given for them, too.
+
+        A key that is not there has its default of `defaults`; one that is null has not.
+        """
+        spelled = {ours: self.values[theirs] for ours, theirs in (names or {}).items() if theirs in self.values}
+        view = ConfigFile({**defaults, **self.values, **spelled}, self.source)
+        view._own, view._names = self, {ours: theirs for ours, theirs in (names or {}).items() if ours in spelled}
+        view._used, view._sections = self._used, self._sections
+        view._known = self._known.union(defaults, names or ())
+        return view
+
+    def but(self, **values: Any) -> "ConfigFile":
+        """The same file as if these keys had other values."""
+        view = self.reading()
+        view.values = {**self.values, **values}
+        return view
+
+    def ignore(self, *keys: str) -> None:
+        """Take note that these, which may be patterns, change nothing."""
+        self._used.update(key for key in self._own.values if _is_like(key, keys))
+
+    def check_all_used(self, irrelevant: Sequence[str]) -> None:
+        """Raise `ModelError` for an option that nobody looked at, unless its name is like one of `irrelevant`.
+
+        One that is null, false, zero or empty is taken to be switched off.
+        """
+        for key, value in self._own.values.items():
+            if value and key not in self._used and not _is_like(key, irrelevant):
+                raise ModelError(
+                    f"{self.source}: option {key!r} = {json.dumps(value)[:80]} is not known for this architecture, and "
+                    f"may change what the model computes; remove it from the file if it does not"
+                )
+        for section in self._sections.values():
+            section.check_all_used(irrelevant)
+
+    def is_known(self, key: str) -> bool:
+        """Whether the family gives the key a default, or a name of its own."""
+        return key in self._known
+
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
-        return self.values.get(key) is not None
+        return self._value(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """An integer of at least `minimum`."""
@@ -48,11 +101,13 @@ class ConfigFile:
             raise self.wrong(key, "an integer")
         if value < minimum:
             raise self.wrong(key, f"at least {minimum}")
+        if value > MOST.get(key, value):
+            raise self.wrong(key, f"at most {MOST[key]}")
         return value
 
     def optional_integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int | None:
         """An integer, the default when the key is missing, or None when it is null."""
-        if key in self.values and self.values[key] is None:
+        if key in self.values and self._value(key) is None:
             return None
         return self.integer(key, default, minimum=minimum) if self.has(key) else default
 
@@ -88,9 +143,34 @@ class ConfigFile:
             raise self.wrong(key, "a list of strings")
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        """A list of finite numbers."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(
+            isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item) for item in value
+        ):
+            raise self.wrong(key, "a list of finite numbers")
+        return [float(item) for item in value]
+
+    def array(self, key: str, default: list[Any]) -> list[Any]:
+        """A list of anything."""
+        value = self._get(key, default)
+        if not isinstance(value, list):
+            raise self.wrong(key, "a list")
+        return value
+
+    def integers(self, key: str) -> list[int]:
+        """A list of integers, empty when it is missing."""
+        value = self._value(key) or []
+        if not isinstance(value, list) or not all(
+            isinstance(item, int) and not isinstance(item, bool) for item in value
+        ):
+            raise self.wrong(key, "a list of integers")
+        return value
+
     def token_ids(self, key: str, default: int | None = None) -> tuple[int, ...]:
         """One token id or a list of them; the default when the key is missing, empty when it is null."""
-        value = self.values.get(key, default)
+        value = self._value(key, default)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
             raise self.wrong(key, "a token id or a list of token ids")
@@ -98,25 +178,44 @@ class ConfigFile:
 
     def section(self, key: str) -> "ConfigFile | None":
         """A nested object, or None when the key is missing, null or empty."""
-        value = self.values.get(key)
+        value = self._value(key)
         if not value:
             return None
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
-        return ConfigFile(value, f"{self.source}: {key}")
+        # One for all who ask, so that it is known what any of them looked at.
+        found = self._sections.get(key)
+        if found is None or found.values != value:
+            found = self._sections[key] = ConfigFile(value, f"{self.source}: {key}")
+        return found
 
     def wrong(self, key: str, expected: str) -> ModelError:
         """The error for a value that cannot be used; `expected` says what would be."""
-        return ModelError(f"{self.source}: {key!r} must be {expected}, found {json.dumps(self.values.get(key))}")
+        return ModelError(
+            f"{self.source}: {self._name(key)!r} must be {expected}, found {json.dumps(self._value(key))}"
+        )
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self.values.get(key)
+        value = self._value(key)
         if value is None:
             value = default
         if value is None:
-            raise ModelError(f"{self.source}: {key!r} is missing")
+            raise ModelError(f"{self.source}: {self._name(key)!r} is missing")
         return value
+
+    def _value(self, key: str, default: Any = None) -> Any:
+        self._used.update((key, self._name(key)))
+        return self.values.get(key, default)
+
+    def _name(self, key: str) -> str:
+        """As the file spells it."""
+        return self._names.get(key, key)
 
 
 def _kind(value: object) -> str:
     return {list: "a list", str: "a string", bool: "a boolean"}.get(type(value), "a number or null")
+
+
+def _is_like(key: str, patterns: Sequence[str]) -> bool:
+    """Whether a key is one of them. Most are plain names: making an expression of each takes longer than the rest."""
+    return key in patterns or any("*" in pattern and fnmatchcase(key, pattern) for pattern in patterns)

@@ -1,18 +1,20 @@
 """Parameters that are put together on the host."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import jax
 import numpy as np
 
 from jaxllm.models.checkpoint.safetensors_file import aligned_empty
-from jaxllm.models.layers.parameter import ParameterSpec, Part
+from jaxllm.models.layers.parameter import Merged, ParameterSpec, Part
+from jaxllm.models.sharding import put
 
 
 def whole_parameter(spec: ParameterSpec, tensor: np.ndarray) -> jax.Array:
     """A parameter of one layer from the one tensor that it holds."""
     if not spec.layout.is_packed:
-        return jax.device_put(tensor.astype(spec.array.dtype), spec.array.sharding)
+        return put(tensor.astype(spec.array.dtype), spec.array.sharding)
     parameter = HostParameter(spec, 1)
     parameter.add(tensor.astype(spec.array.dtype), None, None, 1)
     return parameter.to_device()
@@ -27,8 +29,9 @@ class HostParameter:
 
     def __init__(self, spec: ParameterSpec, layers: int) -> None:
         self._spec, self._missing = spec, layers
-        self._array = aligned_empty(spec.array.shape, np.dtype(spec.array.dtype))
+        self.array = aligned_empty(spec.array.shape, np.dtype(spec.array.dtype))
         self._parts: dict[int | None, dict[int, np.ndarray]] = {}
+        self._rows: dict[int | None, int] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -37,19 +40,42 @@ class HostParameter:
 
     def add(self, tensor: np.ndarray, layer: int | None, part: Part | None, blocks: int) -> None:
         """Take the rows of a layer, or of those one part, which begins somewhere in each of its `blocks` blocks."""
-        if part is not None:
+        into = self.array if layer is None else self.array[layer]
+        layout = self._spec.layout
+        if part is None:
+            layout.pack_into(into, tensor)
+        elif _is_whole_entries(self._spec):
+            unit = layout.rows_per_entry
+            every = into.reshape(blocks, -1, *into.shape[1:])
+            for block, rows in zip(every, tensor.reshape(blocks, -1, *tensor.shape[1:]), strict=True):
+                layout.pack_into(block[part.start // unit : (part.start + part.size) // unit], rows)
+            self._rows[layer] = self._rows.get(layer, 0) + len(tensor)
+            if self._rows[layer] < layout.shape[0]:
+                return
+        else:
             parts = self._parts.setdefault(layer, {})
             parts[part.start] = tensor
-            if sum(map(len, parts.values())) < self._spec.layout.shape[0]:
+            if sum(map(len, parts.values())) < layout.shape[0]:
                 return
-            tensor = _joined(self._parts.pop(layer), blocks)
-        into = self._array if layer is None else self._array[layer]
-        self._spec.layout.pack_into(into, tensor)
+            layout.pack_into(into, _joined(self._parts.pop(layer), blocks))
         self._missing -= 1
 
     def to_device(self) -> jax.Array:
         """The parameter. This object is not used afterwards."""
-        return jax.device_put(self._array, self._spec.array.sharding)
+        return put(self.array, self._spec.array.sharding)
+
+
+def one_layer(spec: ParameterSpec) -> ParameterSpec:
+    """Of a parameter of all layers what one of them has, without a place."""
+    return replace(spec, array=jax.ShapeDtypeStruct(spec.array.shape[1:], spec.array.dtype))
+
+
+def _is_whole_entries(spec: ParameterSpec) -> bool:
+    """Whether the tensors of a parameter begin and end where entries of its array do."""
+    unit, rows = spec.layout.rows_per_entry, spec.rows
+    if unit == 1:
+        return True
+    return isinstance(rows, Merged) and rows.blocks == 1 and not any(part.size % unit for part in rows.parts)
 
 
 def _joined(parts: Mapping[int, np.ndarray], blocks: int) -> np.ndarray:

@@ -4,9 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-NO_GGUF = "GGUF files are not read; give the folder or hub id of the model they were made from, in safetensors"
+NO_GGUF = "give one GGUF file, downloaded to a local folder, by its path"
+TOKENIZER_PROBLEM = "tokenizer_problem.txt"
+"""Says, in a folder that stands for a GGUF file, why there is no tokenizer."""
 NO_PICKLES = (
-    "files of PyTorch are programs, and are not run; save the model as safetensors (where torch is installed: "
+    "of PyTorch's files only pytorch_model.bin is read, or those of its index; save the model as safetensors (where "
+    "torch is installed: "
     "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), and the tokenizer likewise)"
 )
 

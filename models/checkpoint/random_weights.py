@@ -2,8 +2,9 @@
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -11,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxllm.models.checkpoint.weights import SCAN, ParameterPath, Slot, Specs
-from jaxllm.models.layers.parameter import Part, Rows
-from jaxllm.pallas_kernels.linear import WeightLayout
+from jaxllm.models.checkpoint.slots import SCAN, ParameterPath, Slot, Slots, Specs
+from jaxllm.models.layers.parameter import ParameterSpec, Part, Rows
 
 
 def random_arrays(
-    specs: Specs, slots: Mapping[str, Slot], seed: int, progress: Callable[[int, int], None] | None = None
+    specs: Specs, slots: Slots, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[ParameterPath, jax.Array]:
     """Random parameters, the same for a seed whether layers are stacked or not, and however they are split.
 
@@ -25,21 +25,25 @@ def random_arrays(
     activations and logits around one at any depth. `progress` is called with the bytes done and the bytes in total.
     """
     tensors: dict[ParameterPath, dict[Part | None, list[tuple[str, Slot]]]] = {}
-    for name, slot in slots.items():
-        tensors.setdefault(slot.path, {}).setdefault(slot.part, []).append((name, slot))
+    for name, own in slots.items():
+        for slot in own:
+            # Several modules' parts of a tensor are not to be the same.
+            key = name if len(own) == 1 else f"{name}/{slot.part.name if slot.part else slot.path[-2]}"
+            tensors.setdefault(slot.path, {}).setdefault(slot.part, []).append((key, slot))
     total = sum(spec.array.size * spec.array.dtype.itemsize for spec in specs.values())
     arrays: dict[ParameterPath, jax.Array] = {}
     done = 0
     for path, spec in specs.items():
         array = spec.array
         shape = (*(array.shape[:1] if SCAN in path else ()), *spec.layout.shape)
-        parts = [each[0][1] for each in tensors[path].values()]
+        named = tensors[path if spec.matrix is None else (*path[:-1], "weight")]
+        parts = [each[0][1] for each in named.values()]
         # uint64 is off by default; the hash below works on 32 bits.
         keys = [
             jnp.asarray(np.array([zlib.crc32(f"{seed}/{name}".encode()) for name, _ in each], np.uint32))
-            for each in tensors[path].values()
+            for each in named.values()
         ]
-        make = partial(_random_parameter, shape=shape, dtype=array.dtype, slots=parts, layout=spec.layout)
+        make = partial(_random_parameter, shape=shape, spec=spec, slots=parts)
         # Compiled for its place, so that no device makes more than its part.
         arrays[path] = jax.jit(make, out_shardings=array.sharding)(keys)
         done += array.size * array.dtype.itemsize
@@ -49,27 +53,55 @@ def random_arrays(
 
 
 def _random_parameter(
-    keys: list[jax.Array], *, shape: tuple[int, ...], dtype: Any, slots: Sequence[Slot], layout: WeightLayout
+    keys: list[jax.Array], *, shape: tuple[int, ...], spec: ParameterSpec, slots: Sequence[Slot]
 ) -> jax.Array:
     """A parameter of `shape` that is made of the tensors of `slots`, which have a key each for every layer."""
     stacked, is_bias = SCAN in slots[0].path, slots[0].path[-1] == "bias"
+    values_of = partial(_random_values, is_bias=is_bias, dtype=spec.array.dtype)
+    if spec.matrix is not None:
+        from jaxllm.models.checkpoint.random_matrices import constant_array, from_bits
+
+        constant = constant_array(spec, shape)
+        if constant is not None:
+            return constant
+        values_of = partial(from_bits, spec=spec)
     layers, one = (shape[:1], shape[1:]) if stacked else ((1,), shape)
     parts = []
-    for key, slot in zip(keys, slots, strict=True):
-        size = one[0] if slot.part is None else slot.blocks * slot.part.size
-        values = _random_values(key, (size, *one[1:]), slot.rows, is_bias=is_bias).astype(dtype)
-        parts.append(values.reshape(*layers, slot.blocks, -1, *one[1:]))
-    return layout.pack(jnp.concatenate(parts, axis=2).reshape(shape))
+    # Those that are alike are made together: there may be hundreds, of experts.
+    for (size, rows), alike in groupby(zip(keys, slots, strict=True), lambda pair: _size_and_rows(pair[1], one[0])):
+        own = jnp.stack([key for key, _ in alike], axis=1)
+        blocks = slots[0].blocks
+        values = (
+            values_of(_random_bits(own.reshape(-1), (size, *one[1:]), rows), rows=rows)
+            .reshape(*own.shape, blocks, -1, *one[1:])
+            .swapaxes(1, 2)
+        )
+        parts.append(values.reshape(*layers, blocks, -1, *one[1:]))
+    return spec.layout.pack(jnp.concatenate(parts, axis=2).reshape(shape))
 
 
-def _random_values(keys: jax.Array, shape: tuple[int, ...], rows: Rows, *, is_bias: bool) -> jax.Array:
-    """The tensor of each layer with a key, [layers, *shape] float32.
+def _size_and_rows(slot: Slot, whole: int) -> tuple[int, Rows]:
+    """How many rows of a parameter, which has `whole`, are a slot's, and what they are made of."""
+    return whole if slot.part is None else slot.blocks * slot.part.size, slot.rows
+
+
+def _random_values(bits: jax.Array, *, rows: Rows, is_bias: bool, dtype: Any) -> jax.Array:
+    """Tensors from `bits` uint32 [layers, *shape]."""
+    shape = bits.shape[1:]
+    if len(shape) < 2 and not is_bias:
+        return jnp.ones(bits.shape, dtype)
+    row = lax.broadcasted_iota(jnp.uint32, shape, 0)
+    uniform = (bits >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
+    deviation = 0.02 if is_bias else shape[-1] ** -0.5
+    return jnp.where(row < shape[0] - rows.padding, uniform * (12**0.5 * deviation), 0.0).astype(dtype)
+
+
+def _random_bits(keys: jax.Array, shape: tuple[int, ...], rows: Rows) -> jax.Array:
+    """For each layer with a key uint32 [layers, *shape].
 
     Made from a hash of each element's index in the checkpoint's tensor (murmur3's finaliser): rows that are there
     several times are the same, and no value depends on how the parameter is split.
     """
-    if len(shape) < 2 and not is_bias:
-        return jnp.ones((len(keys), *shape), jnp.float32)
     row = lax.broadcasted_iota(jnp.uint32, shape, 0)
     group, repeated = np.uint32(rows.group), np.uint32(rows.group * rows.times)
     index = (row // repeated * group + row % group) * np.uint32(math.prod(shape[1:]) % 2**32)
@@ -80,6 +112,4 @@ def _random_values(keys: jax.Array, shape: tuple[int, ...], rows: Rows, *, is_bi
     bits = index[None] * np.uint32(0x9E3779B9) ^ keys.reshape(-1, *(1,) * len(shape))
     bits = (bits ^ bits >> 16) * np.uint32(0x85EBCA6B)
     bits = (bits ^ bits >> 13) * np.uint32(0xC2B2AE35)
-    uniform = ((bits ^ bits >> 16) >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
-    deviation = 0.02 if is_bias else shape[-1] ** -0.5
-    return jnp.where(row < shape[0] - rows.padding, uniform * (12**0.5 * deviation), 0.0)
+    return bits ^ bits >> 16

@@ -8,6 +8,7 @@ Format: https://github.com/huggingface/safetensors (8 bytes little-endian length
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,25 @@ class Tensor:
     end: int
     path: Path
 
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """In the file."""
+        return self.end - self.start
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of what `read_into` fills."""
+        return self.shape
+
+    def present(self, values: np.ndarray) -> np.ndarray:
+        """The tensor from values of `stored_shape`."""
+        return values
+
     def row(self, index: int) -> np.ndarray:
         """Row `index` of a matrix, in its own type. Raises `ModelError` when there is none."""
         rows, *rest = self.shape
@@ -56,33 +76,55 @@ class Tensor:
 
         Raises `ModelError` when the file ends early, or when a value overflows float16.
         """
-        out = aligned_empty(self.shape, dtype)
-        flat, source = out.reshape(-1), DTYPES[self.dtype]
+        out = aligned_empty(self.stored_shape, dtype)
+        self.read_into(out.reshape(-1), 0)
+        return self.present(out)
+
+    def read_into(self, flat: np.ndarray, begin: int) -> None:
+        """Fill `flat` with the values from number `begin` on, in its type.
+
+        Raises `ModelError` like `read`.
+        """
+        source = DTYPES[self.dtype]
+        if source == flat.dtype:
+            self.read_bytes(flat.view(np.uint8), begin * source.itemsize)
+            return
+        with self._open(begin * source.itemsize) as file:
+            self._convert(file, flat, source)
+
+    def read_bytes(self, target: np.ndarray, begin: int) -> None:
+        """Fill uint8 `target` with the bytes from number `begin` on, as the file has them. Raises like `read`."""
+        with self._open(begin) as file:
+            self.fill(file, target)
+
+    @contextmanager
+    def _open(self, begin: int) -> Iterator[Any]:
+        """The file at byte `begin` of the tensor."""
         try:
             with self.path.open("rb", buffering=0) as file:
-                file.seek(self.start)
-                if source == dtype:
-                    self._fill(file, flat.view(np.uint8))
-                else:
-                    self._convert(file, flat, source)
+                file.seek(self.start + begin)
+                yield file
         except OSError as error:
             raise ModelError(f"{self.path}: cannot be read ({error.strerror})") from None
-        return out
 
     def _convert(self, file: Any, flat: np.ndarray, source: np.dtype[Any]) -> None:
         chunk = np.empty(CHUNK_BYTES // source.itemsize, source)
         for begin in range(0, flat.size, chunk.size):
             part = chunk[: flat.size - begin]
-            self._fill(file, part.view(np.uint8))
-            target = flat[begin : begin + part.size]
-            with np.errstate(over="ignore", invalid="ignore"):
-                target[:] = part
-            if flat.dtype == np.float16 and not np.array_equal(np.isfinite(target), np.isfinite(part)):
-                raise ModelError(
-                    f"{self.path}: tensor {self.name!r} has values too large for float16; choose bfloat16 or float32"
-                )
+            self.fill(file, part.view(np.uint8))
+            self.store(part, flat[begin : begin + part.size])
 
-    def _fill(self, file: Any, target: np.ndarray) -> None:
+    def store(self, values: np.ndarray, target: np.ndarray) -> None:
+        """Write values of this tensor to `target`, in its type. Raises `ModelError` when one overflows float16."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            target[:] = values
+        if target.dtype == np.float16 and not np.array_equal(np.isfinite(target), np.isfinite(values)):
+            raise ModelError(
+                f"{self.path}: tensor {self.name!r} has values too large for float16; choose bfloat16 or float32"
+            )
+
+    def fill(self, file: Any, target: np.ndarray) -> None:
+        """Read the bytes of `target` from where `file` is. Raises `ModelError` when it ends early."""
         done = 0
         while done < target.size:
             count = file.readinto(target[done:])

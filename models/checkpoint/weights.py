@@ -1,179 +1,168 @@
-"""Parameters of a model from a safetensors checkpoint.
+"""Parameters of a model from a checkpoint.
 
 Nothing here knows the model's modules: parameters are a flat mapping from nnx paths to what they are, and come back
 as a mapping from the same paths to arrays.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.host_parameter import HostParameter
-from jaxllm.models.checkpoint.other_formats import advice_for_other_weights
-from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor, read_header
+from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
+from jaxllm.models.checkpoint.read_ahead import read_ahead
+from jaxllm.models.checkpoint.safetensors_file import Tensor
+from jaxllm.models.checkpoint.slots import ParameterPath, Slot, Specs
+from jaxllm.models.checkpoint.source import Whole
 from jaxllm.models.errors import ModelError
-from jaxllm.models.layers.parameter import Merged, ParameterSpec, Part, Rows
+from jaxllm.models.sharding import put
 
-ParameterPath = tuple[Any, ...]
-Specs = Mapping[ParameterPath, ParameterSpec]
+if TYPE_CHECKING:
+    from jaxllm.models.checkpoint.matching import Found
+    from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix
+
 Progress = Callable[[int, int], None]
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
-LOOP, SCAN = "each", "all"
-"""Names under which the two layer stacks keep their layers."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a checkpoint tensor goes: a parameter, or slice `layer` of a parameter that stacks all layers.
-
-    `shape` is the tensor's; `rows` says what the parameter adds to it. Where it holds several tensors, `part` of each
-    of its `blocks` is this one's.
-    """
-
-    path: ParameterPath
-    layer: int | None
-    shape: tuple[int, ...]
-    rows: Rows
-    part: Part | None = None
-    blocks: int = 1
-
-
-def checkpoint_slots(specs: Specs, names: Mapping[str, str], num_layers: int) -> dict[str, Slot]:
-    """Slots by checkpoint tensor name. `names` maps module names to the checkpoint's, `*` is the layer's number.
-
-    Raises `ModelError` for a module that `names` lacks.
-    """
-    slots: dict[str, Slot] = {}
-    for path, spec in specs.items():
-        *modules, parameter = path
-        first, *others = spec.layout.shape
-        number = next((part for part in modules if isinstance(part, int)), None)
-        layers = list(range(num_layers)) if SCAN in modules else [number]
-        for module, size, slot in _tensors_of(path, first, spec.rows):
-            plain = ".".join("*" if part == SCAN or isinstance(part, int) else part for part in module if part != LOOP)
-            if plain not in names:
-                raise ModelError(f"the family's weight names lack module {plain!r}")
-            template = f"{names[plain]}.{parameter}"
-            found = replace(slot, shape=(slot.rows.of_tensor(size), *others))
-            for layer in layers:
-                stacked = layer if SCAN in modules else None
-                slots[template.replace("*", str(layer))] = replace(found, layer=stacked)
-    return slots
-
-
-def _tensors_of(
-    path: ParameterPath, size: int, rows: Rows | Merged
-) -> Iterator[tuple[tuple[str | int, ...], int, Slot]]:
-    """For each tensor that a parameter of `size` rows holds: the module it is named after, its rows, and its slot."""
-    *modules, _ = path
-    if isinstance(rows, Rows):
-        yield tuple(modules), size, Slot(path, None, (), rows)
-        return
-    for part in rows.parts:
-        slot = Slot(path, None, (), part.rows, part, rows.blocks)
-        yield (*modules[:-1], part.name), rows.blocks * part.size, slot
 
 
 def load_arrays(
-    folder: Path,
-    specs: Specs,
-    slots: Mapping[str, Slot],
-    ignored: Sequence[str] = (),
-    progress: Progress | None = None,
+    tensors: "Sequence[tuple[Found, Sequence[Slot]]]", specs: Specs, progress: Progress | None = None
 ) -> dict[ParameterPath, jax.Array]:
-    """Read the checkpoint in `folder`, one tensor at a time, each to its parameter's type and straight to the devices.
+    """Read a checkpoint, tensor by tensor, each to its parameter's type and straight to the devices.
 
-    Of a parameter that is split over devices each gets its part and never more. Host memory beyond the result is the
-    tensors of one parameter. Everything is checked before the first byte of data is read. Tensors whose name ends with
-    one of `ignored` may be there. Raises `ModelError`.
+    Of a parameter that is split over devices each gets its part and never more. Where devices are those of several
+    hosts, rows that are only for others are not read. Host memory beyond the result is the
+    tensors of one parameter, and what `read_ahead` has read beyond them. Raises `ModelError`.
     """
-    tensors = _matching_tensors(folder, slots, ignored)
-    total = sum(tensor.end - tensor.start for tensor in tensors)
-    arrays: dict[ParameterPath, jax.Array] = {}
-    incomplete: dict[ParameterPath, HostParameter] = {}
+    total = sum(tensor.num_bytes for tensor, _ in tensors)
+    filling = _Filling(specs)
     done = 0
-    for tensor in tensors:
-        slot = slots[tensor.name]
-        spec, array = specs[slot.path], specs[slot.path].array
-        values = slot.rows.expand(tensor.read(np.dtype(array.dtype)))
+    wanted = ((tensor, _read_as(own, specs), _rows_here(tensor, own, specs)) for tensor, own in tensors)
+    with closing(read_ahead(wanted)) as read:
+        for (_, own), (tensor, values) in zip(tensors, read, strict=True):
+            for slot in own:
+                filling.take(tensor.name, slot, values)
+            done += tensor.num_bytes
+            if progress:
+                progress(done, total)
+    return filling.arrays
+
+
+def _read_as(own: Sequence[Slot], specs: Specs) -> np.dtype[Any]:
+    """The type that a tensor is read in. All its parameters have one, but for matrices that are yet to be rounded."""
+    is_rounded = any(specs[slot.path].matrix is not None for slot in own)
+    return np.dtype(np.float32 if is_rounded else specs[own[0].path].array.dtype)
+
+
+def _rows_here(tensor: "Found", own: Sequence[Slot], specs: Specs) -> npt.NDArray[np.bool_] | None:
+    """Which rows of a tensor the devices of this host hold parts of, bool [rows]; None: all, or it is hard to say."""
+    if type(tensor) is not Tensor or len(own) > 1 or not isinstance(own[0].take, Whole):
+        return None
+    slot, spec = own[0], specs[own[0].path]
+    where, shape = spec.array.sharding, spec.array.shape
+    axis = 0 if slot.layer is None else 1
+    if (
+        where is None
+        or spec.matrix is not None
+        or where.is_fully_addressable
+        or shape[axis:] != spec.layout.shape
+        or slot.rows.columns is not None
+    ):
+        return None
+    held = np.zeros(shape[axis], np.bool_)
+    for index in where.addressable_devices_indices_map(shape).values():
+        held[index[axis]] = True
+    if slot.part is not None:
+        held = held.reshape(slot.blocks, -1)[:, slot.part.start : slot.part.start + slot.part.size].reshape(-1)
+    # Of each row of the parameter, the number of the tensor's row that it is made of.
+    made_of = slot.rows.expand(np.arange(tensor.shape[0]))
+    rows = np.zeros(tensor.shape[0], np.bool_)
+    rows[made_of[held]] = True
+    return rows
+
+
+class _Filling:
+    """Parameters that become complete, on the devices."""
+
+    def __init__(self, specs: Specs) -> None:
+        self.arrays: dict[ParameterPath, jax.Array] = {}
+        self._specs = specs
+        self._incomplete: dict[ParameterPath, HostParameter] = {}
+        self._layers: dict[tuple[ParameterPath, int | None], HostParameter] = {}
+        self._orders: dict[tuple[ParameterPath, int | None], np.ndarray] = {}
+
+    def take(self, name: str, slot: Slot, tensor: "np.ndarray | QuantizedMatrix") -> None:
+        """Put what a slot has of the tensor called `name` where it belongs."""
+        spec = self._specs[slot.path]
+        if isinstance(tensor, np.ndarray) and spec.matrix is None:
+            own = tensor.astype(spec.array.dtype, copy=False)
+            self.add(slot, slot.rows.expand(slot.take(own, slot.shape)))
+            return
+        from jaxllm.models.checkpoint.quantized_tensors import arrays_of, widened_rows
+
+        if spec.matrix is None:
+            assert not isinstance(tensor, np.ndarray)
+            self.add(slot, widened_rows(slot, tensor, np.dtype(spec.array.dtype)))
+            return
+        for part, array in arrays_of(name, slot, spec, tensor):
+            if self._specs[part.path].name != "order" or self._is_first_order(name, part, array):
+                self.add(part, array)
+
+    def _is_first_order(self, name: str, slot: Slot, order: np.ndarray) -> bool:
+        """Whether a matrix has no order of inputs yet. Raises `ModelError` where it has another one."""
+        known = self._orders.setdefault((slot.path, slot.layer), order)
+        if known is not order and not np.array_equal(known, order):
+            raise ModelError(f"tensor {name!r}: its inputs are in another order than those of the matrices beside it")
+        return known is order
+
+    def add(self, slot: Slot, values: np.ndarray) -> None:
+        """Put the values of a slot where they belong."""
+        spec, arrays = self._specs[slot.path], self.arrays
+        array = spec.array
         is_small = slot.layer is not None and len(spec.layout.shape) == 1
         if spec.layout.is_packed or is_small or (slot.part is not None and slot.layer is None):
             layers = 1 if slot.layer is None else array.shape[0]
-            parameter = incomplete.get(slot.path) or HostParameter(spec, layers)
-            incomplete[slot.path] = parameter
+            parameter = self._incomplete.get(slot.path) or HostParameter(spec, layers)
+            self._incomplete[slot.path] = parameter
             parameter.add(values, slot.layer, slot.part, slot.blocks)
             if parameter.is_complete:
-                arrays[slot.path] = incomplete.pop(slot.path).to_device()
+                arrays[slot.path] = self._incomplete.pop(slot.path).to_device()
         elif slot.layer is not None:
-            if slot.path not in arrays:
-                arrays[slot.path] = jnp.zeros(array.shape, array.dtype, device=array.sharding)
-            part = jax.device_put(values, _without_layers(array.sharding))
-            start = 0 if slot.part is None else slot.part.start
-            arrays[slot.path] = _write(arrays.pop(slot.path), part, slot.layer, start, blocks=slot.blocks)
+            self._write(slot, values)
         else:
-            arrays[slot.path] = jax.device_put(values, array.sharding)
+            arrays[slot.path] = put(values, array.sharding)
         if slot.path in arrays:
             # Without waiting, host copies of the tensors would queue up behind a slow device.
             arrays[slot.path].block_until_ready()
-        done += tensor.end - tensor.start
-        if progress:
-            progress(done, total)
-    return arrays
 
+    def _write(self, slot: Slot, values: np.ndarray) -> None:
+        """Write a layer into a parameter of all layers on the devices, or part of it."""
+        array, arrays = self._specs[slot.path].array, self.arrays
+        start, blocks = (0, 1) if slot.part is None else (slot.part.start, slot.blocks)
+        if slot.part is not None and slot.part.expert is not None:
+            # Experts are whole on a device, or many small writes: a layer is put together here.
+            whole = self._joined(slot, values)
+            if whole is None:
+                return
+            values, start, blocks = whole, 0, 1
+        if slot.path not in arrays:
+            arrays[slot.path] = jnp.zeros(array.shape, array.dtype, device=array.sharding)
+        part = put(values, _without_layers(array.sharding))
+        arrays[slot.path] = _write(arrays.pop(slot.path), part, slot.layer, start, blocks=blocks)
 
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, from its index if it has one. Raises `ModelError` when there are none."""
-    if (folder / INDEX_FILE).is_file():
-        index = ConfigFile.read(folder / INDEX_FILE)
-        where = index.section("weight_map")
-        if where is None:
-            raise ModelError(f"{index.source}: 'weight_map' is missing or empty")
-        files = [folder / name for name in sorted({where.text(key) for key in where.values})]
-        lost = [file.name for file in files if not file.is_file()]
-        if lost:
-            raise ModelError(f"{index.source}: {len(lost)} of {len(files)} files are missing: {_some(lost)}")
-        return files
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there{advice_for_other_weights(folder)}")
-
-
-def _matching_tensors(folder: Path, slots: Mapping[str, Slot], ignored: Sequence[str]) -> list[Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in checkpoint_files(folder):
-        for tensor in read_header(file):
-            if tensor.name in tensors:
-                raise ModelError(f"tensor {tensor.name!r} is both in {tensors[tensor.name].path.name} and {file.name}")
-            tensors[tensor.name] = tensor
-    missing = [name for name in slots if name not in tensors]
-    if missing:
-        raise ModelError(f"{folder}: {_count(missing, 'tensor')} missing from the checkpoint: {_some(missing)}")
-    extra = [name for name in tensors if name not in slots and not name.endswith(tuple(ignored))]
-    if extra:
-        raise ModelError(f"{folder}: {_count(extra, 'unexpected tensor')} in the checkpoint: {_some(extra)}")
-    for name, slot in slots.items():
-        tensor = tensors[name]
-        if tensor.shape != slot.shape:
-            raise ModelError(
-                f"{tensor.path}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(slot.shape)}"
-            )
-        if tensor.dtype not in DTYPES:
-            raise ModelError(
-                f"{tensor.path}: tensor {name!r} has type {tensor.dtype}, which cannot be read as a weight "
-                f"(known: {', '.join(DTYPES)})"
-            )
-    return [tensor for name, tensor in tensors.items() if name in slots]
+    def _joined(self, slot: Slot, values: np.ndarray) -> np.ndarray | None:
+        """The parameter of one layer, when the last of its tensors has come."""
+        key = (slot.path, slot.layer)
+        if key not in self._layers:
+            self._layers[key] = HostParameter(one_layer(self._specs[slot.path]), 1)
+        self._layers[key].add(values, None, slot.part, slot.blocks)
+        return self._layers.pop(key).array if self._layers[key].is_complete else None
 
 
 def _without_layers(sharding: Any) -> NamedSharding | None:
@@ -189,12 +178,3 @@ def _write(whole: jax.Array, tensor: jax.Array, layer: jax.Array, start: jax.Arr
     zeros = (0,) * (part.ndim - 3)
     updated: jax.Array = lax.dynamic_update_slice(every, part, (layer, 0, start, *zeros))
     return updated.reshape(whole.shape)
-
-
-def _count(names: Collection[str], noun: str) -> str:
-    return f"{len(names)} {noun}{'s' if len(names) > 1 else ''}"
-
-
-def _some(names: Iterable[str]) -> str:
-    first, rest = sorted(names)[:3], len(list(names)) - 3
-    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")

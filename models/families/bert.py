@@ -1,7 +1,5 @@
 """BERT (arXiv 1810.04805), as an embedder and as a classifier."""
 
-from dataclasses import replace
-
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.encoder import Encoder, EncoderConfig, encoder_options
@@ -13,7 +11,6 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     return EncoderConfig(
         architecture=architecture,
         **encoder_options(file, positions=512),
-        layer_norm_eps=file.number("layer_norm_eps", 1e-12),
         token_types=file.integer("type_vocab_size", 2),
     )
 
@@ -53,5 +50,3 @@ FAMILY = Family(
     other_heads=("cls.", "pooler."),
     prefix="bert.",
 )
-
-CLASSIFIER = replace(FAMILY, use="classify")

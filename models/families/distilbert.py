@@ -50,5 +50,3 @@ FAMILY = replace(
     other_heads=("vocab_",),
     prefix="distilbert.",
 )
-
-CLASSIFIER = replace(FAMILY, use="classify")

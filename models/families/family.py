@@ -8,21 +8,32 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers.decoder import make_decoder_layer
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.plan import LayerPlan
 
-LayerFactory = Callable[[ModelConfig, ForwardOptions, int, jnp.dtype], nnx.Module]
-"""Builds layer number `int`, see `DecoderLayer`, without memory: parameters hold `jax.ShapeDtypeStruct`."""
+LayerFactory = Callable[[ModelConfig, LayerPlan, ForwardOptions, jnp.dtype], nnx.Module]
+"""Builds the layer of a plan, see `DecoderLayer`, without memory: parameters hold `jax.ShapeDtypeStruct`."""
 
 EncoderFactory = Callable[[ModelConfig, ForwardOptions, jnp.dtype], nnx.Module]
 """Builds an encoder without memory, see `jaxllm.models.pooling_model.Backbone`."""
+
+SharedFactory = Callable[[ModelConfig, ForwardOptions, jnp.dtype], nnx.List[nnx.Module]]
+"""Builds the blocks that layers have in common, without memory, see `SharedBlocks`."""
+
+Use = Literal["generate", "embed", "classify", "token_embed", "token_classify"]
+"""What an architecture is made for."""
+
+Names = Mapping[str, "str | Source"]
+"""Names of modules in a checkpoint, or where else their tensors come from."""
 
 LLAMA_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
     "head": "lm_head",
-    "layers.*.input_norm": "model.layers.*.input_layernorm",
+    "layers.*.attention_norm": "model.layers.*.input_layernorm",
     "layers.*.attention.query": "model.layers.*.self_attn.q_proj",
     "layers.*.attention.key": "model.layers.*.self_attn.k_proj",
     "layers.*.attention.value": "model.layers.*.self_attn.v_proj",
@@ -36,10 +47,53 @@ LLAMA_NAMES: Mapping[str, str] = {
 }
 """Our modules and the checkpoint's; `*` is the number of the layer. The parameter's own name follows both."""
 
+SANDWICH_NAMES: Names = {
+    **LLAMA_NAMES,
+    "layers.*.attention_output_norm": "model.layers.*.post_attention_layernorm",
+    "layers.*.mlp_norm": "model.layers.*.pre_feedforward_layernorm",
+    "layers.*.mlp_output_norm": "model.layers.*.post_feedforward_layernorm",
+}
+"""Those of layers with norms behind their blocks, as Gemma 2 and OLMo 2 call them."""
+
+TEXT_PARTS: Mapping[str, str] = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""Where checkpoints of models that also see images have their language model."""
+
+OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""What else is in them."""
+
+
+def expert_names(block: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
+    """Names of a mixture of experts in layers' `block`, each expert's tensors under its number."""
+    inside = f"model.layers.*.{block}"
+    return {
+        "layers.*.mlp.router": f"{inside}.gate",
+        "layers.*.mlp.expert_gate": f"{inside}.experts.{{expert}}.{gate}",
+        "layers.*.mlp.expert_up": f"{inside}.experts.{{expert}}.{up}",
+        "layers.*.mlp.expert_down": f"{inside}.experts.{{expert}}.{down}",
+    }
+
+
+MOST_FURTHER_LAYERS = 8
+"""Layers that predict further tokens, of which known models have one."""
+
+
+def further_layers(config: ModelConfig) -> tuple[str, ...]:
+    """Where checkpoints have layers behind the last, which predict further tokens; they are not used."""
+    behind = range(config.num_layers, config.num_layers + MOST_FURTHER_LAYERS)
+    return tuple(f"model.layers.{number}." for number in behind)
+
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The classifier behind a model: an inner layer with its activation and a norm, if any, and the outer one."""
+    """The classifier behind a model: an inner layer with its activation and a norm, if any, and the outer one.
+
+    It has `labels` classes, or as many as the configuration says. `step_token_id` is the token behind the steps of an
+    answer, if scores of tokens are meant for these alone.
+    """
 
     dense: bool = False
     dense_bias: bool = True
@@ -47,28 +101,50 @@ class HeadPlan:
     norm: bool = False
     norm_eps: float = 1e-5
     bias: bool = False
+    labels: int | None = None
+    step_token_id: int | None = None
 
 
 @dataclass(frozen=True)
 class Family:
     """Config map, layer plan and weight names: all that `CausalLM` needs to know of a family.
 
-    `read_config` gets the configuration file and the architecture's name. Checkpoint tensors whose name ends with one
-    of `ignored_tensors` may be there without being used.
+    `read_config` gets the configuration file and the architecture's name. `weight_names` and `other_parts` may follow
+    from the configuration. Checkpoint tensors whose name ends with one of `ignored_tensors`, or begins with one of
+    `other_parts`, may be there without being used. Of names in the checkpoint the beginnings in `renamed` are replaced
+    first, longest first.
 
-    What an architecture is made for is its `use`: to generate, to embed, or to classify, which `PoolingModel` does the
-    last two of. `make_encoder` builds what stands in a decoder's place. `head` and `head_names` describe the classifier
-    of those that have one; tensors that begin with one of `other_heads` belong to another use. Checkpoints may leave
-    `prefix` out of their names.
+    A family that transformers does not have is compared with one there that computes the same: `like`.
+
+    What an architecture is made for is its `use`: to generate, to embed, or to classify, the last two of whole texts or
+    of each of their tokens, which `PoolingModel` does. `make_encoder` builds what stands in a decoder's place,
+    `make_shared` what the layers of a decoder have in common. `head` and `head_names` describe the classifier of those
+    that have one; tensors that begin with one of `other_heads` belong to another use. Checkpoints may leave `prefix`
+    out of their names. A layer that makes vectors of single tokens has tensors beginning with `token_head` ("linear."),
+    or is in a file of that name ("colbert_linear.pt"); likewise `lexical_head` for one that makes a weight of each.
     """
 
     read_config: Callable[[ConfigFile, str], ModelConfig]
     make_layer: LayerFactory = make_decoder_layer
-    weight_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
+    weight_names: Names | Callable[[ModelConfig], Names] = field(default_factory=lambda: LLAMA_NAMES)
     ignored_tensors: tuple[str, ...] = (".rotary_emb.inv_freq",)
-    use: Literal["generate", "embed", "classify"] = "generate"
+    other_parts: tuple[str, ...] | Callable[[ModelConfig], tuple[str, ...]] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    use: Use = "generate"
     make_encoder: EncoderFactory | None = None
+    make_shared: SharedFactory | None = None
     head: HeadPlan = HeadPlan()
     head_names: Mapping[str, str] = field(default_factory=lambda: {"out": "score"})
     other_heads: tuple[str, ...] = ("lm_head.",)
     prefix: str = "model."
+    token_head: str = ""
+    lexical_head: str = ""
+    like: str | None = None
+
+    def names_of(self, config: ModelConfig) -> Names:
+        """The weight names of a model."""
+        return self.weight_names(config) if callable(self.weight_names) else self.weight_names
+
+    def other_parts_of(self, config: ModelConfig) -> tuple[str, ...]:
+        """What names of tensors begin with that a model has no use for."""
+        return self.other_parts(config) if callable(self.other_parts) else self.other_parts

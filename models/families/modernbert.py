@@ -1,6 +1,6 @@
 """ModernBERT (arXiv 2412.13663): an encoder with rotary positions, norms before, gates, and windows on most layers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,34 +8,38 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.models.attention_plan import AttentionPlan, RopeConfig
 from jaxllm.models.batch import PackedSequences
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.config import ModelConfig, RopeConfig
+from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.family import Family, HeadPlan
 from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.embedding import Embedding
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.norm import LayerNorm
+from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import Rotation, rotate, rotation
+from jaxllm.models.mlp_plan import MLPPlan
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.plan import LayerPlan
+from jaxllm.models.stack import ropes_of
 from jaxllm.pallas_kernels.segment_attention.api import segment_attention
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModernBertConfig(ModelConfig):
-    """What ModernBERT adds: `rope` is that of layers which see the whole text, `local_rope` of those with a window.
-
-    A token sees others up to `windows` places away, on both sides.
-    """
-
-    layer_norm_eps: float = 1e-5
-    local_rope: RopeConfig
-
-
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """ModernBERT's configuration. Raises `ModelError` for options that released models do not use."""
+    # What is only for predicting masked tokens, or for training.
+    file.ignore(
+        "decoder_bias",
+        "tie_word_embeddings",
+        "sparse_*",
+        "repad_*",
+        "reference_compile",
+        "deterministic_*",
+        "layer_norm_eps",
+    )
     for name, only in (("norm_bias", False), ("classifier_bias", False)):
         if file.boolean(name, only) is not only:
             raise ModelError(f"{file.source}: {name}={not only} is not supported")
@@ -43,29 +47,39 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     if activations != {"gelu"}:
         raise ModelError(f"{file.source}: only the activation gelu is supported, not {sorted(activations)}")
     size, heads = file.integer("hidden_size"), file.integer("num_attention_heads")
-    layers = file.integer("num_hidden_layers")
-    half = file.integer("local_attention", 128) // 2
     positions = file.integer("max_position_embeddings", 8192)
-    ropes = _thetas(file)
-    return ModernBertConfig(
+    norm = NormPlan(kind="layer", eps=file.number("norm_eps", 1e-5))
+    return ModelConfig(
         architecture=architecture,
         vocab_size=file.integer("vocab_size"),
         hidden_size=size,
-        num_layers=layers,
         num_heads=heads,
         num_kv_heads=heads,
         head_size=size // heads,
         intermediate_size=file.integer("intermediate_size"),
-        windows=tuple(half if local else 0 for local in _is_local(file, layers)),
-        rope=RopeConfig(theta=ropes[0], trained_length=positions),
-        local_rope=RopeConfig(theta=ropes[1], trained_length=positions),
-        activation="gelu",
-        qkv_bias=file.boolean("attention_bias", False),
-        output_bias=file.boolean("attention_bias", False),
-        mlp_bias=file.boolean("mlp_bias", False),
+        layers=_layers(file, norm, positions),
+        norm=norm,
         max_position_embeddings=positions,
-        layer_norm_eps=file.number("norm_eps", 1e-5),
     )
+
+
+def _layers(file: ConfigFile, norm: NormPlan, positions: int) -> tuple[LayerPlan, ...]:
+    """Layers that see the whole text, and those where a token sees others up to a window away, on both sides.
+
+    The first one has no norm before its attention.
+    """
+    bias = file.boolean("attention_bias", False)
+    half = file.integer("local_attention", 128) // 2
+    whole, local = (RopeConfig(theta=theta, trained_length=positions) for theta in _thetas(file))
+    plan = LayerPlan(
+        attention=AttentionPlan(rope=whole, qkv_bias=bias, output_bias=bias),
+        mlp=MLPPlan(activation="gelu", bias=file.boolean("mlp_bias", False)),
+        attention_norm=norm,
+        mlp_norm=norm,
+    )
+    is_local = _is_local(file, file.integer("num_hidden_layers"))
+    plans = [plan.attending(window=half, rope=local) if local_layer else plan for local_layer in is_local]
+    return (replace(plans[0], attention_norm=None), *plans[1:])
 
 
 def _thetas(file: ConfigFile) -> tuple[float, float]:
@@ -97,50 +111,47 @@ class ModernBert(nnx.Module):
     """Embedding and norm, layers, norm."""
 
     def __init__(self, config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> None:
-        assert isinstance(config, ModernBertConfig)
         self.config, self.max_model_len = config, options.max_model_len
-        norm = partial(
-            LayerNorm, config.hidden_size, config.layer_norm_eps, dtype=dtype, options=options, use_bias=False
-        )
+        norm = partial(make_norm, config.norm, config.hidden_size, dtype=dtype, options=options)
         self.embedding = Embedding(config, options, dtype=dtype)
         self.embedding_norm = norm()
-        self.layers = nnx.List([ModernBertLayer(config, options, layer, dtype) for layer in range(config.num_layers)])
+        self.layers = nnx.List([ModernBertLayer(config, plan, options, dtype) for plan in config.layers])
         self.norm = norm()
 
     def __call__(self, texts: PackedSequences) -> jax.Array:
         """Hidden states [T, D] after the final norm."""
-        config = self.config
-        whole, local = (
-            rotation(rope, config.head_size, self.max_model_len, texts.segments.positions)
-            for rope in (config.rope, config.local_rope)
-        )
+        config, positions = self.config, texts.segments.positions
+        rotations = {
+            rope: rotation(rope, config.head_size, self.max_model_len, positions) for rope in ropes_of(config.layers)
+        }
         x = self.embedding_norm(self.embedding(texts.token_ids))
-        for layer, window in zip(self.layers, config.windows, strict=True):
-            x = layer(x, local if window else whole, texts.segments, window or None)
+        for layer, plan in zip(self.layers, config.layers, strict=True):
+            assert plan.attention.rope is not None
+            x = layer(x, rotations[plan.attention.rope], texts.segments)
         return self.norm(x)
 
 
 class ModernBertLayer(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`; the first layer has no norm before its attention."""
 
-    def __init__(self, config: ModernBertConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> None:
-        size, wide = config.hidden_size, config.intermediate_size
+    def __init__(self, config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        size, wide, attention = config.hidden_size, config.intermediate_size, plan.attention
         linear: Any = partial(Linear, dtype=dtype, axes=(None, None), options=options)
-        norm = partial(LayerNorm, size, config.layer_norm_eps, dtype=dtype, options=options, use_bias=False)
-        self.head_size = config.head_size
-        self.attention_norm = norm() if layer else None
-        self.query_key_value = linear(size, 3 * size, bias=config.qkv_bias)
-        self.output = linear(size, size, bias=config.output_bias)
-        self.mlp_norm = norm()
-        self.up_and_gate = linear(size, 2 * wide, bias=config.mlp_bias)
-        self.down = linear(wide, size, bias=config.mlp_bias)
+        assert isinstance(attention, AttentionPlan)
+        self.head_size, self.window = config.head_size, attention.window or None
+        self.attention_norm = make_norm(plan.attention_norm, size, dtype=dtype, options=options)
+        self.query_key_value = linear(size, 3 * size, bias=attention.qkv_bias)
+        self.output = linear(size, size, bias=attention.output_bias)
+        self.mlp_norm = make_norm(plan.mlp_norm, size, dtype=dtype, options=options)
+        self.up_and_gate = linear(size, 2 * wide, bias=plan.mlp.bias)
+        self.down = linear(wide, size, bias=plan.mlp.bias)
 
-    def __call__(self, x: jax.Array, by: Rotation, segments: Segments, window: int | None) -> jax.Array:
+    def __call__(self, x: jax.Array, by: Rotation, segments: Segments) -> jax.Array:
         """Map [T, D] to [T, D]."""
-        normed = x if self.attention_norm is None else self.attention_norm(x)
-        heads = self.query_key_value(normed).reshape(len(x), 3, -1, self.head_size)
+        heads = self.query_key_value(self.attention_norm(x)).reshape(len(x), 3, -1, self.head_size)
         query, key = rotate(heads[:, 0], by), rotate(heads[:, 1], by)
-        attended = segment_attention(query, key, heads[:, 2], segments, scale=self.head_size**-0.5, window=window)
+        scale, window = self.head_size**-0.5, self.window
+        attended = segment_attention(query, key, heads[:, 2], segments, scale=scale, window=window)
         x = x + self.output(attended.reshape(x.shape))
         up, gate = jnp.split(self.up_and_gate(self.mlp_norm(x)), 2, axis=-1)
         return x + self.down(ACTIVATIONS["gelu"](up) * gate)
@@ -168,5 +179,3 @@ FAMILY = Family(
     other_heads=("decoder.", "head."),
     prefix="model.",
 )
-
-CLASSIFIER = replace(FAMILY, use="classify")

@@ -1,21 +1,23 @@
 """Qwen 1.5, 2 and 2.5: Llama with biases on query, key and value, and a window on the upper layers if asked for."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.config import ModelConfig, common_options, layer_windows
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families.common import qwen_windows, read_llama, with_biases
 from jaxllm.models.families.family import Family
+from jaxllm.models.families.uses import reward_model
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Qwen2's configuration; the biases are not optional."""
-    options = common_options(file, max_positions=32768, default_kv_heads=32)
-    options["windows"] = layer_windows(file, options["num_layers"])
-    return ModelConfig(
-        architecture=architecture,
-        **options,
-        qkv_bias=True,
-        bos_token_id=file.optional_integer("bos_token_id", minimum=0),
-        eos_token_ids=file.token_ids("eos_token_id"),
-    )
+    file = file.reading(max_position_embeddings=32768, num_key_value_heads=32)
+    options = read_llama(file)
+    options["layers"] = with_biases(options["layers"], qkv=True, output=False)
+    config = ModelConfig(architecture=architecture, **options)
+    return config.with_windows(qwen_windows(file, config.num_layers))
 
 
 FAMILY = Family(read_config)
+
+REWARD = reward_model(FAMILY, labels=1)
+PROCESS_REWARD = reward_model(FAMILY, labels=2, step_token_id=151_651)
+"""Scores of steps: the token that ends one is Qwen 2.5 Math's `<extra_0>`."""

@@ -1,24 +1,20 @@
 """Qwen 3: query and key heads are normalised, and heads are 128 wide unless the configuration says otherwise."""
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.config import ModelConfig, common_options, layer_windows
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families.common import qwen_windows, read_llama, with_biases
 from jaxllm.models.families.family import Family
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Qwen3's configuration; one switch for all attention biases."""
-    options = common_options(file, max_positions=32768, default_kv_heads=32, default_head_size=128)
-    options["windows"] = layer_windows(file, options["num_layers"])
+    file = file.reading(max_position_embeddings=32768, num_key_value_heads=32, head_dim=128)
     bias = file.boolean("attention_bias", False)
-    return ModelConfig(
-        architecture=architecture,
-        **options,
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-        bos_token_id=file.optional_integer("bos_token_id", minimum=0),
-        eos_token_ids=file.token_ids("eos_token_id"),
-    )
+    options = read_llama(file)
+    layers = with_biases(options["layers"], qkv=bias, output=bias)
+    options["layers"] = tuple(layer.attending(norm=layer.attention_norm) for layer in layers)
+    config = ModelConfig(architecture=architecture, **options)
+    return config.with_windows(qwen_windows(file, config.num_layers))
 
 
 FAMILY = Family(read_config)

@@ -1,47 +1,223 @@
 """Which architectures are known, by the name that checkpoints give in `architectures`."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from jaxllm.models.errors import ModelError
-from jaxllm.models.families import bert, distilbert, llama, mistral, modernbert, qwen2, qwen3, roberta
-from jaxllm.models.families.family import Family
+from jaxllm.models.families.family import Family, Use
+from jaxllm.models.families.uses import token_classifier
 
 ENTRY_POINTS = "jaxllm.models"
 """Installed packages announce models under this entry point group: `Architecture = "package.module:FAMILY"`."""
 
-_USES = ("ForCausalLM", "ForMaskedLM", "ForSequenceClassification", "Model")
+_USES = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForProcessRewardModel",
+    "ForRewardModel",
+    "Model",
+)
 """What names of architectures end with."""
 
-_FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": llama.FAMILY,
-    "MistralForCausalLM": mistral.FAMILY,
-    "Qwen2ForCausalLM": qwen2.FAMILY,
-    "Qwen3ForCausalLM": qwen3.FAMILY,
-    "LlamaModel": replace(llama.FAMILY, use="embed"),
-    "MistralModel": replace(mistral.FAMILY, use="embed"),
-    "Qwen2Model": replace(qwen2.FAMILY, use="embed"),
-    "Qwen3Model": replace(qwen3.FAMILY, use="embed"),
-    "LlamaForSequenceClassification": replace(llama.FAMILY, use="classify"),
-    "MistralForSequenceClassification": replace(mistral.FAMILY, use="classify"),
-    "Qwen2ForSequenceClassification": replace(qwen2.FAMILY, use="classify"),
-    "Qwen3ForSequenceClassification": replace(qwen3.FAMILY, use="classify"),
-    "BertModel": bert.FAMILY,
-    "BertForMaskedLM": bert.FAMILY,
-    "BertForSequenceClassification": bert.CLASSIFIER,
-    "DistilBertModel": distilbert.FAMILY,
-    "DistilBertForMaskedLM": distilbert.FAMILY,
-    "DistilBertForSequenceClassification": distilbert.CLASSIFIER,
-    "ModernBertModel": modernbert.FAMILY,
-    "ModernBertForMaskedLM": modernbert.FAMILY,
-    "ModernBertForSequenceClassification": modernbert.CLASSIFIER,
-    "RobertaModel": roberta.FAMILY,
-    "RobertaForMaskedLM": roberta.FAMILY,
-    "RobertaForSequenceClassification": roberta.CLASSIFIER,
-    "XLMRobertaModel": roberta.FAMILY,
-    "XLMRobertaForMaskedLM": roberta.FAMILY,
-    "XLMRobertaForSequenceClassification": roberta.CLASSIFIER,
+_DECODERS: dict[str, str] = {
+    "Aquila": "llama_like.AQUILA",
+    "Arctic": "arctic",
+    "Arcee": "llama_like.ARCEE",
+    "Bamba": "bamba",
+    "Cohere": "cohere",
+    "Cohere2": "cohere.COHERE2",
+    "Dbrx": "dbrx",
+    "Cwm": "llama_like.CWM",
+    "DeciLM": "llama_like.DECILM",
+    "DeepseekV2": "deepseek.V2",
+    "DeepseekV3": "deepseek.V3",
+    "Dots1": "glm4_moe.DOTS1",
+    "Ernie4_5": "ernie4_5",
+    "Exaone4": "exaone4",
+    "FlexOlmo": "olmoe.FLEX_OLMO",
+    "Gemma": "gemma",
+    "Gemma2": "gemma.GEMMA2",
+    "Gemma3": "gemma.GEMMA3",
+    "Gemma3n": "gemma3n",
+    "Gemma4": "gemma4",
+    "Gemma4Unified": "gemma4.UNIFIED",
+    "Glm": "glm",
+    "Glm4": "glm.GLM4",
+    "Glm4Moe": "glm4_moe",
+    "Glm4MoeLite": "deepseek.GLM4_LITE",
+    "GptOss": "gpt_oss",
+    "Granite": "granite",
+    "GraniteMoe": "granitemoe",
+    "GraniteMoeHybrid": "granite_hybrid",
+    "GraniteMoeShared": "granitemoe",
+    "Helium": "llama_like.HELIUM",
+    "GraniteSWA": "granite.SWA",
+    "HunYuanDenseV1": "hunyuan",
+    "HyperCLOVAX": "granite.HYPERCLOVAX",
+    "InternLM": "llama_like.INTERNLM",
+    "InternLM2": "llama_like.INTERNLM2",
+    "InternLM3": "llama_like.INTERNLM3",
+    "KimiK2": "deepseek.KIMI_K2",
+    "Jais2": "nemotron.JAIS2",
+    "FalconH1": "falcon_h1",
+    "FalconMamba": "mamba.FALCON_MAMBA",
+    "Jamba": "jamba",
+    "Lfm2": "lfm2",
+    "Lfm2Moe": "lfm2.MOE",
+    "Llama": "llama",
+    "Llama4": "llama4",
+    "Mamba": "mamba",
+    "Mamba2": "mamba2",
+    "MiniCPM": "granite.MINICPM",
+    "MiniCPM3": "minicpm3",
+    "MiniMaxM2": "minimax_m2",
+    "Ministral": "ministral",
+    "Ministral3": "ministral.MINISTRAL3",
+    "Mistral": "mistral",
+    "Mixtral": "mixtral",
+    "Nemotron": "nemotron",
+    "NemotronH": "nemotron_h",
+    "Olmo": "olmo",
+    "Olmo2": "olmo.OLMO2",
+    "Olmo3": "olmo.OLMO3",
+    "Olmoe": "olmoe",
+    "Orion": "llama_like.ORION",
+    "Phi3": "phi3",
+    "PhiMoE": "phimoe",
+    "Phimoe": "phimoe",
+    "Qwen2": "qwen2",
+    "Qwen2Moe": "qwen2_moe",
+    "Qwen3": "qwen3",
+    "Qwen3Moe": "qwen3_moe",
+    "Qwen3Next": "qwen3_next",
+    "Qwen3_5": "qwen3_next.QWEN3_5",
+    "Qwen3_5Moe": "qwen3_next.QWEN3_5_MOE",
+    "SeedOss": "llama_like.SEED_OSS",
+    "SmolLM3": "smollm3",
+    "SolarOpen": "glm4_moe.SOLAR_OPEN",
+    "StableLm": "stablelm",
+    "Starcoder2": "starcoder2",
+    "VaultGemma": "gemma.VAULTGEMMA",
+    "Xverse": "llama_like.XVERSE",
+    "Yi": "llama_like.YI",
+    "Zamba2": "zamba2",
+}
+"""Modules of decoders, which all generate, embed and classify. A dot leads to another name there than `FAMILY`."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A family that is imported when it is asked for: each costs a millisecond, and a process needs one.
+
+    `path` is its module, then a dot and the name in it unless that is `FAMILY`. `use` replaces the family's. `head` is
+    what checkpoints of classifiers of tokens call the layer behind each of them.
+    """
+
+    path: str
+    use: Use | None = None
+    head: str = ""
+
+    def load(self) -> Family:
+        module, _, name = self.path.partition(".")
+        family: Family = getattr(import_module(f"jaxllm.models.families.{module}"), name or "FAMILY")
+        if self.head:
+            return token_classifier(family, self.head)
+        return family if self.use is None else replace(family, use=self.use)
+
+
+def _decoder(name: str, path: str, *, model: str = "ForCausalLM", head: str = "score") -> dict[str, _Known]:
+    """A decoder's architectures, of which `model` generates."""
+    return {f"{name}{model}": _Known(path), f"{name}Model": _Known(path, "embed"), **_classifiers(name, path, head)}
+
+
+def _encoder(name: str, path: str) -> dict[str, _Known]:
+    """An encoder's architectures."""
+    known = _Known(path)
+    return {f"{name}Model": known, f"{name}ForMaskedLM": known, **_classifiers(name, path, "classifier")}
+
+
+def _classifiers(name: str, path: str, head: str) -> dict[str, _Known]:
+    return {
+        f"{name}ForSequenceClassification": _Known(path, "classify"),
+        f"{name}ForTokenClassification": _Known(path, head=head),
+    }
+
+
+_GPT = {
+    "Bloom": "bloom",
+    "Falcon": "falcon",
+    "GPTBigCode": "gpt_bigcode",
+    "GPTJ": "gptj",
+    "GPTNeo": "gpt_neo",
+    "GPTNeoX": "gpt_neox",
+    "Mpt": "mpt",
+    "OPT": "opt",
+    "Phi": "phi",
+}
+"""Decoders whose heads for tokens have another name."""
+
+_ENCODERS = {
+    "Albert": "albert",
+    "Bert": "bert",
+    "DebertaV2": "deberta_v2",
+    "DistilBert": "distilbert",
+    "Electra": "electra",
+    "Gte": "rotary_bert.GTE",
+    "GteNew": "rotary_bert.GTE",
+    "JinaEmbeddingsV3": "rotary_bert.JINA_V3",
+    "ModernBert": "modernbert",
+    "New": "rotary_bert.GTE",
+    "NomicBert": "rotary_bert.NOMIC",
+    "Roberta": "roberta",
+    "XLMRoberta": "roberta",
+}
+
+_FAMILIES: dict[str, _Known | Family] = {
+    **{use: known for name, path in _DECODERS.items() for use, known in _decoder(name, path).items()},
+    **{use: known for name, path in _GPT.items() for use, known in _decoder(name, path, head="classifier").items()},
+    **{use: known for name, path in _ENCODERS.items() for use, known in _encoder(name, path).items()},
+    **_decoder("GPT2", "gpt2", model="LMHeadModel", head="classifier"),
+    "AlbertForPreTraining": _Known("albert"),
+    "BaiChuanForCausalLM": _Known("baichuan.FIRST"),
+    "BaichuanForCausalLM": _Known("baichuan"),
+    "BgeM3EmbeddingModel": _Known("roberta.BGE_M3"),
+    "ChatGLMForConditionalGeneration": _Known("chatglm"),
+    "ChatGLMModel": _Known("chatglm"),
+    "ColBERTJinaRobertaModel": _Known("colbert.JINA"),
+    "ColBERTModel": _Known("colbert.BERT"),
+    "ColBERTModernBertModel": _Known("colbert.MODERN_BERT"),
+    "ElectraForPreTraining": _Known("electra"),
+    "EuroBertForMaskedLM": _Known("llama.BIDIRECTIONAL", "embed"),
+    "EuroBertModel": _Known("llama.BIDIRECTIONAL", "embed"),
+    "Gemma3ForConditionalGeneration": _Known("gemma.GEMMA3"),
+    "Gemma3nForConditionalGeneration": _Known("gemma3n"),
+    "Gemma3nTextModel": _Known("gemma3n", "embed"),
+    "Gemma4ForConditionalGeneration": _Known("gemma4"),
+    "Gemma4TextModel": _Known("gemma4", "embed"),
+    "Gemma4UnifiedForConditionalGeneration": _Known("gemma4.UNIFIED"),
+    "Gemma4UnifiedTextModel": _Known("gemma4.UNIFIED", "embed"),
+    "Gemma3TextForSequenceClassification": _Known("gemma.GEMMA3", "classify"),
+    "Gemma3TextModel": _Known("gemma.GEMMA3", "embed"),
+    "HF_ColBERT": _Known("colbert.BERT"),
+    "InternLM2ForRewardModel": _Known("llama_like.INTERNLM2_REWARD"),
+    "JAISLMHeadModel": _Known("jais"),
+    "Llama4ForConditionalGeneration": _Known("llama4"),
+    "LlamaBidirectionalForSequenceClassification": _Known("llama.BIDIRECTIONAL", "classify"),
+    "LlamaBidirectionalModel": _Known("llama.BIDIRECTIONAL", "embed"),
+    "MPTForCausalLM": _Known("mpt"),
+    "Mistral3ForConditionalGeneration": _Known("ministral.MISTRAL3"),
+    "ModernBertForTokenClassification": _Known("modernbert", "token_classify"),
+    "Qwen2ForProcessRewardModel": _Known("qwen2.PROCESS_REWARD"),
+    "Qwen2ForRewardModel": _Known("qwen2.REWARD"),
+    "Qwen3_5ForConditionalGeneration": _Known("qwen3_next.QWEN3_5"),
+    "Qwen3_5MoeForConditionalGeneration": _Known("qwen3_next.QWEN3_5_MOE"),
+    "RWForCausalLM": _Known("falcon"),
 }
 
 
@@ -62,7 +238,8 @@ def known_architectures() -> list[str]:
 def lookup(architecture: str) -> Family:
     """The family of an architecture. Raises `ModelError`, which names the families there are."""
     if architecture in _FAMILIES:
-        return _FAMILIES[architecture]
+        known = _FAMILIES[architecture]
+        return known.load() if isinstance(known, _Known) else known
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name == architecture:
             family = entry.load()
@@ -70,6 +247,11 @@ def lookup(architecture: str) -> Family:
                 raise ModelError(f"entry point {entry.value!r} for {architecture!r} is not a jaxllm Family")
             return family
     raise ModelError(_unknown(architecture))
+
+
+def families() -> dict[str, Family]:
+    """All that are known, by architecture; those of installed packages are loaded. Raises `ModelError`."""
+    return {architecture: lookup(architecture) for architecture in known_architectures()}
 
 
 def known_families() -> list[str]:
@@ -90,10 +272,10 @@ def _unknown(architecture: str) -> str:
     if family in families:
         known = [name for name in known_architectures() if _split(name)[0] == family]
         return f"unknown architecture {architecture!r}: of {family} there are {', '.join(known)}"
-    # Neighbours in name only, such as Qwen3 for Qwen3Moe, are different models: a suggestion is for slips of the pen.
-    close = get_close_matches(architecture, known_architectures(), n=1, cutoff=0.96)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    # Neighbours in name only, such as Qwen3 for Qwen3Moe, are different models: they are not offered in its place.
+    nearest = get_close_matches(architecture, known_architectures(), n=3)
+    named = f"; the nearest names are {', '.join(nearest)}" if nearest else ""
     return (
-        f"unknown architecture {architecture!r}: {family} is not supported{hint or ';'} "
-        f"families that are: {', '.join(families)}"
+        f"unknown architecture {architecture!r}: {family} is not supported{named}; `jaxllm models` lists all, and "
+        f"docs/add-a-model.md says how to add one"
     )

@@ -5,17 +5,18 @@ from dataclasses import replace
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.encoder import EncoderConfig, encoder_options
-from jaxllm.models.families import bert
+from jaxllm.models.families import bert, rotary_bert
 from jaxllm.models.families.family import HeadPlan
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
-    """RoBERTa's configuration."""
+    """RoBERTa's configuration; with rotary positions, that of Jina's implementation of XLM-RoBERTa."""
+    if rotary_bert.is_rotary(file):
+        return rotary_bert.read_jina(file, architecture.replace("XLMRoberta", "JinaEmbeddingsV3"))
     padding = file.integer("pad_token_id", 1, minimum=0)
     return EncoderConfig(
         architecture=architecture,
         **encoder_options(file, positions=512, offset=padding + 1),
-        layer_norm_eps=file.number("layer_norm_eps", 1e-12),
         token_types=file.integer("type_vocab_size", 2),
     )
 
@@ -30,4 +31,5 @@ FAMILY = replace(
     prefix="roberta.",
 )
 
-CLASSIFIER = replace(FAMILY, use="classify")
+BGE_M3 = replace(FAMILY, token_head="colbert_linear.pt", lexical_head="sparse_linear.pt")
+"""XLM-RoBERTa whose tokens have vectors and weights, too: BGE-M3 (arXiv 2402.03216)."""

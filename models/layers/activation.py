@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
 
 import jax
+import jax.numpy as jnp
 
+from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError, nearest
 from jaxllm.models.layers.parameter import Merged
 
@@ -14,29 +17,62 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swish": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "gelu_fast": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
 """By the name that checkpoints use for them."""
 
 
+def find_activation(name: str) -> Callable[[jax.Array], jax.Array]:
+    """By its name. Raises `ModelError` for an unknown one."""
+    if name not in ACTIVATIONS:
+        hint = nearest(name, ACTIVATIONS)
+        raise ModelError(f"unknown activation {name!r}{hint} (known: {', '.join(ACTIVATIONS)})")
+    return ACTIVATIONS[name]
+
+
+def read_activation(file: ConfigFile, key: str, default: str) -> str:
+    """An activation's name in a configuration. Raises `ModelError` for an unknown one."""
+    name = file.text(key, default)
+    if name not in ACTIVATIONS:
+        raise file.wrong(key, f"one of {', '.join(ACTIVATIONS)}{nearest(name, ACTIVATIONS)}")
+    return name
+
+
 @dataclass(frozen=True)
 class GatedActivation:
-    """`activation(gate) * up`, of the product with both weights `parts`. Raises `ModelError` for an unknown name."""
+    """`activation(scale * gate) * up`, of the product with both weights `parts`.
+
+    Raises `ModelError` for an unknown name.
+    """
 
     activation: str
     parts: Merged
+    scale: float = 1.0
+    sparsity: float = 0.0
+    """See `MLPPlan`."""
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            hint = nearest(self.activation, ACTIVATIONS)
-            raise ModelError(f"unknown activation {self.activation!r}{hint} (known: {', '.join(ACTIVATIONS)})")
+        find_activation(self.activation)
 
     @property
     def is_silu(self) -> bool:
         """Whether it is silu of the first half of each row, times the second."""
-        return ACTIVATIONS[self.activation] is jax.nn.silu and self.parts.blocks == 1
+        is_plain = self.scale == 1.0 and not self.sparsity
+        return ACTIVATIONS[self.activation] is jax.nn.silu and self.parts.blocks == 1 and is_plain
 
     def __call__(self, gate_up: jax.Array) -> jax.Array:
         """Map [T, 2 I] to [T, I]."""
         gate, up = self.parts.split(gate_up)
-        return ACTIVATIONS[self.activation](gate) * up
+        if self.sparsity:
+            gate = _without_low(gate, self.sparsity)
+        return ACTIVATIONS[self.activation](gate if self.scale == 1.0 else gate * self.scale) * up
+
+
+def _without_low(gate: jax.Array, sparsity: float) -> jax.Array:
+    """What gates [T, I] have above the number that so large a share of a normal distribution is below, or 0."""
+    wide = gate.astype(jnp.float32)
+    bound = wide.mean(axis=-1, keepdims=True) + wide.std(axis=-1, keepdims=True) * NormalDist().inv_cdf(sparsity)
+    return jax.nn.relu(wide - bound).astype(gate.dtype)

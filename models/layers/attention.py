@@ -10,25 +10,37 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxllm.models.attention_plan import AttentionPlan, QueryScale
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.kv_shape import CacheLayout, OwnPages
+from jaxllm.models.layers.alibi import alibi_slopes
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.norm import RMSNorm
-from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged
-from jaxllm.models.layers.rope import Rotation, rotate
+from jaxllm.models.layers.norm import AnyNorm, NoNorm, make_norm
+from jaxllm.models.layers.parameter import Rows, merged, parameter
+from jaxllm.models.layers.rope import Rotation, pair_order, rotate
+from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import model_parallel, partition, split_kv_heads
+from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, find, paged_attention
+from jaxllm.pallas_kernels.recurrence.rows import StateRows
+from jaxllm.pallas_kernels.segment_attention.api import segment_attention
+from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
 class Context(NamedTuple):
     """What a layer is told beside its input."""
 
-    rotation: Rotation
+    rotation: Rotation | None
+    """That of its own rotary embedding; None where it has none."""
     ragged: RaggedBatch
     layer: int | jax.Array
     """Which layer of the cache it reads and writes."""
-    window: int | jax.Array | None
-    """See `AttentionOptions`."""
+    states: StateRows | None = None
+    """Where the states of the rows lie, for layers that keep some; None where nothing outlives the step."""
+    token_input: jax.Array | None = None
+    """[T, size], what the layer has of each token beside its input, see `TokenInputPlan`."""
+    shared: SharedBlocks | None = None
+    """What layers have in common, in models where they do."""
 
     @property
     def num_tokens(self) -> jax.Array:
@@ -37,34 +49,51 @@ class Context(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Projections, optional norms on query and key heads, rotary embedding, paged attention."""
+    """Projections, optional norms on query and key heads, rotary embedding, paged attention; see `AttentionPlan`."""
 
-    def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
-        self.head_size, self.implementation, self.mesh = config.head_size, options.attention, options.mesh
-        self.one_layer_cache, self.checks = options.one_layer_cache, options.attention_checks
+    def __init__(self, config: ModelConfig, plan: AttentionPlan, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
+        size, given = config.head_size_of(plan), config.kv_heads_of(plan)
+        self.plan, self.head_size, self.mesh = plan, size, options.mesh
+        self.implementation, self.checks = options.attention, options.attention_checks
+        self.one_layer_cache = options.one_layer_cache and not config.shares_keys
         devices = model_parallel(options.mesh)
-        kv_heads = split_kv_heads(config, devices)
-        queries, keys = config.num_heads * config.head_size, kv_heads * config.head_size
-        repeated = Rows(group=config.head_size, times=kv_heads // config.num_kv_heads)
+        self.kv_heads = kv_heads = split_kv_heads(given, devices)
+        layout = CacheLayout.of(config, options, dtype.name)
+        self.pages = OwnPages.of(config, plan, layout)
+        queries, keys = config.num_heads * size, kv_heads * size
+        repeated = Rows(group=size, times=kv_heads // given)
+        order = pair_order(plan.rope, size)
         linear = partial(Linear, dtype=dtype, options=options)
 
-        parts = {"query": (queries, AS_THEY_ARE), "key": (keys, repeated), "value": (keys, repeated)}
-        self.parts = merged(devices, parts)
-        project = partial(linear, bias=config.qkv_bias, axes=("heads", "hidden"), rows=self.parts)
-        self.query_key_value = project(config.hidden_size, self.parts.size)
-        self.output = linear(queries, config.hidden_size, bias=config.output_bias, axes=("hidden", "heads"))
-        self.query_norm = self._norm(config, options, dtype) if config.qk_norm else None
-        self.key_norm = self._norm(config, options, dtype) if config.qk_norm else None
+        query_rows, key_rows = Rows(group=size, order=order), replace(repeated, order=order)
+        parts = {"query": (queries, query_rows)}
+        if plan.source is None:
+            parts["key"] = (keys, key_rows)
+            if not plan.values_are_keys:
+                parts["value"] = (keys, repeated)
+        assert order is None or not plan.values_are_keys, "values would be in the order of pairs"
+        self.parts = merged(devices, parts | ({"gate": (queries, Rows())} if plan.output_gate else {}))
+        project = partial(linear, bias=plan.qkv_bias, axes=("heads", "hidden"), rows=self.parts)
+        self.query_key_value = project(plan.input_size or config.hidden_size, self.parts.size)
+        self.output = linear(queries, config.hidden_size, bias=plan.output_bias, axes=("hidden", "heads"))
+        norm = partial(_head_norm, plan, size, options=options, dtype=dtype)
+        self.query_norm = norm(config.num_heads, query_rows, name="query_norm")
+        self.key_norm = norm(kv_heads, key_rows, name="key_norm") if plan.source is None else NoNorm()
+        value_norm = plan.value_norm if plan.source is None else None
+        self.value_norm = make_norm(value_norm, size, dtype=dtype, options=options)
+        heads = sharding(options.mesh, "heads")
+        self.sinks = parameter((config.num_heads,), dtype, heads) if plan.sinks else None
+        has_scales = options.kv_cache is not None and options.kv_cache.scales == "checkpoint"
+        self.kv_scales = parameter((2,), jnp.dtype("float32"), sharding(options.mesh)) if has_scales else None
+        self.num_heads = config.num_heads
         # Some backends take what the product makes, and rotate it on the way.
-        takes_merged = find(options.attention).takes_merged(config.head_size, dtype.name)
-        self.is_merged = takes_merged and not config.qk_norm and options.mesh is None
+        self.scale_bytes = layout.scale_bytes(size)
+        stored = layout.dtype if self.scale_bytes == 0 else dtype.name
+        takes_merged = stored == dtype.name and find(options.attention).takes_merged(size, dtype.name)
+        self.is_merged = takes_merged and options.mesh is None and _is_plain(plan)
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1
-
-    @staticmethod
-    def _norm(config: ModelConfig, options: ForwardOptions, dtype: jnp.dtype) -> RMSNorm:
-        return RMSNorm(config.head_size, config.rms_norm_eps, dtype=dtype, options=options)
 
     def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, D]; returns the cache (see `cache_shape`) with the new tokens, too."""
@@ -73,34 +102,127 @@ class Attention(nnx.Module):
 
     def attend(self, projected: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
-        rotation, ragged, layer, window = context
-        layer = jnp.asarray(0 if self.one_layer_cache else layer, jnp.int32)
-        options = AttentionOptions(self.head_size**-0.5, window, checks=self.checks)
+        layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
+        options = self._options()
         merged = find(self.implementation).merged if self.is_merged else None
         if merged is not None:
-            return merged(projected, rotation, kv_cache, layer, ragged, options)
-        tokens = len(projected)
-        query, key, value = (part.reshape(tokens, -1, self.head_size) for part in self.parts.split(projected))
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        query, key = rotate(query, rotation), rotate(key, rotation)
+            assert context.rotation is not None
+            out, own = merged(
+                projected, context.rotation, self.pages.of_layer(kv_cache), layer, context.ragged, options
+            )
+            return out, own.reshape(kv_cache.shape)
+        parts = self.parts.split(projected)
+        query, key, value = self._heads(parts, context)
+        if self.plan.is_causal:
+            out, kv_cache = self._paged(query, key, value, kv_cache, layer, context.ragged, options=options)
+        else:
+            out = self._of_whole_texts(query, key, value, context.ragged)
+        out = out.reshape(len(projected), -1)
+        return out * jax.nn.sigmoid(parts[-1]) if self.plan.output_gate else out, kv_cache
+
+    def _heads(self, parts: tuple[jax.Array, ...], context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries [T, N, H], keys and values [T, K, H], as attention takes them, from what products give.
+
+        Those of a layer that reads the keys and values of another one are zeros, which go nowhere.
+        """
+        plan = self.plan
+        if plan.clip is not None:
+            parts = tuple(jnp.clip(part, -plan.clip, plan.clip) for part in parts)
+        query = self._turned(parts[0], self.query_norm, context.rotation)
+        if plan.source is not None:
+            key = value = jnp.zeros((len(query), self.kv_heads, self.head_size), query.dtype)
+        else:
+            key = self._turned(parts[1], self.key_norm, context.rotation)
+            own = parts[1 if plan.values_are_keys else 2]
+            value = self.value_norm(own.reshape(len(own), -1, self.head_size))
+        if plan.query_scale is not None:
+            growth = query_growth(plan.query_scale, context.ragged.positions)
+            query = (query * growth[:, None, None]).astype(query.dtype)
         if self.rotates_before:
             query, key = lax.optimization_barrier(query), lax.optimization_barrier(key)
-        out, kv_cache = self._paged(query, key, value, kv_cache, layer, ragged, options=options)
-        return out.reshape(tokens, -1), kv_cache
+        return query, key, value
+
+    def _turned(self, part: jax.Array, norm: AnyNorm, rotation: Rotation | None) -> jax.Array:
+        """Query or key heads [T, heads, H], normalised and rotated, from what a product gives."""
+        plan = self.plan
+        if plan.norm_over == "all":
+            part = norm(part)
+        heads = part.reshape(len(part), -1, self.head_size)
+        if plan.norm_over != "all" and not plan.norm_is_last:
+            heads = norm(heads)
+        if rotation is not None:
+            heads = rotate(heads, rotation)
+        return norm(heads) if plan.norm_over != "all" and plan.norm_is_last else heads
+
+    def _of_whole_texts(self, query: jax.Array, key: jax.Array, value: jax.Array, ragged: RaggedBatch) -> jax.Array:
+        """Attention [T, N, H] within the texts of a step, each of which is there from its first token to its last."""
+        segments = Segments(ragged.query_start, ragged.token_rows, ragged.num_tokens, ragged.num_requests)
+        group = query.shape[1] // key.shape[1]
+        key, value = jnp.repeat(key, group, axis=1), jnp.repeat(value, group, axis=1)
+        scale = self.head_size**-0.5 if self.plan.scale is None else self.plan.scale
+        return segment_attention(query, key, value, segments, scale=scale, window=self.plan.window or None)
+
+    def _options(self) -> AttentionOptions:
+        plan = self.plan
+        slopes = (
+            None if plan.alibi is None else jnp.asarray(alibi_slopes(self.num_heads, plan.alibi) * plan.alibi_scale)
+        )
+        return AttentionOptions(
+            self.head_size**-0.5 if plan.scale is None else plan.scale,
+            (not plan.is_chunked and plan.window) or None,
+            soft_cap=plan.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...].astype(jnp.float32),
+            alibi_slopes=slopes,
+            k_scale=None if self.kv_scales is None else self.kv_scales[...][0],
+            v_scale=None if self.kv_scales is None else self.kv_scales[...][1],
+            scale_bytes=self.scale_bytes,
+            writes=plan.source is None,
+            checks=self.checks,
+        )
 
     def _paged(self, *arrays: Any, options: AttentionOptions) -> tuple[jax.Array, jax.Array]:
         """`paged_attention`, by each device for its own heads; `arrays` are its arguments."""
-        traced = (options.window,) if isinstance(options.window, jax.Array) else ()
+        by_head = {"sinks": options.sinks, "alibi_slopes": options.alibi_slopes}
+        by_layer = {"k_scale": options.k_scale, "v_scale": options.v_scale}
 
-        def attend(*arrays: Any) -> tuple[jax.Array, jax.Array]:
-            query, key, value, kv_cache, layer, ragged, *window = arrays
-            own = replace(options, window=window[0]) if window else options
-            return paged_attention(query, key, value, kv_cache, layer, ragged, own, implementation=self.implementation)
+        def attend(by_head: dict[str, Any], by_layer: dict[str, Any], *arrays: Any) -> tuple[jax.Array, jax.Array]:
+            query, key, value, kv_cache, layer, ragged = arrays
+            own = replace(options, **by_head, **by_layer)
+            pages = self.pages.of_layer(kv_cache)
+            out, pages = paged_attention(
+                query, key, value, pages, layer, ragged, own, implementation=self.implementation
+            )
+            return out, pages.reshape(kv_cache.shape)
 
         if self.mesh is None:
-            return attend(*arrays, *traced)
+            return attend(by_head, by_layer, *arrays)
         heads, cache, whole = partition(None, "heads"), partition(None, None, None, "kv_heads"), PartitionSpec()
-        in_specs = (heads, *(partition(None, "kv_heads"),) * 2, cache, *(whole,) * (2 + len(traced)))
-        sharded = jax.shard_map(attend, mesh=self.mesh, in_specs=in_specs, out_specs=(heads, cache), check_vma=False)
-        return sharded(*arrays, *traced)
+        in_specs = (partition("heads"), whole, heads, *(partition(None, "kv_heads"),) * 2, cache, whole, whole)
+        sharded = over_model(attend, self.mesh, in_specs, (heads, cache))
+        return sharded(by_head, by_layer, *arrays)
+
+
+def query_growth(scale: QueryScale, positions: jax.Array) -> jax.Array:
+    """Factor on each query, float32 [T], at `positions` int32 [T]."""
+    return 1.0 + scale.beta * jnp.log1p(((positions + scale.offset) // scale.length).astype(jnp.float32))
+
+
+def _is_plain(plan: AttentionPlan) -> bool:
+    """Whether nothing but a rotation happens between projections and attention, which is over pages."""
+    changed = plan.norm is not None or plan.clip is not None or plan.query_scale is not None or plan.output_gate
+    of_others = plan.source is not None or plan.values_are_keys or plan.value_norm is not None
+    return plan.rope is not None and plan.is_causal and not changed and not of_others
+
+
+def _head_norm(
+    plan: AttentionPlan, head_size: int, heads: int, rows: Rows, *, name: str, options: ForwardOptions, dtype: jnp.dtype
+) -> AnyNorm:
+    """The norm called `name` of `heads` query or key heads, whose parameters lie as `rows` says."""
+    make = partial(make_norm, plan.norm, dtype=dtype, options=options)
+    if plan.norm_over == "head":
+        return make(head_size, rows=replace(rows, times=1))
+    if plan.norm_over == "all":
+        return make(heads * head_size, axes=("heads",), rows=rows)
+    each = replace(rows, group=1, order=None, columns=rows.order)
+    whole = merged(1, {name: (rows.times, each)}, heads // rows.times) if plan.norm_is_split else each
+    return make(heads, head_size, axes=("heads", None), rows=whole)

@@ -1,48 +1,197 @@
-"""One pre-norm decoder layer, as Llama, Mistral and Qwen have it."""
+"""A decoder layer, as its plan says."""
+
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers.attention import Attention, Context
-from jaxllm.models.layers.mlp import GatedMLP
-from jaxllm.models.layers.norm import RMSNorm
+from jaxllm.models.layers.mlp import MLP, GatedMLP, make_mlp
+from jaxllm.models.layers.norm import AnyNorm, RMSNorm, make_norm
+from jaxllm.models.layers.parameter import parameter
+from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.plan import LayerPlan, RecurrentPlan, TokenInputPlan
+from jaxllm.models.sharding import sharding
 from jaxllm.pallas_kernels.linear import Fused
+
+if TYPE_CHECKING:
+    from jaxllm.models.layers.experts import MixtureOfExperts
+    from jaxllm.models.layers.latent_attention import LatentAttention
+    from jaxllm.models.layers.recurrent import RecurrentBlock
+    from jaxllm.models.layers.token_input import TokenInput
+
+LayerCache = jax.Array | States
+"""A layer's part of the cache: pages (see `cache_shape`), or states."""
 
 
 class DecoderLayer(nnx.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; see `LayerPlan` for what else there may be."""
 
-    def __init__(self, config: ModelConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> None:
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
-        self.attention = Attention(config, options, dtype=dtype)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
-        self.mlp = GatedMLP(config, dtype=dtype, options=options)
+    def __init__(self, config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        def norm(of: str) -> nnx.Module:
+            return make_norm(getattr(plan, of), config.hidden_size, dtype=dtype, options=options)
 
-    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
-        """Map `x` [T, D] to [T, D] and update the cache (see `cache_shape`) at the context's layer."""
-        attended, kv_cache = self.attention(self.input_norm(x), kv_cache, context)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x), context.num_tokens), kv_cache
+        self.attention_norm, self.attention_output_norm = norm("attention_norm"), norm("attention_output_norm")
+        recurrence = plan.recurrence
+        self.attention = None if recurrence else _make_attention(config, plan.attention, options, dtype)
+        self.recurrence = _make_recurrence(config, recurrence, options, dtype) if recurrence else None
+        self.mlp_norm, self.mlp_output_norm = norm("mlp_norm"), norm("mlp_output_norm")
+        self.mlp = _feed_forward(config, plan, options, dtype)
+        self.residual_norm = norm("residual_norm")
+        own = plan.residual_mlp
+        self.residual_mlp = None if own is None else make_mlp(config, own, dtype=dtype, options=options)
+        token_input = plan.token_input
+        self.token_input = None if token_input is None else _make_token_input(config, token_input, options, dtype)
+        self.output_scale = Scale(options, dtype=dtype) if plan.output_scale else None
+        self.plan = plan
+
+    def __call__(self, x: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+        """Map `x` [T, D] to [T, D] and update its part of the cache at the context's layer."""
+        x, cache = self._blocks(x, cache, context)
+        if self.token_input is not None:
+            assert context.token_input is not None
+            x = x + self.token_input(x, context.token_input, context.num_tokens)
+        return x if self.output_scale is None else self.output_scale(x), cache
+
+    def _blocks(self, x: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+        """Attention, or what is in its place, and the MLP."""
+        normed = self.attention_norm(x)
+        mixed, cache = self._mix(normed, cache, context)
+        after = self._add(x, mixed, self.attention_output_norm)
+        if self.mlp is None:
+            return after, cache
+        if not self.plan.is_parallel:
+            normed = self.mlp_norm(after)
+        elif self.plan.mlp_norm is not None:
+            normed = self.mlp_norm(x)
+        if self.residual_mlp is not None:
+            after = after + self.residual_mlp(self.residual_norm(after), context.num_tokens)
+        return self._add(after, self.mlp(normed, context.num_tokens), self.mlp_output_norm), cache
+
+    def _mix(self, normed: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+        """What attention gives, or what is in its place."""
+        if self.recurrence is not None:
+            assert isinstance(cache, tuple)
+            return self.recurrence(normed, cache, context)
+        assert self.attention is not None
+        assert not isinstance(cache, tuple)
+        return self.attention(normed, cache, context)
+
+    def _add(self, residual: jax.Array, x: jax.Array, norm: nnx.Module) -> jax.Array:
+        """The residual and what a block gives, which has a norm behind it."""
+        assert isinstance(norm, AnyNorm)
+        scale = self.plan.residual_scale
+        if self.plan.normalises_sum:
+            return norm(residual + (x if scale == 1.0 else x * scale))
+        x = norm(x)
+        return residual + (x if scale == 1.0 else x * scale)
+
+
+class Scale(nnx.Module):
+    """`x` times a number."""
+
+    def __init__(self, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
+        self.weight = parameter((1,), dtype, sharding(options.mesh, None))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [T, D]."""
+        return x * self.weight[...]
+
+
+# Kinds of layers that most models do not have are imported when one has them: starts are faster without.
+
+
+def _make_attention(
+    config: ModelConfig, plan: AttentionPlan | LatentAttentionPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "Attention | LatentAttention":
+    if isinstance(plan, LatentAttentionPlan):
+        from jaxllm.models.layers.latent_attention import LatentAttention
+
+        return LatentAttention(config, plan, options, dtype=dtype)
+    return Attention(config, plan, options, dtype=dtype)
+
+
+def _make_recurrence(
+    config: ModelConfig, plan: RecurrentPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "RecurrentBlock":
+    from jaxllm.models.layers.recurrent import make_recurrent
+
+    return make_recurrent(config, plan, options, dtype=dtype)
+
+
+def _make_token_input(
+    config: ModelConfig, plan: TokenInputPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "TokenInput":
+    from jaxllm.models.layers.token_input import TokenInput
+
+    return TokenInput(config, plan, options, dtype=dtype)
+
+
+def _feed_forward(
+    config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype
+) -> "MixtureOfExperts | GatedMLP | MLP | None":
+    """The block of a plan, if there is one."""
+    if not plan.has_mlp:
+        return None
+    if isinstance(plan.mlp, ExpertsPlan):
+        from jaxllm.models.layers.experts import MixtureOfExperts
+
+        return MixtureOfExperts(config, plan.mlp, dtype=dtype, options=options)
+    return make_mlp(config, plan.mlp, dtype=dtype, options=options)
 
 
 class FusedDecoderLayer(DecoderLayer):
-    """The same where products take over what is around them: norms, gates, residuals."""
+    """The same where products take over what is around them: norms, gates, residuals. For layers that `can_fuse`."""
 
-    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
         """See `DecoderLayer`."""
         attention, mlp, rows = self.attention, self.mlp, context.num_tokens
-        projected = attention.query_key_value(x, rows, Fused(self.input_norm.norm))
-        attended, kv_cache = attention.attend(projected, kv_cache, context)
-        x = attention.output(attended, rows, Fused(residual=x))
+        assert isinstance(self.attention_norm, RMSNorm)
+        assert isinstance(self.mlp_norm, RMSNorm)
+        assert isinstance(mlp, GatedMLP)
+        if not isinstance(attention, Attention):
+            mixed, cache = self._mix(self.attention_norm(x), cache, context)
+            x = x + mixed
+        else:
+            projected = attention.query_key_value(x, rows, Fused(self.attention_norm.norm))
+            assert not isinstance(cache, tuple)
+            attended, cache = attention.attend(projected, cache, context)
+            x = attention.output(attended, rows, Fused(residual=x))
         wide = mlp.gate_up(x, rows, Fused(self.mlp_norm.norm))
         is_silu = mlp.activation.is_silu
-        return mlp.down(wide if is_silu else mlp.activation(wide), rows, Fused(is_gated=is_silu, residual=x)), kv_cache
+        return mlp.down(wide if is_silu else mlp.activation(wide), rows, Fused(is_gated=is_silu, residual=x)), cache
 
 
-def make_decoder_layer(config: ModelConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> DecoderLayer:
-    """Layer number `layer`, fused where native kernels multiply."""
-    kind = FusedDecoderLayer if options.native_matmul else DecoderLayer
-    return kind(config, options, layer, dtype)
+def can_fuse(plan: LayerPlan) -> bool:
+    """Whether a layer is one block after the other, each with an RMS norm before it and nothing behind it."""
+    norms = plan.attention_norm, plan.mlp_norm
+    return (
+        all(norm is not None and norm.kind == "rms" and norm.weight for norm in norms)
+        and plan.attention_output_norm is None
+        and plan.mlp_output_norm is None
+        and plan.has_mlp
+        and plan.residual_mlp is None
+        and isinstance(plan.mlp, MLPPlan)
+        and plan.mlp.is_gated
+        and not plan.is_parallel
+        and not plan.normalises_sum
+        and plan.residual_scale == 1.0
+        and plan.token_input is None
+        and not plan.output_scale
+        and plan.altup is None
+    )
+
+
+def make_decoder_layer(config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> DecoderLayer:
+    """The layer of a plan, fused where native kernels multiply."""
+    if plan.altup is not None:
+        from jaxllm.models.layers.altup import AltUpLayer
+
+        return AltUpLayer(config, plan, options, dtype)
+    kind = FusedDecoderLayer if options.native_matmul and can_fuse(plan) else DecoderLayer
+    return kind(config, plan, options, dtype)

@@ -1,5 +1,8 @@
 """Token embedding, which may also serve as the output layer."""
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -7,11 +10,17 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.linear import weight_of
+from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.matrix import Matrix
+from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import Rows, parameter
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import MODEL, model_parallel, padded_vocab, partition, sharding
+from jaxllm.models.sharding import MODEL, model_parallel, over_model, padded_vocab, partition, sharding, token_axis
 from jaxllm.pallas_kernels.linear import Weight, choose_layout
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
 def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
@@ -19,41 +28,84 @@ def vocab_rows(config: ModelConfig, options: ForwardOptions) -> Rows:
     return Rows(padding=padded_vocab(config, model_parallel(options.mesh)) - config.vocab_size)
 
 
-class Embedding(nnx.Module):
+class Embedding(Matrix):
     """`weight` [V, D], one row per token. With `is_output` the output layer uses it too."""
 
     def __init__(
         self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype, is_output: bool = False
     ) -> None:
         rows = vocab_rows(config, options)
-        shape = (config.vocab_size + rows.padding, config.hidden_size)
-        self.layout = choose_layout(shape, dtype, native=is_output and options.native_matmul)
-        self.weight = parameter(shape, dtype, sharding(options.mesh, "vocab", "hidden"), rows, self.layout)
-        self.mesh = options.mesh
+        shape = (config.vocab_size + rows.padding, config.embedding_size)
+        self.is_native = is_output and options.native_matmul
+        layout = choose_layout(shape, dtype, native=self.is_native)
+        super().__init__(layout, dtype, ("vocab", "hidden"), rows, options)
+        self.dtype = dtype
 
-    @property
-    def matrix(self) -> Weight:
-        """The weight as an operand."""
-        return weight_of(self.weight, self.layout)
+    def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
+        """See `Matrix`."""
+        from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
+
+        rows, size = self.layout.shape
+        return choose_quantized_layout((rows, size), kind, native=self.is_native)
 
     def __call__(self, token_ids: jax.Array) -> jax.Array:
         """Rows [T, D] of `token_ids` int32 [T]."""
         if model_parallel(self.mesh) == 1:
-            return self.layout.rows(self.weight[...], token_ids)
+            return self.layout.rows(self.matrix, token_ids).astype(self.dtype)
         assert self.mesh is not None
-        look_up = jax.shard_map(
-            _look_up_shard,
-            mesh=self.mesh,
-            in_specs=(partition("vocab", "hidden"), PartitionSpec()),
-            out_specs=PartitionSpec(),
-            check_vma=False,
+        axis = token_axis(self.mesh, len(token_ids))
+        look_up = over_model(
+            partial(_look_up_shard, splits=axis is not None),
+            self.mesh,
+            (self.partitions(), PartitionSpec()),
+            partition(axis, "hidden"),
         )
-        return look_up(self.weight[...], token_ids)
+        rows: jax.Array = look_up(self.matrix, token_ids).astype(self.dtype)
+        return rows
 
 
-def _look_up_shard(weight: jax.Array, token_ids: jax.Array) -> jax.Array:
-    """Each device gives the rows it has; the others' are zero, and the sum is the whole."""
-    place = token_ids - lax.axis_index(MODEL) * weight.shape[0]
-    is_here = (place >= 0) & (place < weight.shape[0])
-    rows = jnp.take(weight, place, axis=0, mode="clip")
-    return lax.psum(jnp.where(is_here[:, None], rows, 0), MODEL)
+class TokenEmbedding(Embedding):
+    """What a decoder's first layer gets: rows of tokens, scaled, with learned positions and a norm if it has them."""
+
+    def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
+        super().__init__(config, options, dtype=dtype, is_output=config.tie_word_embeddings)
+        plan = config.embedding
+        self.scale, self.offset = plan.scale, plan.position_offset
+        rows = plan.positions + plan.position_offset
+        self.positions = Table(rows, config.hidden_size, dtype, options) if plan.positions else None
+        self.norm = make_norm(plan.norm, config.hidden_size, dtype=dtype, options=options)
+        project = partial(Linear, config.embedding_size, config.hidden_size, bias=False, axes=(None, None))
+        self.projection = project(dtype=dtype, options=options) if plan.size else None
+
+    def __call__(self, token_ids: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+        """Hidden states [T, D] of `token_ids` int32 [T] at `positions` int32 [T]."""
+        x = super().__call__(token_ids)
+        if self.projection is not None:
+            x = self.projection(x)
+        if self.scale != 1.0:
+            x = x * jnp.asarray(self.scale, x.dtype)
+        if self.positions is not None:
+            assert positions is not None
+            x = x + self.positions(positions + self.offset)
+        return self.norm(x)
+
+
+class Table(nnx.Module):
+    """`weight` [rows, D], of which rows are looked up; an index beyond the last one takes that."""
+
+    def __init__(self, rows: int, size: int, dtype: jnp.dtype, options: ForwardOptions) -> None:
+        self.weight = parameter((rows, size), dtype, sharding(options.mesh, None, None))
+
+    def __call__(self, index: jax.Array) -> jax.Array:
+        """Rows [T, D] of `index` int32 [T]."""
+        return jnp.take(self.weight[...], index, axis=0, mode="clip")
+
+
+def _look_up_shard(weight: Weight, token_ids: jax.Array, *, splits: bool) -> jax.Array:
+    """Each device gives the rows it has; the others' are zero. The sum is the whole, or each device's part of it."""
+    count = weight.array.shape[0]
+    place = token_ids - lax.axis_index(MODEL) * count
+    is_here = (place >= 0) & (place < count)
+    rows = weight.layout.rows(weight, place)
+    known = jnp.where(is_here[:, None], rows, 0)
+    return lax.psum_scatter(known, MODEL, tiled=True) if splits else lax.psum(known, MODEL)

@@ -1,29 +1,28 @@
 """Linear layers."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jaxllm.models.layers.parameter import AS_THEY_ARE, LayerOf, Merged, Rows, parameter
+from jaxllm.models.layers.matrix import Matrix
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, parameter
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import constrain, model_parallel, sharding
-from jaxllm.pallas_kernels.linear import NOTHING, Fused, Weight, WeightLayout, choose_layout, linear
+from jaxllm.models.sharding import constrain, devices_along, model_parallel, sharding, token_axis
+from jaxllm.pallas_kernels.linear import NOTHING, Fused, choose_layout
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 
-def weight_of(variable: Any, layout: WeightLayout) -> Weight:
-    """The value of a matrix's variable as an operand."""
-    value = variable.get_raw_value()
-    return Weight(layout, value.stack, value.layer) if isinstance(value, LayerOf) else Weight(layout, value)
-
-
-class Linear(nnx.Module):
+class Linear(Matrix):
     """`weight` [out, in] and, if asked for, `bias` [out]. Accumulates in float32, returns the type of its input.
 
     `axes` are the logical names of (out, in), see `jaxllm.models.sharding`. Where `in` is split over devices their
-    partial sums are added up in the type of the input, half the traffic of float32 for bfloat16.
+    partial sums are added up in the type of the input, half the traffic of float32 for bfloat16, and the result may be
+    split by tokens, see `token_axis`.
     """
 
     def __init__(
@@ -38,15 +37,20 @@ class Linear(nnx.Module):
         rows: Rows | Merged = AS_THEY_ARE,
     ) -> None:
         out_axis, _ = axes
-        self.layout = choose_layout((out_size, in_size), dtype, native=options.native_matmul)
-        self.weight = parameter(self.layout.shape, dtype, sharding(options.mesh, *axes), rows, self.layout)
+        layout = choose_layout((out_size, in_size), dtype, native=options.native_matmul)
+        super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
-        self.axes, self.platform, self.mesh = axes, options.platform, options.mesh
+        self.is_native = options.native_matmul
 
-    @property
-    def matrix(self) -> Weight:
-        """The weight as an operand."""
-        return weight_of(self.weight, self.layout)
+    def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
+        """See `Matrix`."""
+        from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
+
+        out_size, in_size = self.layout.shape
+        out_axis, in_axis = self.axes
+        parts = devices_along(self.mesh, out_axis), devices_along(self.mesh, in_axis)
+        backend = "tpu" if self.platform == "tpu" else "xla"
+        return choose_quantized_layout((out_size, in_size), kind, native=self.is_native, backend=backend, parts=parts)
 
     def __call__(self, x: jax.Array, num_rows: jax.Array | None = None, fused: Fused = NOTHING) -> jax.Array:
         """Map [T, in], of which the first `num_rows` (int32 []) count, to [T, out]."""
@@ -59,8 +63,13 @@ class Linear(nnx.Module):
         # Where XLA calls a library for the product, a float32 result is written, and read again to be rounded.
         rounds = partial or (self.platform == "gpu" and self.bias is None)
         kind = x.dtype if rounds else jnp.float32
-        out = linear(x, self.matrix, num_rows, fused, out_dtype=kind, platform=self.platform)
+        if not partial:
+            # Tokens that are split are gathered first: left to itself, XLA makes a loop of a product of small parts.
+            x = constrain(x, self.mesh, None, in_axis)
+        out = self.product(x, num_rows, fused, out_dtype=kind)
         out = constrain(out, self.mesh, None, out_axis)
+        if partial:
+            out = constrain(out, self.mesh, token_axis(self.mesh, len(out)), out_axis)
         if self.bias is not None:
             out = out + self.bias[...].astype(out.dtype)
         out = out.astype(x.dtype)

@@ -1,5 +1,6 @@
-"""The gated feed-forward block (arXiv 2002.05202)."""
+"""Feed-forward blocks: gated ones (arXiv 2002.05202), and those of two products."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -7,25 +8,72 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.activation import GatedActivation
+from jaxllm.models.layers.activation import GatedActivation, find_activation
 from jaxllm.models.layers.linear import Linear
-from jaxllm.models.layers.parameter import AS_THEY_ARE, merged
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, merged
+from jaxllm.models.layers.ring_mlp import around_ring, fits_ring
+from jaxllm.models.mlp_plan import MLPPlan
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.sharding import model_parallel
+from jaxllm.models.sharding import model_parallel, token_axis
+from jaxllm.pallas_kernels.linear import RowMajor, Weight
+from jaxllm.pallas_kernels.linear import linear as matmul
 
 
 class GatedMLP(nnx.Module):
     """`down(activation(gate(x)) * up(x))`. Gate and up are one product, which compiles in less time than two."""
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
-        wide, narrow = config.intermediate_size, config.hidden_size
-        linear = partial(Linear, bias=config.mlp_bias, dtype=dtype, options=options)
+    def __init__(self, config: ModelConfig, plan: MLPPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
+        wide, narrow = plan.size or config.intermediate_size, config.hidden_size
+        linear = partial(Linear, dtype=dtype, options=options)
         whole = (wide, AS_THEY_ARE)
         parts = merged(model_parallel(options.mesh), {"gate": whole, "up": whole})
-        self.activation = GatedActivation(config.activation, parts)
-        self.gate_up = linear(narrow, parts.size, axes=("mlp", "hidden"), rows=parts)
-        self.down = linear(wide, narrow, axes=("hidden", "mlp"))
+        self.activation = GatedActivation(plan.activation, parts, plan.gate_scale, plan.sparsity)
+        self.gate_up = linear(narrow, parts.size, bias=plan.bias, axes=("mlp", "hidden"), rows=parts)
+        self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))
+        self.mesh, self.platform = options.mesh, options.platform
 
     def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
         """Map [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
+        if self.mesh is not None and self._travels(len(x)):
+            return around_ring(self._of_parts, x, self.gate_up.weight[...], self.down.weight[...], self.mesh)
         return self.down(self.activation(self.gate_up(x, num_rows)), num_rows)
+
+    def _travels(self, tokens: int) -> bool:
+        """Whether tokens go around the ring of devices, see `ring_mlp`."""
+        is_split = token_axis(self.mesh, tokens) is not None and fits_ring(tokens, model_parallel(self.mesh))
+        # Which gates are low depends on all of them.
+        is_separate = self.gate_up.bias is None and self.down.bias is None and not self.activation.sparsity
+        is_ordinary = self.gate_up.weight_type is None and self.down.weight_type is None
+        return is_split and is_separate and is_ordinary
+
+    def _of_parts(self, x: jax.Array, wide: jax.Array, narrow: jax.Array) -> jax.Array:
+        """What one device, with its parts of the matrices, adds to the result [T, D]."""
+
+        def product(x: jax.Array, part: jax.Array) -> jax.Array:
+            weight = Weight(RowMajor((part.shape[0], part.shape[1])), part)
+            return matmul(x, weight, out_dtype=x.dtype, platform=self.platform)
+
+        activation = replace(self.activation, parts=Merged(1, self.activation.parts.parts))
+        return product(activation(product(x, wide)), narrow)
+
+
+class MLP(nnx.Module):
+    """`down(activation(up(x)))`. Raises `ModelError` for an unknown activation."""
+
+    def __init__(self, config: ModelConfig, plan: MLPPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
+        wide, narrow = plan.size or config.intermediate_size, config.hidden_size
+        linear = partial(Linear, dtype=dtype, options=options)
+        find_activation(plan.activation)
+        self.activation = plan.activation
+        self.up = linear(narrow, wide, bias=plan.bias, axes=("mlp", "hidden"))
+        self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))
+
+    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """Map [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
+        return self.down(find_activation(self.activation)(self.up(x, num_rows)), num_rows)
+
+
+def make_mlp(config: ModelConfig, plan: MLPPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> GatedMLP | MLP:
+    """The block of a plan."""
+    kind = GatedMLP if plan.is_gated else MLP
+    return kind(config, plan, dtype=dtype, options=options)

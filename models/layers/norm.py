@@ -5,18 +5,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxllm.models.layers.parameter import parameter
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, parameter
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import sharding
 from jaxllm.pallas_kernels.linear import Norm
 
 
 class RMSNorm(nnx.Module):
-    """Scale the last axis to unit mean square, then by `weight` [size]. Computes in float32."""
+    """Scale the last axis to unit mean square, then by `weight` + `offset`. Computes in float32."""
 
-    def __init__(self, size: int, eps: float, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
-        self.weight = parameter((size,), dtype, sharding(options.mesh, None))
-        self.eps = eps
+    def __init__(self, weight: nnx.Param[jax.Array] | None, plan: NormPlan) -> None:
+        self.weight, self.eps, self.offset = weight, plan.eps, plan.offset
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise `x` [..., size]; the type stays."""
@@ -25,25 +25,61 @@ class RMSNorm(nnx.Module):
     @property
     def norm(self) -> Norm:
         """The same as an operand of a product that takes it over."""
-        return Norm(self.weight[...], self.eps)
+        if self.weight is None:
+            return Norm(jnp.float32(1.0), self.eps)
+        weight = self.weight[...]
+        # In float32: 1 + w in bfloat16 would lose most of w.
+        return Norm(weight.astype(jnp.float32) + self.offset if self.offset else weight, self.eps)
 
 
 class LayerNorm(nnx.Module):
-    """Shift and scale the last axis to mean 0 and variance 1, then by `weight` and `bias` [size]. In float32."""
+    """Shift and scale the last axis to mean 0 and variance 1, then by `weight` + `offset`, then by `bias`. In float32.
 
-    def __init__(
-        self, size: int, eps: float, *, dtype: jnp.dtype, options: ForwardOptions, use_bias: bool = True
-    ) -> None:
-        self.weight = parameter((size,), dtype, sharding(options.mesh, None))
-        self.bias = parameter((size,), dtype, sharding(options.mesh, None)) if use_bias else None
-        self.eps = eps
+    Either may be missing.
+    """
+
+    def __init__(self, weight: nnx.Param[jax.Array] | None, bias: nnx.Param[jax.Array] | None, plan: NormPlan) -> None:
+        self.weight, self.bias, self.eps, self.offset = weight, bias, plan.eps, plan.offset
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise `x` [..., size]; the type stays."""
         wide = x.astype(jnp.float32)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        scale = lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
-        out = centred * scale * self.weight[...].astype(jnp.float32)
+        out = centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
+        if self.weight is not None:
+            out = out * (self.weight[...].astype(jnp.float32) + self.offset)
         if self.bias is not None:
             out = out + self.bias[...].astype(jnp.float32)
         return out.astype(x.dtype)
+
+
+class NoNorm(nnx.Module):
+    """Stands where a layer has no norm."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`x` as it is."""
+        return x
+
+
+AnyNorm = RMSNorm | LayerNorm | NoNorm
+
+
+def make_norm(
+    plan: NormPlan | None,
+    *shape: int,
+    dtype: jnp.dtype,
+    options: ForwardOptions,
+    axes: tuple[str | None, ...] = (None,),
+    rows: Rows | Merged = AS_THEY_ARE,
+) -> AnyNorm:
+    """The norm of a plan, with parameters of `shape`, whose logical names are `axes`; None does nothing."""
+    if plan is None:
+        return NoNorm()
+
+    def make() -> nnx.Param[jax.Array]:
+        return parameter(shape, dtype, sharding(options.mesh, *axes), rows)
+
+    weight = make() if plan.weight else None
+    if plan.kind == "rms":
+        return RMSNorm(weight, plan)
+    return LayerNorm(weight, make() if plan.bias else None, plan)

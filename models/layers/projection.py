@@ -1,4 +1,4 @@
-"""Dense layers behind the pooling of an embedder, in the folders that sentence-transformers writes (`2_Dense`).
+"""Dense layers behind the hidden states of an embedder, mostly in folders of sentence-transformers (`2_Dense`).
 
 Format: https://sbert.net/docs/package_reference/sentence_transformer/models.html#sentence_transformers.models.Dense.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.loading import tensors_in
+from jaxllm.models.checkpoint.weight_files import read_tensors, tensors_in
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.options import ForwardOptions
@@ -30,18 +30,46 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """One layer: the folder of its weights inside the model's, its sizes, and its activation's name."""
+    """One layer: where its weights are, its sizes, and its activation's name.
+
+    `path` is a folder or a file inside the model's folder, and `name` begins the names of the tensors there.
+    """
 
     path: str
     in_size: int
     out_size: int
     bias: bool
     activation: str
+    name: str = "linear."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What is made of hidden states.
+
+    A classifier has `labels` classes. `dense` layers follow the pooling of an embedder, `token_dense` layers are for
+    vectors of single tokens, and `lexical` ones for a weight of each. With `answer_ids`, the classifier of one label is
+    made of the output layer: its score is a token's logit, or by how much the second's is larger than the first's.
+    """
+
+    labels: int | None = None
+    dense: tuple[DenseLayer, ...] = ()
+    token_dense: tuple[DenseLayer, ...] = ()
+    lexical: tuple[DenseLayer, ...] = ()
+    answer_ids: tuple[int, ...] = ()
+
+    @property
+    def projections(self) -> dict[str, tuple[DenseLayer, ...]]:
+        """The dense layers there are, by the name that `PoolingModel` has for them."""
+        named = {"projection": self.dense, "token_projection": self.token_dense, "lexical": self.lexical}
+        return {name: layers for name, layers in named.items() if layers}
 
 
 def read_dense(folder: Path, path: str) -> DenseLayer:
     """The layer in `folder / path`. Raises `ModelError` for what is not supported."""
     file = ConfigFile.read(folder / path / "config.json")
+    if file.boolean("use_residual", False):
+        raise file.wrong("use_residual", "false")
     activation = file.text("activation_function", "torch.nn.modules.activation.Tanh").rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise ModelError(f"{file.source}: activation {activation!r} is not supported (known: {', '.join(ACTIVATIONS)})")
@@ -52,6 +80,21 @@ def read_dense(folder: Path, path: str) -> DenseLayer:
         bias=file.boolean("bias", True) is True,
         activation=activation,
     )
+
+
+def dense_in(folder: Path, name: str) -> DenseLayer:
+    """The layer without activation in the file `name`, or whose tensors in the checkpoint begin with it.
+
+    Its sizes are those of its tensors. Raises `ModelError`.
+    """
+    is_file = name.endswith(".pt")
+    place, beginning = (folder / name, "") if is_file else (folder, name)
+    shapes = {tensor.name: tensor.shape for tensor in (read_tensors(place) if is_file else tensors_in(place))}
+    shape = shapes.get(f"{beginning}weight")
+    if shape is None or len(shape) != 2:
+        held = "is not there" if shape is None else f"has shape {list(shape)}"
+        raise ModelError(f"{place}: {beginning}weight {held}, expected a matrix")
+    return DenseLayer(name if is_file else "", shape[1], shape[0], f"{beginning}bias" in shapes, "Identity", beginning)
 
 
 class Projection(nnx.Module):
@@ -84,14 +127,16 @@ def projection_weights(folder: Path, layers: Sequence[DenseLayer]) -> dict[tuple
     """Parameters of a `Projection` by their path in it. Raises `ModelError` for what is missing or of another shape."""
     found: dict[tuple[str | int, ...], np.ndarray] = {}
     for index, layer in enumerate(layers):
-        tensors = {tensor.name: tensor for tensor in tensors_in(folder / layer.path)}
+        place = folder / layer.path
+        read = tensors_in if place.is_dir() else read_tensors
+        tensors = {tensor.name: tensor for tensor in read(place)}
         shapes: dict[str, tuple[int, ...]] = {"weight": (layer.out_size, layer.in_size)}
         if layer.bias:
             shapes["bias"] = (layer.out_size,)
         for name, shape in shapes.items():
-            tensor = tensors.get(f"linear.{name}")
+            tensor = tensors.get(layer.name + name)
             if tensor is None or tensor.shape != shape:
                 held = "is not there" if tensor is None else f"has shape {list(tensor.shape)}"
-                raise ModelError(f"{folder / layer.path}: linear.{name} {held}, expected {list(shape)}")
+                raise ModelError(f"{place}: {layer.name}{name} {held}, expected {list(shape)}")
             found["layers", index, name] = tensor.read(np.dtype(np.float32))
     return found

@@ -7,30 +7,54 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.models.config import RopeConfig
+from jaxllm.models.attention_plan import RopeConfig
 
 Rotation = tuple[jax.Array, jax.Array]
 """Cosine and sine of every token's angles, both float32 [T, H/2]."""
 
 
 def frequencies(rope: RopeConfig, head_size: int, max_model_len: int) -> tuple[np.ndarray, float]:
-    """Angle per position of each pair of a head, float32 [H/2], and the factor on cosine and sine.
+    """Angle per position of each pair that is rotated, float32 [at most H/2], and the factor on cosine and sine.
 
     Dynamic scaling changes the base with the length of the text. Here it is fixed, so that cached keys stay valid and
     a request's tokens do not depend on its neighbours: `max_model_len` counts as the length, as if the text had
     already grown to it. Up to the trained length nothing is scaled.
     """
-    plain = _geometric(rope.theta, head_size)
-    scaled, factor = _KINDS[rope.kind](rope, plain, head_size, max_model_len)
+    size = rope.rotary_size or rope.head_size or head_size
+    plain = _geometric(rope.theta, size)
+    scaled, factor = _KINDS[rope.kind](rope, plain, size, max_model_len)
     return scaled.astype(np.float32), factor
 
 
 def rotation(rope: RopeConfig, head_size: int, max_model_len: int, positions: jax.Array) -> Rotation:
-    """Cosine and sine for `positions` int32 [T], computed once per step for all layers."""
+    """Cosine and sine for `positions` int32 [T], computed once per step for all layers.
+
+    The angles of pairs that are not rotated are zero.
+    """
     inverse, factor = frequencies(rope, head_size, max_model_len)
     angles = positions.astype(jnp.float32)[:, None] * inverse
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+    if factor != 1.0:
+        cos, sin = cos * factor, sin * factor
+    rest = (0, (rope.head_size or head_size) // 2 - len(inverse))
+    if not rest[1]:
+        return cos, sin
+    return jnp.pad(cos, ((0, 0), rest), constant_values=1.0), jnp.pad(sin, ((0, 0), rest))
+
+
+def pair_order(rope: RopeConfig | None, head_size: int) -> tuple[int, ...] | None:
+    """Where the elements of a head in memory are in that of a checkpoint; None where none moves.
+
+    Pairs are half a head apart in memory, those that are rotated first. Queries and keys move alike, so that their
+    products stay what they are.
+    """
+    if rope is None or (rope.rotary_size is None and not rope.interleaved):
+        return None
+    size = rope.rotary_size or head_size
+    pairs = np.arange(size).reshape(-1, 2) if rope.interleaved else np.arange(size).reshape(2, -1).T
+    rest = np.arange(size, head_size).reshape(2, -1)
+    first, second = (np.concatenate([pairs[:, side], rest[side]]) for side in (0, 1))
+    return tuple(np.concatenate([first, second]).tolist())
 
 
 def rotate(x: jax.Array, by: Rotation) -> jax.Array:
@@ -57,6 +81,8 @@ def _linear(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len: 
 
 
 def _dynamic(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len: int) -> _Scaled:
+    if rope.alpha is not None:
+        return _geometric(rope.theta * rope.alpha ** (head_size / (head_size - 2)), head_size), 1.0
     if max_model_len <= rope.trained_length:
         return plain, 1.0
     growth = rope.factor * max_model_len / rope.trained_length - (rope.factor - 1)
@@ -66,7 +92,9 @@ def _dynamic(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len:
 def _llama3(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len: int) -> _Scaled:
     # Turns over the trained length decide: many stay, few are stretched, between them a ramp.
     turns = rope.trained_length * plain / (2 * math.pi)
-    keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0, 1)
+    ramp = rope.high_freq_factor - rope.low_freq_factor
+    # Llama 4 Scout has a step in the ramp's place.
+    keep = np.clip((turns - rope.low_freq_factor) / ramp, 0, 1) if ramp else turns > rope.low_freq_factor
     return plain * (keep + (1 - keep) / rope.factor), 1.0
 
 
@@ -96,10 +124,23 @@ def _yarn_factor(rope: RopeConfig) -> float:
     return temper(1.0)
 
 
+def _longrope(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len: int) -> _Scaled:
+    """LongRoPE (arXiv 2402.13753): a factor for each pair, searched for short texts and for long ones."""
+    factors = rope.long_factors if max_model_len > rope.trained_length else rope.short_factors
+    return plain / np.asarray(factors), rope.attention_factor or 1.0
+
+
+def _proportional(rope: RopeConfig, plain: np.ndarray, head_size: int, max_model_len: int) -> _Scaled:
+    # What is missing behind them is not rotated.
+    return plain[: int(rope.part * head_size // 2)] / rope.factor, 1.0
+
+
 _KINDS: dict[str, Callable[[RopeConfig, np.ndarray, int, int], _Scaled]] = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
 }

@@ -1,6 +1,7 @@
 """Drives a model as the engine does: through the paged cache, in chunks, with several rows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,30 +10,40 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.models.batch import Batch
+from jaxllm.models.cache import Cache, make_cache
 from jaxllm.models.causal_lm import CausalLM
-from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
+from jaxllm.models.kv_shape import kv_shape
+from jaxllm.models.sharding import model_parallel
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 
-PAGE_SIZE, NUM_PAGES, WIDTH, ROWS = 4, 48, 16, 4
+PAGE_SIZE, NUM_PAGES, WIDTH, ROWS, SLOTS = 4, 48, 16, 4, 7
 State = nnx.State[Any, Any]
-Step = Callable[[State, Batch, jax.Array], tuple[jax.Array, jax.Array]]
+Step = Callable[[State, Batch, Cache], tuple[jax.Array, Cache]]
 
 
-def empty_cache(model: CausalLM, dtype: str = "float32") -> jax.Array:
+def empty_cache(model: CausalLM, dtype: str = "float32") -> Cache:
     """A cache of zeros."""
     config = model.config
-    geometry = CacheGeometry(len(config.windows), NUM_PAGES, PAGE_SIZE, config.num_kv_heads, config.head_size, dtype)
-    return jnp.zeros(cache_shape(model.options.attention, geometry), jnp.dtype(dtype))
+    shape = kv_shape(
+        config,
+        model.options.attention,
+        layers=model.cache.depth,
+        pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        dtype=dtype,
+        devices=model_parallel(model.options.mesh),
+    )
+    return make_cache(model.cache, shape, SLOTS, dtype)
 
 
 def compiled_step(model: CausalLM) -> tuple[State, Step]:
     """The parameters and a jitted step that gives the logits of all its tokens and donates the cache."""
     graph, state = nnx.split(model)
 
-    def step(state: State, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(state: State, batch: Batch, cache: Cache) -> tuple[jax.Array, Cache]:
         model = nnx.merge(graph, state)
-        hidden, kv_cache = model(batch, kv_cache)
-        return model.logits(hidden), kv_cache
+        hidden, cache = model(batch, cache)
+        return model.logits(hidden), cache
 
     # Compiling takes nearly all the time of these tests, and their models are too small to care how well.
     quick = {"xla_backend_optimization_level": 0}
@@ -40,9 +51,16 @@ def compiled_step(model: CausalLM) -> tuple[State, Step]:
 
 
 def make_batch(
-    chunks: Sequence[Sequence[int]], starts: Sequence[int], page_tables: np.ndarray, num_tokens: int
+    chunks: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    page_tables: np.ndarray,
+    num_tokens: int,
+    slots: Sequence[int] | None = None,
 ) -> Batch:
-    """A step which continues row r at position `starts[r]` with `chunks[r]`, padded to `num_tokens` and `ROWS`."""
+    """A step which continues row r at position `starts[r]` with `chunks[r]`, padded to `num_tokens` and `ROWS`.
+
+    Its state is in `slots[r]`, by default slot r.
+    """
     lengths = np.array([len(chunk) for chunk in chunks])
     total, rows = int(lengths.sum()), len(chunks)
     tokens, positions, token_rows = (np.zeros(num_tokens, np.int32) for _ in range(3))
@@ -56,7 +74,9 @@ def make_batch(
     num_decodes = int(np.cumprod(lengths == 1).sum())
     scalars = (jnp.int32(value) for value in (total, num_decodes, rows))
     arrays = (jnp.asarray(value) for value in (positions, token_rows, query_start, kv_lens, table))
-    return Batch(jnp.asarray(tokens), RaggedBatch(*arrays, *scalars))
+    places = np.zeros(ROWS, np.int32)
+    places[:rows] = np.arange(rows) if slots is None else slots
+    return Batch(jnp.asarray(tokens), RaggedBatch(*arrays, *scalars), jnp.asarray(places))
 
 
 def shuffled_pages(rows: int, seed: int = 0) -> np.ndarray:
@@ -75,12 +95,15 @@ def run(
     """Logits [length, V] of every position of every prompt; step i of `plan` gives each prompt that many tokens."""
     state, function = step
     cache, pages = empty_cache(model), shuffled_pages(len(prompts))
+    # Whoever had a slot before leaves what he likes in it.
+    cache = replace(cache, states=jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), cache.states))
     starts, logits = [0] * len(prompts), [[] for _ in prompts]  # type: ignore[var-annotated]
     for counts in plan:
         # Rows with one token come first, and rows without any are left out.
         order = sorted((row for row, count in enumerate(counts) if count), key=lambda row: counts[row] != 1)
         chunks = [prompts[row][starts[row] : starts[row] + counts[row]] for row in order]
-        batch = make_batch(chunks, [starts[row] for row in order], pages[order], num_tokens)
+        slots = [SLOTS - 1 - row for row in order]
+        batch = make_batch(chunks, [starts[row] for row in order], pages[order], num_tokens, slots)
         out, cache = function(state, batch, cache)
         for row, part in zip(order, np.split(np.asarray(out), np.cumsum([len(c) for c in chunks])), strict=False):
             logits[row].append(part)

@@ -1,5 +1,6 @@
 """A small Llama checkpoint made with numpy alone, to be damaged by the tests of loading."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxllm.models.checkpoint.weights import INDEX_FILE, SINGLE_FILE
+from jaxllm.models.attention_plan import AttentionPlan, RopeConfig
+from jaxllm.models.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.plan import LayerPlan
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -26,14 +29,27 @@ MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=24,
     hidden_size=16,
-    num_layers=2,
     num_heads=4,
     num_kv_heads=2,
     head_size=4,
     intermediate_size=20,
-    windows=(0, 0),
+    layers=(LayerPlan(attention=AttentionPlan(rope=RopeConfig(trained_length=64))),) * 2,
     max_position_embeddings=64,
 )
+
+
+def alike(config: ModelConfig, layers: int = 2, **changes: Any) -> ModelConfig:
+    """The model with so many layers, all like the first one of `config` but for the `changes`.
+
+    They go to the attention, the MLP or the layer, whichever has such a field.
+    """
+    plan = config.layers[0]
+    inside: dict[str, Any] = {"attention": plan.attention, "mlp": plan.mlp}
+    for name, part in inside.items():
+        fields = {field.name for field in dataclasses.fields(part)}
+        own = {key: changes.pop(key) for key in list(changes) if key in fields}
+        inside[name] = dataclasses.replace(part, **own)
+    return dataclasses.replace(config, layers=(dataclasses.replace(plan, **inside, **changes),) * layers)
 
 
 def tensors() -> dict[str, np.ndarray]:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import abstract_model, load_model
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from tests.models import small
@@ -20,7 +22,8 @@ from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_
 Kind = Literal["loop", "scan"]
 # Sizes of no whole blocks, and a feed-forward block whose second product has a depth the kernel does not take.
 ODD = small.MODEL
-EVEN = dataclasses.replace(small.MODEL, intermediate_size=48, vocab_size=40, qkv_bias=True, mlp_bias=True, qk_norm=True)
+BIASED = small.alike(small.MODEL, qkv_bias=True, bias=True, norm=NormPlan())
+EVEN = dataclasses.replace(BIASED, intermediate_size=48, vocab_size=40)
 HEADS_OF_32 = dataclasses.replace(small.MODEL, hidden_size=128, intermediate_size=64, head_size=32)
 
 
@@ -45,7 +48,7 @@ def test_a_checkpoint_is_packed(tmp_path: Path, kind: Kind, tied: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["loop", "scan"])
-@pytest.mark.parametrize("config", [EVEN, dataclasses.replace(EVEN, activation="gelu")], ids=["silu", "gelu"])
+@pytest.mark.parametrize("config", [EVEN, small.alike(EVEN, activation="gelu")], ids=["silu", "gelu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_biases_norms_and_gates(config: ModelConfig, kind: Kind, dtype: str) -> None:
     wanted = logits(Path("absent"), config, ForwardOptions(), dtype, "dummy")
@@ -64,18 +67,19 @@ def test_the_kernels_together(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_scan_copies_neither_cache_nor_weights() -> None:
     """Each is larger than everything else; temporaries hold neither."""
-    config = dataclasses.replace(HEADS_OF_32, num_layers=4, windows=(0,) * 4, intermediate_size=4096)
+    config = dataclasses.replace(small.alike(HEADS_OF_32, layers=4), intermediate_size=4096)
     model = abstract_model(config, ForwardOptions(stack="scan", attention="cpu", native_matmul=True), "float32")
     graph, state = nnx.split(model)
-    cache = jax.ShapeDtypeStruct(cache_shape("cpu", CacheGeometry(4, 1000, 16, 2, 32, "float32")), jnp.float32)
+    cache: Any = jax.ShapeDtypeStruct(cache_shape("cpu", CacheGeometry(4, 1000, 16, 2, 32, "float32")), jnp.float32)
 
-    def step(state: Any, batch: Any, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-        hidden, kv_cache = nnx.merge(graph, state)(batch, kv_cache)
-        return hidden, kv_cache
+    def step(state: Any, batch: Any, cache: Cache) -> tuple[jax.Array, Cache]:
+        hidden, cache = nnx.merge(graph, state)(batch, cache)
+        return hidden, cache
 
     batch = make_batch([[1] * 8], [0], shuffled_pages(1), 8)
     quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-    memory = cast(Any, jax.jit(step, donate_argnums=2).lower(state, batch, cache).compile(quick).memory_analysis())
+    lowered = jax.jit(step, donate_argnums=2).lower(state, batch, Cache((cache,)))
+    memory = cast(Any, lowered.compile(quick).memory_analysis())
     one_weight = 4 * 4096 * 128
     assert memory.alias_size_in_bytes >= cache.size * 4
     assert memory.temp_size_in_bytes < one_weight / 2

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from jaxllm.models.batch import Batch
+from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
@@ -23,17 +24,19 @@ def _trace(
     attention: str, stack: Literal["scan", "loop"], windows: tuple[int, ...]
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.Array]:
     """What a step gives, from tracing alone: the kernels need devices of their own. And the cache's placeholder."""
-    config = replace(small.MODEL, head_size=64, num_layers=len(windows), windows=windows)
+    config = replace(small.alike(small.MODEL, len(windows)), head_size=64).with_windows(windows)
     model = abstract_model(config, ForwardOptions(attention=attention, stack=stack), "bfloat16")
     graph, state = nnx.split(model)
     geometry = CacheGeometry(len(windows), 8, 16, config.num_kv_heads, config.head_size, "bfloat16")
     cache: Any = jax.ShapeDtypeStruct(cache_shape(attention, geometry), jnp.bfloat16)
 
-    def step(state: Any, batch: Batch, kv_cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return nnx.merge(graph, state)(batch, kv_cache)
+    def step(state: Any, batch: Batch, cache: Cache) -> tuple[jax.Array, Cache]:
+        return nnx.merge(graph, state)(batch, cache)
 
-    hidden, after = jax.eval_shape(step, state, make_batch([[1, 2, 3], [4]], [0, 5], shuffled_pages(2), 8), cache)
-    return hidden, after, cache
+    hidden, after = jax.eval_shape(
+        step, state, make_batch([[1, 2, 3], [4]], [0, 5], shuffled_pages(2), 8), Cache((cache,))
+    )
+    return hidden, after.pages[0], cache
 
 
 def _count_calls(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -81,5 +81,5 @@ def test_working_sizes() -> None:
 def test_an_abstract_model_knows_its_places() -> None:
     mesh = make_mesh(jax.devices(), 4)
     names = by_path(abstract_model(small.MODEL, ForwardOptions(stack="scan", mesh=mesh), jnp.dtype("float32")))
-    spec = names["layers.all.mlp.down.weight"].sharding.spec
+    spec = names["layers.all.0:2:1.mlp.down.weight"].sharding.spec
     assert tuple(spec) == (None, None, "model")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import transformers
 
+from jaxllm.models.attention_plan import RopeConfig
 from jaxllm.models.checkpoint import checkpoint
 from jaxllm.models.checkpoint.checkpoint import read_config, resolve
-from jaxllm.models.config import RopeConfig
 from jaxllm.models.errors import ModelError
 from tests.models import small
 
@@ -19,6 +19,20 @@ def config_of(tmp_path: Path, **changes: Any) -> Any:
     values = {key: value for key, value in {**small.CONFIG, **changes}.items() if value != "absent"}
     (tmp_path / "config.json").write_text(json.dumps(values))
     return read_config(tmp_path)
+
+
+def test_hostile_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ' + "[" * 100_000)
+    with pytest.raises(ModelError, match=r"config\.json: JSON nested too deeply"):
+        read_config(tmp_path)
+    with pytest.raises(ModelError, match="'num_hidden_layers' must be at most 10000, found 1000000000"):
+        config_of(tmp_path, num_hidden_layers=10**9)
+
+
+def test_a_number_of_too_many_digits(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": ' + "9" * 5000 + "}")
+    with pytest.raises(ModelError, match=r"config\.json: a number has too many digits"):
+        read_config(tmp_path)
 
 
 def test_minimal_llama(tmp_path: Path) -> None:
@@ -45,10 +59,12 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         assert config.num_kv_heads == oracle.num_key_value_heads, name
         assert config.head_size == (getattr(oracle, "head_dim", None) or 2), name
         assert config.max_position_embeddings == oracle.max_position_embeddings, name
-        assert config.rms_norm_eps == oracle.rms_norm_eps, name
+        assert config.norm is not None
+        assert config.norm.eps == oracle.rms_norm_eps, name
+        assert config.rope is not None, name
         assert config.rope.theta == oracle.rope_parameters["rope_theta"], name
         assert config.tie_word_embeddings == oracle.tie_word_embeddings, name
-        assert config.activation == oracle.hidden_act, name
+        assert config.layers[0].mlp.activation == oracle.hidden_act, name
         assert (config.bos_token_id, config.eos_token_ids) == (
             oracle.bos_token_id,
             () if oracle.eos_token_id is None else (oracle.eos_token_id,),
@@ -103,7 +119,7 @@ def test_checkpoint_type(tmp_path: Path) -> None:
         ({"architectures": "LlamaForCausalLM"}, "'architectures' must be a list of strings"),
         (
             {"architectures": ["LamaForCausalLM"]},
-            "unknown architecture 'LamaForCausalLM': Lama is not supported; did you mean 'LlamaForCausalLM'",
+            "unknown architecture 'LamaForCausalLM': Lama is not supported; the nearest names are LlamaForCausalLM",
         ),
         ({"hidden_size": "absent"}, "'hidden_size' is missing"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
@@ -118,7 +134,12 @@ def test_checkpoint_type(tmp_path: Path) -> None:
         ({"hidden_act": 3}, "'hidden_act' must be a string, found 3"),
         ({"eos_token_id": "</s>"}, "'eos_token_id' must be a token id or a list of token ids, found \"</s>\""),
         ({"dtype": "int8"}, "'dtype' must be one of float32, bfloat16, float16, found \"int8\""),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised checkpoints are not supported yet"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "by 'aqlm' cannot be read; supported methods are awq, "),
+        ({"quantization_config": {"bits": 4}}, "by 'none' cannot be read"),
+        (
+            {"architectures": ["ModernBertModel"], "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantised encoders are not supported",
+        ),
         (
             {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]},
             "'layer_types' has 1 entries for 2 layers",

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxllm.models.checkpoint.weights import SINGLE_FILE
+from jaxllm.models.checkpoint.weight_files import SINGLE_FILE
 from tests.conftest import RunPython
 
 LAYERS, HIDDEN, WIDE, VOCAB = 12, 1024, 4096, 16384

@@ -1,6 +1,7 @@
 """Models from inside and outside the tree."""
 
 import dataclasses
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Literal
@@ -11,53 +12,58 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.models.attention_plan import AttentionPlan
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.config import ModelConfig, common_options
+from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
+from jaxllm.models.families.common import read_llama
 from jaxllm.models.families.family import LLAMA_NAMES, Family
 from jaxllm.models.layers.attention import Attention, Context
 from jaxllm.models.layers.mlp import GatedMLP
-from jaxllm.models.layers.norm import RMSNorm
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.mlp_plan import MLPPlan
 from jaxllm.models.options import ForwardOptions
+from jaxllm.models.plan import LayerPlan
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
 
 
 def read_mine(file: ConfigFile, architecture: str) -> ModelConfig:
-    return ModelConfig(architecture=architecture, **common_options(file, max_positions=77))
+    return ModelConfig(architecture=architecture, **read_llama(file.reading(max_position_embeddings=77)))
 
 
 MINE = Family(read_mine)
 
 
-FAMILIES = "Bert, DistilBert, Llama, Mistral, ModernBert, Qwen2, Qwen3, Roberta, XLMRoberta"
+ADVICE = "`jaxllm models` lists all, and docs/add-a-model.md says how to add one"
 
 
 @pytest.mark.parametrize(
     ("architecture", "message"),
     [
-        ("Gemma2ForCausalLM", f"Gemma2 is not supported; families that are: {FAMILIES}"),
-        ("Qwen3MoeForCausalLM", f"Qwen3Moe is not supported; families that are: {FAMILIES}"),
-        ("MixtralForCausalLM", f"Mixtral is not supported; families that are: {FAMILIES}"),
-        ("Odd", f"Odd is not supported; families that are: {FAMILIES}"),
-        ("Model", f"Model is not supported; families that are: {FAMILIES}"),
-        (
-            "LamaForCausalLM",
-            f"Lama is not supported; did you mean 'LlamaForCausalLM'? families that are: {FAMILIES}",
-        ),
+        ("Odd", f"Odd is not supported; {ADVICE}"),
+        ("Model", f"Model is not supported; the nearest names are {{}}; {ADVICE}"),
+        ("LamaForCausalLM", f"Lama is not supported; the nearest names are LlamaForCausalLM, {{}}; {ADVICE}"),
         (
             "BertForCausalLM",
-            "of Bert there are BertForMaskedLM, BertForSequenceClassification, BertModel",
+            "of Bert there are BertForMaskedLM, BertForSequenceClassification, BertForTokenClassification, BertModel",
         ),
     ],
 )
 def test_unknown_architectures_name_families(architecture: str, message: str) -> None:
     with pytest.raises(ModelError) as error:
         registry.lookup(architecture)
-    assert str(error.value) == f"unknown architecture {architecture!r}: {message}"
+    wanted = re.escape(f"unknown architecture {architecture!r}: {message}").replace(r"\{\}", ".+")
+    assert re.fullmatch(wanted, str(error.value))
+
+
+def test_known_families() -> None:
+    known = registry.known_families()
+    assert {"Bert", "GPT2", "Llama", "Qwen3", "XLMRoberta"} <= set(known)
+    assert known == sorted(known, key=str.lower)
 
 
 def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +79,12 @@ def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class ParallelLayer(nnx.Module):
     """Attention and feed-forward side by side, as in docs/add-a-model.md."""
 
-    def __init__(self, config: ModelConfig, options: ForwardOptions, layer: int, dtype: jnp.dtype) -> None:
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, options=options)
-        self.attention = Attention(config, options, dtype=dtype)
-        self.mlp = GatedMLP(config, dtype=dtype, options=options)
+    def __init__(self, config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> None:
+        self.norm = make_norm(plan.attention_norm, config.hidden_size, dtype=dtype, options=options)
+        assert isinstance(plan.attention, AttentionPlan)
+        self.attention = Attention(config, plan.attention, options, dtype=dtype)
+        assert isinstance(plan.mlp, MLPPlan)
+        self.mlp = GatedMLP(config, plan.mlp, dtype=dtype, options=options)
 
     def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         normed = self.norm(x)

@@ -1,0 +1,151 @@
+"""What attention computes: choices of a family, as `jaxllm.models.plan` has them for layers."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from jaxllm.models.norm_plan import NormPlan
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding and how it is stretched beyond the trained length.
+
+    `trained_length` is the number of positions the unscaled embedding was trained on. The fields below `factor` belong
+    to one kind each: the frequency factors to llama3, `alpha` to dynamic, `short_factors` and `long_factors` (one for
+    each pair) to longrope, `part` to proportional, the rest to yarn. `attention_factor` multiplies cosine and sine, of
+    yarn and longrope. Proportional: all pairs have the frequencies of a whole head, but only the first `part` of them
+    is rotated (Gemma 4).
+
+    Heads have `head_size` elements, where that is not the model's. Only the first `rotary_size` are rotated, or all. In
+    a checkpoint, element i pairs with the one half of them further on, or, `interleaved`, with its neighbour; in memory
+    a pair is always half a head apart.
+    """
+
+    kind: RopeKind = "default"
+    theta: float = 10000.0
+    trained_length: int = 2048
+    head_size: int | None = None
+    rotary_size: int | None = None
+    interleaved: bool = False
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    alpha: float | None = None
+    part: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScale:
+    """Queries grow with their position p: times 1 + beta * log(1 + floor((p + offset) / length)).
+
+    As in Ministral 3, and with an offset of 1 in Llama 4.
+    """
+
+    beta: float
+    length: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan:
+    """Grouped-query attention.
+
+    A token sees those before it, or, unless `is_causal`, all of its text. `window` is that of `AttentionOptions`, 0 for
+    none; without `is_causal` it is that of `segment_attention`. With `is_chunked` it is the size of chunks: a token at
+    position p sees the keys from the last multiple of it on, up to p. Without `rope` a layer does not see positions.
+    `scale` is H ** -0.5 by default. Queries, keys and values are clipped to +-`clip`. `norm` is that of query and key
+    heads: over each head with one weight for all of them (`head`) or one for each (`heads`; with `norm_is_split` these
+    are as many tensors in checkpoints), or over all heads together (`all`), before the rotary embedding or behind it.
+    """
+
+    is_causal: bool = True
+    window: int = 0
+    is_chunked: bool = False
+    rope: RopeConfig | None = RopeConfig()
+    scale: float | None = None
+    soft_cap: float | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    clip: float | None = None
+    norm: NormPlan | None = None
+    norm_over: Literal["head", "heads", "all"] = "head"
+    norm_is_split: bool = False
+    norm_is_last: bool = False
+    query_scale: QueryScale | None = None
+    sinks: bool = False
+    output_gate: bool = False
+    """Whether what attention gives is multiplied by the sigmoid of one more product."""
+    alibi: float | None = None
+    """Largest exponent of the slopes (8 as in arXiv 2108.12409), or None for no biases by distance."""
+    alibi_scale: float = 1.0
+    num_kv_heads: int | None = None
+    """KV heads, where they are not as many as the model's."""
+    head_size: int | None = None
+    """Size of heads, where it is not the model's."""
+    value_norm: NormPlan | None = None
+    """That of value heads, over each head with one weight for all of them."""
+    values_are_keys: bool = False
+    """Whether values are what the product for keys gives, before its norm and the rotary embedding."""
+    input_size: int | None = None
+    """Size of what the layer gets, where it is not the hidden size."""
+    source: int | None = None
+    """Number of the layer whose keys and values in the cache this one reads; it has none, then."""
+
+    @property
+    def chunk(self) -> int:
+        """Size of the chunks that attention stays within; 0 if there are none."""
+        return self.window if self.is_chunked else 0
+
+    def but(self, **changes: object) -> "AttentionPlan":
+        """The same with other values."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionPlan:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), whose cache has one latent for all heads.
+
+    Keys and values of all heads are products of a token's latent, of size `rank`, but for `rope_size` elements that the
+    rotary embedding turns, which all heads share. A head's query has `plain_size` elements and `rope_size` more, its
+    value `value_size`. Queries are products of the layer's input, or of a latent of their own, of size `query_rank`.
+    `norm` is that of latents. `scale` is (plain_size + rope_size) ** -0.5 by default. With `bias`, the products that
+    make latents and the last one have biases.
+    """
+
+    rank: int
+    plain_size: int
+    rope_size: int
+    value_size: int
+    query_rank: int | None = None
+    rope: RopeConfig | None = RopeConfig()
+    scale: float | None = None
+    norm: NormPlan = NormPlan()
+    bias: bool = False
+
+    is_causal: ClassVar[bool] = True
+    window: ClassVar[int] = 0
+    chunk: ClassVar[int] = 0
+    is_chunked: ClassVar[bool] = False
+    """Latent attention sees all tokens before it."""
+    num_kv_heads: ClassVar[int | None] = None
+    head_size: ClassVar[int | None] = None
+    source: ClassVar[int | None] = None
+
+    @property
+    def query_size(self) -> int:
+        """Elements of a head's query, and of its key."""
+        return self.plain_size + self.rope_size
+
+    def but(self, **changes: object) -> "LatentAttentionPlan":
+        """The same with other values."""
+        return replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""Writing of one safetensors file, tensor by tensor: the library's writer wants all of a file's tensors in memory.
+
+Format: https://github.com/huggingface/safetensors (8 bytes little-endian length, JSON header, data).
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor as a header has it; `dtype` is safetensors' name of its type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+    @property
+    def item_size(self) -> int:
+        """Bytes of a value."""
+        return self.num_bytes // max(1, math.prod(self.shape))
+
+
+def write_file(path: Path, entries: Sequence[Entry], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write a file of these tensors, whose arrays come in any order, each once. Raises `OSError`.
+
+    `path` must not be there yet. When this returns, all is on the disk.
+    """
+    # Torch reads no tensor whose place is no multiple of its values' size.
+    ordered = sorted(entries, key=lambda entry: -entry.item_size)
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
+    for entry in ordered:
+        places[entry.name] = end, end + entry.num_bytes
+        end += entry.num_bytes
+    text = _header(ordered, places)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, array in arrays:
+            start, stop = places.pop(name)
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            assert data.size == stop - start, name
+            file.seek(8 + len(text) + start)
+            file.write(data.data)
+        assert not places, places
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(entries: Sequence[Entry], places: Mapping[str, tuple[int, int]]) -> bytes:
+    # Transformers refuses files that do not say this.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for entry in entries:
+        header[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": places[entry.name]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % _ALIGNMENT)

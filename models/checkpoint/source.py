@@ -1,0 +1,169 @@
+"""Where the tensor of a module is in a checkpoint, if it is not a tensor of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+class Take(Protocol):
+    """How a module's tensor comes out of one of the checkpoint. What is taken may share its memory."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """Shape of the checkpoint's tensor, from that of the module's."""
+        ...
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """The module's tensor, which has the shape `wanted`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The tensor itself."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """The same."""
+        return wanted
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """The same."""
+        return tensor
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Part number `index` of every one of `blocks` blocks of rows, whose parts have `sizes` rows."""
+
+    sizes: Sequence[int]
+    index: int
+    blocks: int = 1
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """All rows of all parts."""
+        return (self.blocks * sum(self.sizes), *wanted[1:])
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view where there is one block."""
+        start = sum(self.sizes[: self.index])
+        blocks = tensor.reshape(self.blocks, -1, *tensor.shape[1:])
+        return blocks[:, start : start + self.sizes[self.index]].reshape(wanted)
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix stored as (in, out), as GPT-2 has them; `then` takes from it what is wanted. Biases are as elsewhere."""
+
+    then: Take = Whole()
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """Rows and columns exchanged."""
+        return self.then.shape_of(wanted)[::-1]
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy where columns become rows."""
+        return np.ascontiguousarray(self.then(tensor.T, wanted))
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Every row number `index` of `count`."""
+
+    count: int
+    index: int
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """All rows."""
+        return (self.count * wanted[0], *wanted[1:])
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor[self.index :: self.count]
+
+
+@dataclass(frozen=True)
+class OfExpert:
+    """That of an expert in a tensor of all `count`, (count, ...), or, `in_rows`, (count * rows, ...)."""
+
+    count: int
+    then: Take = Whole()
+    in_rows: bool = False
+    expert: int = 0
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """The shape of all."""
+        first, *others = self.then.shape_of(wanted)
+        return (self.count * first, *others) if self.in_rows else (self.count, first, *others)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """From one expert's tensor."""
+        return self.then(tensor.reshape(self.count, *self.then.shape_of(wanted))[self.expert], wanted)
+
+
+@dataclass(frozen=True)
+class AsRow:
+    """A tensor that is one row of a matrix."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """That of the row."""
+        return wanted[1:]
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor.reshape(wanted)
+
+
+@dataclass(frozen=True)
+class UnitRows:
+    """A matrix whose rows are divided by their length."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """The same."""
+        return wanted
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A copy; lengths are computed in float32."""
+        wide = tensor.astype(np.float32)
+        length = np.linalg.norm(wide, axis=1, keepdims=True)
+        return (wide / np.maximum(length, 1e-12)).astype(tensor.dtype)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensors called `name` (with `*` for the layer's number, `{expert}` for that of one), of which `take` gives a
+    module's.
+
+    What follows the name is a dot and the parameter's own, unless `endings` has something else for that. Layer i has
+    number `layers[i]` there, which may be more of a name, or i.
+    """
+
+    name: str
+    take: Take = Whole()
+    endings: Mapping[str, str] = field(default_factory=dict)
+    layers: Sequence[int | str] | None = None
+
+    def tensor(self, parameter: str, layer: int, expert: int | None = None) -> str:
+        """Name of the tensor of a parameter."""
+        ending = self.endings.get(parameter, f".{parameter}")
+        number = layer if self.layers is None else self.layers[layer]
+        return f"{self.name}{ending}".replace("*", str(number)).replace("{expert}", str(expert))
+
+    def take_of(self, expert: int | None) -> Take:
+        """How the tensor of an expert is taken, if it is one's."""
+        return (
+            replace(self.take, expert=expert) if isinstance(self.take, OfExpert) and expert is not None else self.take
+        )
+
+
+def source_of(name: str | Source) -> Source:
+    """Of a module whose tensors may be its own, called `name`."""
+    return name if isinstance(name, Source) else Source(name)
+
+
+def fused(name: str, sizes: dict[str, int], blocks: int = 1) -> dict[str, Source]:
+    """Sources of several modules whose rows lie in tensors called `name`, by the rows of each in a block."""
+    rows = tuple(sizes.values())
+    return {module: Source(name, Fused(rows, index, blocks)) for index, module in enumerate(sizes)}

@@ -1,0 +1,232 @@
+"""State dicts in the pickles that PyTorch writes, read without running anything.
+
+A pickle is a program for a machine with a stack. This one knows the instructions that a dictionary of tensors takes,
+and makes notes where PyTorch would call a function. Everything else is an error.
+Format: https://docs.python.org/3/library/pickletools.html, and `torch.save`.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pickletools import genops
+from typing import Any
+
+STORAGES = {
+    "torch.DoubleStorage": "F64",
+    "torch.FloatStorage": "F32",
+    "torch.HalfStorage": "F16",
+    "torch.BFloat16Storage": "BF16",
+    "torch.LongStorage": "I64",
+    "torch.IntStorage": "I32",
+    "torch.ShortStorage": "I16",
+    "torch.CharStorage": "I8",
+    "torch.ByteStorage": "U8",
+    "torch.BoolStorage": "BOOL",
+}
+"""PyTorch's names of types, and those of safetensors."""
+
+MAX_AXES = 64
+
+
+class PickleError(ValueError):
+    """Why a pickle is not a state dict of tensors; the file's name is the caller's to add."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """`size` values of type `dtype`, which lie outside the pickle under the name `key`."""
+
+    key: str
+    dtype: str
+    size: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor: values of a storage from number `offset` on; `strides` count values, too."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def read_state_dict(data: bytes) -> dict[str, View]:
+    """Tensors by name. Raises `PickleError` for anything else, and for what is not a pickle."""
+    machine = _Machine()
+    try:
+        for opcode, argument, _ in genops(data):
+            step = _STEPS.get(opcode.name)
+            if step is None:
+                raise PickleError(f"instruction {opcode.name} is not one of a state dict")
+            step(machine, argument)
+    except PickleError:
+        raise
+    except (ValueError, IndexError, struct.error) as error:
+        raise PickleError(f"broken pickle ({error})") from None
+    found = machine.pop()
+    if not isinstance(found, dict):
+        raise PickleError("it holds no dictionary of tensors")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, View):
+            raise PickleError(f"{str(name)[:80]!r} is not a tensor")
+    return found
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A class or function, of which only the name is known."""
+
+    name: str
+
+
+class _Machine:
+    """The stack, what lies beneath marks on it, and the memo."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def pop(self) -> Any:
+        if not self.stack:
+            raise PickleError("broken pickle (nothing on the stack)")
+        return self.stack.pop()
+
+    def mark(self, _: Any) -> None:
+        self.below.append(self.stack)
+        self.stack = []
+
+    def pop_mark(self) -> list[Any]:
+        if not self.below:
+            raise PickleError("broken pickle (no mark on the stack)")
+        items, self.stack = self.stack, self.below.pop()
+        return items
+
+    def put(self, index: int) -> None:
+        value = self.pop()
+        self.memo[index] = value
+        self.push(value)
+
+    def get(self, index: int) -> None:
+        if index not in self.memo:
+            raise PickleError(f"broken pickle (no {index} in the memo)")
+        self.push(self.memo[index])
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.pop()
+        keys, values = items[::2], items[1::2]
+        # Only keys that are hashed without looking at what else is on the stack.
+        if not isinstance(target, dict) or len(keys) != len(values) or not all(type(key) in (str, int) for key in keys):
+            raise PickleError("a dictionary has keys that are neither text nor numbers")
+        target.update(zip(keys, values, strict=True))
+        self.push(target)
+
+    def name(self, module: Any, name: Any) -> None:
+        full = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "something without a name"
+        if full not in STORAGES and full not in _CALLS:
+            raise PickleError(f"{full[:200]!r} is not part of a state dict of tensors, and is not run")
+        self.push(_Named(full))
+
+    def reduce(self, _: Any) -> None:
+        arguments, function = self.pop(), self.pop()
+        call = _CALLS.get(function.name) if isinstance(function, _Named) else None
+        if call is None or not isinstance(arguments, tuple):
+            raise PickleError("broken pickle (a call of something else than a function)")
+        self.push(call(*arguments))
+
+    def storage(self, _: Any) -> None:
+        match self.pop():
+            case ("storage", _Named(name), str(key), _, int(size)) if name in STORAGES and size >= 0:
+                self.push(Storage(key, STORAGES[name], size))
+            case _:
+                raise PickleError("broken pickle (not a storage)")
+
+    def ignore_state(self, _: Any) -> None:
+        # What PyTorch notes about modules, as an attribute of the dictionary.
+        if not isinstance(self.pop(), dict) or not self.stack or not isinstance(self.stack[-1], dict):
+            raise PickleError("an object has a state of its own")
+
+
+def _ordered_dict(*arguments: Any) -> dict[Any, Any]:
+    if arguments:
+        raise PickleError("a dictionary is made of something else than its items")
+    return {}
+
+
+def _tensor(*arguments: Any) -> View:
+    storage, offset, shape, strides = (*arguments, *(None,) * 4)[:4]
+    counts = (offset, *shape, *strides) if isinstance(shape, tuple) and isinstance(strides, tuple) else (None,)
+    is_count = all(type(count) is int and 0 <= count < 2**63 for count in counts)
+    if not isinstance(storage, Storage) or not is_count or len(counts) > 1 + 2 * MAX_AXES:
+        raise PickleError("broken pickle (not a tensor)")
+    if len(shape) != len(strides):
+        raise PickleError("broken pickle (a tensor with other strides than axes)")
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if all(shape) and offset + last >= storage.size:
+        raise PickleError(f"a tensor of shape {list(shape)[:8]} goes beyond its storage of {storage.size} values")
+    return View(storage, offset, shape, strides)
+
+
+def _parameter(*arguments: Any) -> View:
+    if not arguments or not isinstance(arguments[0], View):
+        raise PickleError("broken pickle (a parameter without a tensor)")
+    return arguments[0]
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": _ordered_dict,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch.nn.parameter.Parameter": _parameter,
+}
+
+_Step = Callable[[_Machine, Any], None]
+
+
+def _constant(make: Callable[[], Any]) -> _Step:
+    return lambda machine, _: machine.push(make())
+
+
+def _tuple(size: int) -> _Step:
+    return lambda machine, _: machine.push(tuple([machine.pop() for _ in range(size)][::-1]))
+
+
+def _name_of_two(machine: _Machine, _: Any) -> None:
+    name, module = machine.pop(), machine.pop()
+    machine.name(module, name)
+
+
+def _set_one(machine: _Machine, _: Any) -> None:
+    value, key = machine.pop(), machine.pop()
+    machine.set_items([key, value])
+
+
+_STEPS: dict[str, _Step] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), _Machine.push),
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE"), _Machine.push),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.put),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),
+    "MEMOIZE": lambda machine, _: machine.put(len(machine.memo)),
+    "NONE": _constant(lambda: None),
+    "NEWTRUE": _constant(lambda: True),
+    "NEWFALSE": _constant(lambda: False),
+    "EMPTY_DICT": _constant(dict),
+    "EMPTY_TUPLE": _constant(tuple),
+    "MARK": _Machine.mark,
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_mark())),
+    "TUPLE1": _tuple(1),
+    "TUPLE2": _tuple(2),
+    "TUPLE3": _tuple(3),
+    "SETITEM": _set_one,
+    "SETITEMS": lambda machine, _: machine.set_items(machine.pop_mark()),
+    "GLOBAL": lambda machine, argument: machine.name(*argument.partition(" ")[::2]),
+    "STACK_GLOBAL": _name_of_two,
+    "REDUCE": _Machine.reduce,
+    "BINPERSID": _Machine.storage,
+    "BUILD": _Machine.ignore_state,
+}

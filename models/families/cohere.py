@@ -1,0 +1,53 @@
+"""Command R and R7B (Cohere 1 and 2): parallel blocks after one norm, neighbours rotated in pairs, scaled logits."""
+
+from dataclasses import replace
+from typing import Any
+
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families.common import (
+    every_nth_full,
+    layer_types,
+    read_llama,
+    with_biases,
+    with_types,
+)
+from jaxllm.models.families.family import Family
+from jaxllm.models.norm_plan import NormPlan
+from jaxllm.models.plan import OutputPlan
+
+
+def read_cohere(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Cohere's configuration; heads may have norms, each with a weight of its own."""
+    options, norm = _options(file)
+    if file.boolean("use_qk_norm", False):
+        layers = options["layers"]
+        options["layers"] = tuple(layer.attending(norm=norm, norm_over="heads") for layer in layers)
+    return ModelConfig(architecture=architecture, **options)
+
+
+def read_cohere2(file: ConfigFile, architecture: str) -> ModelConfig:
+    """Cohere 2's: three of four layers have a window, and the others do not see positions."""
+    file = file.reading(sliding_window=4096, rope_theta=10000.0)
+    options, _ = _options(file)
+    count = len(options["layers"])
+    types = layer_types(file, count, every_nth_full(count, file.integer("sliding_window_pattern", 4)))
+    window = file.optional_integer("sliding_window") or 0
+    sliding = {"window": window} if window else {"rope": None}
+    options["layers"] = with_types(options["layers"], types, full={"rope": None}, sliding=sliding)
+    return ModelConfig(architecture=architecture, **options)
+
+
+def _options(file: ConfigFile) -> tuple[dict[str, Any], NormPlan]:
+    """What both have, and their norm."""
+    ids = {"bos_token_id": 5, "eos_token_id": 255001}
+    file = file.reading(**ids, max_position_embeddings=8192, rope_theta=500_000.0, tie_word_embeddings=True)
+    norm = NormPlan(kind="layer", eps=file.number("layer_norm_eps", 1e-5))
+    options, bias = read_llama(file, interleaved=True), file.boolean("attention_bias", False)
+    layers = with_biases(options["layers"], qkv=bias, output=bias)
+    options["layers"] = tuple(replace(layer, attention_norm=norm, mlp_norm=None, is_parallel=True) for layer in layers)
+    return options | {"norm": norm, "output": OutputPlan(scale=file.number("logit_scale", 0.0625))}, norm
+
+
+FAMILY = Family(read_cohere)
+COHERE2 = Family(read_cohere2)

@@ -1,0 +1,108 @@
+"""DeepSeek V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention, and experts in groups beside one that all tokens have.
+
+Layers behind the last that predict further tokens (`num_nextn_predict_layers`) are not used.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.source import Source
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families.common import with_experts
+from jaxllm.models.families.expert_groups import check_expert_groups, sigmoid_router
+from jaxllm.models.families.family import Family, Names, expert_names, further_layers
+from jaxllm.models.families.latent import latent_names, read_latent_llama
+from jaxllm.models.mlp_plan import MLPPlan, RouterPlan
+
+
+def read_v2(file: ConfigFile, architecture: str) -> ModelConfig:
+    """DeepSeek V2's configuration, and V2-Lite's."""
+    file = file.reading(max_position_embeddings=2048, q_lora_rank=1536, n_shared_experts=2, bos_token_id=1)
+    _expect(file, scoring_func="softmax", norm_topk_prob=False, mlp_bias=False)
+    method = file.text("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise file.wrong("topk_method", "'greedy' or 'group_limited_greedy'")
+    scale = file.number("routed_scaling_factor", 1.0)
+    router = RouterPlan(scale=scale)
+    if method == "greedy":
+        file.ignore("n_group", "topk_group")
+    else:
+        router = RouterPlan(scale=scale, groups=file.integer("n_group"), top_groups=file.integer("topk_group"))
+    dense = range(file.integer("first_k_dense_replace", 0, minimum=0))
+    return _with_experts(file, architecture, router, dense, interleaved=True)
+
+
+def read_v3(file: ConfigFile, architecture: str) -> ModelConfig:
+    """DeepSeek V3's and R1's configuration, and that of models which are alike: Moonlight, Kimi-K2."""
+    file = file.reading(max_position_embeddings=4096, q_lora_rank=1536, n_group=8, topk_group=4, bos_token_id=0)
+    _expect(file, scoring_func="sigmoid", topk_method="noaux_tc")
+    dense = range(file.integer("first_k_dense_replace", 3, minimum=0))
+    interleaved = file.boolean("rope_interleave", True)
+    return _with_experts(
+        file, architecture, sigmoid_router(file, groups=None, scale=2.5), dense, interleaved=interleaved
+    )
+
+
+def read_glm4_lite(file: ConfigFile, architecture: str) -> ModelConfig:
+    """GLM-4.7-Flash's configuration."""
+    file = file.reading(max_position_embeddings=202752, q_lora_rank=768, rms_norm_eps=1e-5, n_group=1, topk_group=1)
+    _expect(file, scoring_func="sigmoid", topk_method="noaux_tc")
+    dense: Collection[int] = range(file.integer("first_k_dense_replace", 1, minimum=0))
+    if file.has("mlp_layer_types"):
+        types, count = file.texts("mlp_layer_types"), file.integer("num_hidden_layers")
+        if len(types) != count or set(types) - {"dense", "sparse"}:
+            raise file.wrong("mlp_layer_types", f"a list of {count} strings, 'dense' or 'sparse'")
+        dense = [layer for layer, kind in enumerate(types) if kind == "dense"]
+    interleaved = file.boolean("rope_interleave", True)
+    return _with_experts(
+        file, architecture, sigmoid_router(file, groups=None, scale=1.8), dense, interleaved=interleaved
+    )
+
+
+def _with_experts(
+    file: ConfigFile, architecture: str, router: RouterPlan, dense: Collection[int], *, interleaved: bool
+) -> ModelConfig:
+    """The configuration of a model whose layers have experts, but for those that are `dense`."""
+    _expect(file, moe_layer_freq=1)
+    file.ignore("num_nextn_predict_layers", "num_mtp_layers", "ep_size", "aux_loss_alpha", "seq_aux")
+    options = read_latent_llama(file, interleaved=interleaved)
+    layers, size = options["layers"], file.integer("moe_intermediate_size")
+    count, shared = file.integer("n_routed_experts"), file.optional_integer("n_shared_experts", 1)
+    check_expert_groups(file, router, count)
+    options["layers"] = with_experts(
+        file,
+        layers,
+        only=[layer for layer in range(len(layers)) if layer not in dense],
+        count=count,
+        per_token=file.integer("num_experts_per_tok"),
+        size=size,
+        router=router,
+        shared=MLPPlan(activation=layers[0].mlp.activation, size=size * shared) if shared else None,
+    )
+    return ModelConfig(architecture=architecture, **options)
+
+
+def _expect(file: ConfigFile, **expected: str | bool | int) -> None:
+    """Raise `ModelError` for an option with another value than the one that is implemented."""
+    for key, value in expected.items():
+        if file.has(key) and file.values[key] != value:
+            raise file.wrong(key, repr(value))
+
+
+def weight_names(config: ModelConfig) -> Names:
+    """Those of layers with experts, too."""
+    return {
+        **latent_names(config),
+        **expert_names("mlp"),
+        "layers.*.mlp.router": Source("model.layers.*.mlp.gate", endings={"correction": ".e_score_correction_bias"}),
+        "layers.*.mlp.shared.gate": "model.layers.*.mlp.shared_experts.gate_proj",
+        "layers.*.mlp.shared.up": "model.layers.*.mlp.shared_experts.up_proj",
+        "layers.*.mlp.shared.down": "model.layers.*.mlp.shared_experts.down_proj",
+    }
+
+
+V2 = Family(read_v2, weight_names=weight_names)
+V3 = Family(read_v3, weight_names=weight_names, other_parts=further_layers)
+GLM4_LITE = Family(read_glm4_lite, weight_names=weight_names, other_parts=further_layers)
+KIMI_K2 = replace(V3, like="DeepseekV3")

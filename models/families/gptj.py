@@ -1,0 +1,44 @@
+"""GPT-J: parallel blocks behind one norm, rotary embedding of neighbours in a part of each head."""
+
+from jaxllm.models.attention_plan import AttentionPlan, RopeConfig
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.families import gpt
+from jaxllm.models.families.common import read_sizes
+from jaxllm.models.families.family import Family
+from jaxllm.models.layers.activation import read_activation
+
+
+def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
+    """GPT-J's configuration."""
+    ends = {"bos_token_id": 50256, "eos_token_id": 50256}
+    file = gpt.reading(file, gpt.KEYS, max_position_embeddings=2048, **ends)
+    gpt.refuse(file, tie_word_embeddings=False, rotary=True, scale_attn_weights=True)
+    file.ignore(*gpt.UNUSED)
+    sizes = read_sizes(file)
+    rotary_size = file.integer("rotary_dim", 64)
+    if rotary_size % 2 or rotary_size > sizes["head_size"]:
+        raise file.wrong("rotary_dim", f"even and at most {sizes['head_size']}")
+    rope = RopeConfig(trained_length=sizes["max_position_embeddings"], rotary_size=rotary_size, interleaved=True)
+    return gpt.parallel_model(
+        file, architecture, AttentionPlan(rope=rope), read_activation(file, "activation_function", "gelu_new")
+    )
+
+
+FAMILY = Family(
+    read_config,
+    weight_names={
+        "embedding": "transformer.wte",
+        "norm": "transformer.ln_f",
+        "head": "lm_head",
+        "layers.*.attention_norm": "transformer.h.*.ln_1",
+        "layers.*.attention.query": "transformer.h.*.attn.q_proj",
+        "layers.*.attention.key": "transformer.h.*.attn.k_proj",
+        "layers.*.attention.value": "transformer.h.*.attn.v_proj",
+        "layers.*.attention.output": "transformer.h.*.attn.out_proj",
+        "layers.*.mlp.up": "transformer.h.*.mlp.fc_in",
+        "layers.*.mlp.down": "transformer.h.*.mlp.fc_out",
+    },
+    ignored_tensors=(*gpt.BUFFERS, ".attn.embed_positions"),
+    prefix="transformer.",
+)

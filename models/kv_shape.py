@@ -1,0 +1,143 @@
+"""The array that caches what attention of a model keeps of every token: keys and values of heads, or latents."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import jax
+
+from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.cache_plan import CachePlan, plan_cache
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.kv_type import SCALE_BYTES, KVCacheType
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import model_parallel, split_kv_heads
+from jaxllm.pallas_kernels.latent_attention import LatentGeometry, LatentSizes, latent_cache_shape
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape, find
+
+
+def latent_sizes(model: ModelConfig) -> LatentSizes | None:
+    """What a token has in a layer's cache, if the layers have latent attention."""
+    return None if model.latent is None else LatentSizes(model.latent.rank, model.latent.rope_size)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """How an attention keeps keys and values in arrays of a type, each of `devices` its part of the heads."""
+
+    implementation: str
+    dtype: str
+    devices: int = 1
+    for_tpu: bool = False
+    scale_unit: int = 0
+    """Size of heads that have `SCALE_BYTES` for dynamic scales, larger ones as many times more; 0: there are none.
+
+    So layers with heads of other sizes fit together in a page.
+    """
+
+    @classmethod
+    def of(cls, model: ModelConfig, options: ForwardOptions, dtype: str) -> Self:
+        """That of a model whose activations have a type (NumPy's name)."""
+        kind = options.kv_cache or KVCacheType(dtype)
+        unit = scale_unit(model) if kind.is_dynamic else 0
+        return cls(options.attention, kind.dtype, model_parallel(options.mesh), options.platform == "tpu", unit)
+
+    def scale_bytes(self, head_size: int) -> int:
+        """Bytes of a token's scale behind a stored head."""
+        return -(-SCALE_BYTES * head_size // self.scale_unit) if self.scale_unit else 0
+
+    def stored_size(self, head_size: int) -> int:
+        """Numbers of a stored head, those that hold its scale included."""
+        return head_size + self.scale_bytes(head_size)
+
+    def shape(
+        self, heads: int, head_size: int, *, layers: int = 1, pages: int = 1, page_size: int = 16
+    ) -> tuple[int, ...]:
+        """Of one device's `heads`; axis 0 is the layer, axis 1 the page, axis 3 the heads."""
+        size = self.stored_size(head_size)
+        geometry = CacheGeometry(layers, pages, page_size, heads, size, self.dtype, self.for_tpu)
+        return cache_shape(self.implementation, geometry)
+
+    def heads_of(self, model: ModelConfig, plan: AttentionPlan | LatentAttentionPlan) -> tuple[int, int]:
+        """Number and size of a layer's KV heads on one device."""
+        return split_kv_heads(model.kv_heads_of(plan), self.devices) // self.devices, model.head_size_of(plan)
+
+    def plan(self, model: ModelConfig, *, by_window: bool) -> CachePlan:
+        """Where the layers are in the cache. Raises `ModelError` for heads that do not fit together."""
+        if len(model.kv_heads) == 1:
+            return plan_cache(model.layers, by_window=by_window)
+        sizes = tuple(math.prod(self.shape(*self.heads_of(model, layer.attention))) for layer in model.layers)
+        return plan_cache(model.layers, by_window=by_window, sizes=sizes)
+
+    def widest(self, model: ModelConfig) -> tuple[int, int]:
+        """Number and size of KV heads on one device that fill a place of a page, see `CachePlan.shares`.
+
+        Where layers differ, they are those of the first, as many times as there are layers like it in a place.
+        """
+        layer = next(iter(model.attention_layers), model.layers[0])
+        heads, size = self.heads_of(model, layer.attention)
+        if len(model.kv_heads) == 1:
+            return heads, size
+        return heads * self.plan(model, by_window=False).shares[model.layers.index(layer)], size
+
+    def array(self, model: ModelConfig, *, layers: int, pages: int, page_size: int) -> tuple[int, ...]:
+        """The shape on all devices together; axis 0 is the layer, axis 1 the page.
+
+        KV heads, axis 3, are split over the devices. Latents are not: each device has them all.
+        """
+        sizes = latent_sizes(model)
+        if sizes is not None:
+            geometry = LatentGeometry(layers, pages, page_size, sizes, self.dtype, self.for_tpu)
+            return latent_cache_shape(self.implementation, geometry)
+        shape = list(self.shape(*self.widest(model), layers=layers, pages=pages, page_size=page_size))
+        shape[3] *= self.devices
+        return tuple(shape)
+
+
+def scale_unit(model: ModelConfig) -> int:
+    """See `CacheLayout.scale_unit`."""
+    return min(size for _, size in model.kv_heads)
+
+
+def kv_shape(
+    model: ModelConfig,
+    implementation: str,
+    *,
+    layers: int,
+    pages: int,
+    page_size: int,
+    dtype: str,
+    devices: int = 1,
+    for_tpu: bool = False,
+) -> tuple[int, ...]:
+    """`CacheLayout.array`, of a cache without dynamic scales."""
+    layout = CacheLayout(implementation, dtype, devices, for_tpu)
+    return layout.array(model, layers=layers, pages=pages, page_size=page_size)
+
+
+@dataclass(frozen=True)
+class OwnPages:
+    """How a layer sees a cache in whose places there are layers with other heads, too."""
+
+    layout: CacheLayout
+    heads: tuple[int, int] | None
+    """Number and size of its KV heads on one device; None where all layers have the same."""
+    widest_size: int
+    """Stored numbers of a head of those that fill a place of a page."""
+
+    @classmethod
+    def of(cls, model: ModelConfig, attention: AttentionPlan, layout: CacheLayout) -> Self:
+        """Of a layer of the model."""
+        heads = None if len(model.kv_heads) == 1 else layout.heads_of(model, attention)
+        return cls(layout, heads, layout.stored_size(layout.widest(model)[1]))
+
+    def of_layer(self, kv_cache: jax.Array) -> jax.Array:
+        """One device's cache [L, P, ...] as the attention has it for the layer's heads, [L, P * n, ...].
+
+        No copy, but for XLA's attention on TPUs: the axes that are tiled stay what they are, see `tpu_cache_shape`.
+        """
+        if self.heads is None:
+            return kv_cache
+        page_size = find(self.layout.implementation).page_size(kv_cache.shape, self.widest_size)
+        own = self.layout.shape(*self.heads, page_size=page_size)
+        return kv_cache.reshape(kv_cache.shape[0], -1, *own[2:])

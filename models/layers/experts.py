@@ -1,0 +1,233 @@
+"""A mixture of experts: MLPs of which every token has a few, see `ExpertsPlan`.
+
+No token is dropped: an expert takes as many as choose it. A token's result is the sum over its experts in the order of
+their scores, so that it does not depend on what else is in the batch.
+
+Devices share each expert (tensor parallel) or have some of the experts each (expert parallel). Either way they see all
+tokens, and one sum over the devices follows. With data shards the devices are those of all shards: their tokens are
+gathered, and each shard gets the sums of its own.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers.activation import find_activation
+from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.matrix import Matrix
+from jaxllm.models.layers.mlp import make_mlp
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
+from jaxllm.models.layers.router import Choice, Router
+from jaxllm.models.mlp_plan import ClampedPlan, ExpertsPlan
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import DATA, MODEL, all_parallel, data_parallel, over_model, partition, sharding
+from jaxllm.pallas_kernels.grouped_matmul import choose_grouped_layout, grouped_matmul
+from jaxllm.pallas_kernels.linear import Weight
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
+
+Operands = tuple[Weight, jax.Array | None]
+"""Weight and bias."""
+
+
+class ExpertLinear(Matrix):
+    """A linear layer of every expert: `weight` [E * out, in], one expert after the other, and maybe `bias` [E * out].
+
+    `parts` are the rows of one expert by the name of their tensor. `axes` are the logical names of (E * out, in).
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        in_size: int,
+        parts: dict[str, int],
+        *,
+        bias: bool,
+        dtype: jnp.dtype,
+        axes: tuple[str, str],
+        options: ForwardOptions,
+    ) -> None:
+        # Where the rows of each expert are split, a device has its part of all of them.
+        blocks, across = (all_parallel(options.mesh) if axis == "expert_mlp" else 1 for axis in axes)
+        rows = merged(blocks, {name: (size, AS_THEY_ARE) for name, size in parts.items()}, experts)
+        one = (sum(parts.values()), in_size)
+        layout = choose_grouped_layout(
+            experts, one, dtype, native=options.native_matmul, backend=options.experts, parts=(blocks, across)
+        )
+        super().__init__(layout, dtype, axes, rows, options)
+        self.bias = parameter(layout.shape[:1], dtype, sharding(options.mesh, axes[0]), rows) if bias else None
+        self.experts, self.blocks, self.across = experts, blocks, across
+        self.is_native, self.backend = options.native_matmul, options.experts
+
+    def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
+        """See `Matrix`."""
+        from jaxllm.pallas_kernels.grouped_matmul.quantized import choose_quantized_grouped_layout
+
+        rows, in_size = self.layout.shape
+        one = (rows // self.experts, in_size)
+        parts = self.blocks, self.across
+        return choose_quantized_grouped_layout(
+            self.experts, one, kind, native=self.is_native, backend=self.backend, parts=parts
+        )
+
+    def set_weight_type(self, kind: "WeightType") -> None:
+        """See `Matrix`. Devices that share the inputs of a product work each with its own, so these must be whole."""
+        super().set_weight_type(kind)
+        if self.across > 1:
+            from jaxllm.models.layers.quantized import check_shares_inputs
+
+            check_shares_inputs(self.layout.shape[1], kind, self.across)
+
+    def operands(self) -> Operands:
+        """Weight and bias, of all devices."""
+        return self.matrix, None if self.bias is None else self.bias[...]
+
+    def specs(self, operands: Operands) -> Any:
+        """How its operands are split, each an array in these."""
+        return self.partitions(), None if operands[1] is None else partition(self.axes[0])
+
+
+class MixtureOfExperts(nnx.Module):
+    """A router, its experts, and what is shared by all tokens."""
+
+    def __init__(self, config: ModelConfig, plan: ExpertsPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
+        find_activation(plan.activation)
+        self.plan, self.mesh, self.platform = plan, options.mesh, options.platform
+        self.is_expert_parallel = options.expert_parallel and all_parallel(options.mesh) > 1
+        size = config.hidden_size
+        linear = partial(ExpertLinear, plan.count, bias=plan.bias, dtype=dtype, options=options)
+        wide, narrow = (
+            ("experts", "hidden") if self.is_expert_parallel else ("expert_mlp", "hidden"),
+            ("hidden", "expert_mlp"),
+        )
+        self.router = Router(size, plan, dtype=dtype, options=options)
+        parts = ("expert_gate", "expert_up") if plan.is_gated else ("expert_up",)
+        self.gate_up = linear(size, dict.fromkeys(parts, plan.size), axes=wide)
+        self.down = linear(plan.size, {"expert_down": size}, axes=wide if self.is_expert_parallel else narrow)
+        whole = sharding(options.mesh, None)
+        self.output_bias = parameter((size,), dtype, whole) if plan.output_bias else None
+        self.shared = None if plan.shared is None else make_mlp(config, plan.shared, dtype=dtype, options=options)
+        gate = partial(Linear, size, 1, bias=False, dtype=dtype, axes=(None, "hidden"), options=options)
+        self.shared_gate = gate() if plan.shared_gate else None
+        norm = partial(make_norm, plan.norm, size, dtype=dtype, options=options)
+        self.expert_norm, self.expert_output_norm = norm(), norm()
+        self.shared_norm, self.shared_output_norm = norm(), norm()
+
+    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+        """Map [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
+        experts, weights = self.router(x, num_rows)
+        if num_rows is not None:
+            # Padding chooses nobody: experts that it alone has would be read for nothing.
+            is_used = jnp.arange(len(x), dtype=jnp.int32) < num_rows
+            experts = jnp.where(is_used[:, None], experts, self.plan.count)
+        out = self.expert_output_norm(self._experts(self.expert_norm(x), (experts, weights)))
+        if self.output_bias is not None:
+            out = out + self.output_bias[...]
+        if self.shared is not None:
+            shared = self.shared_output_norm(self.shared(self.shared_norm(x), num_rows))
+            out = out + (shared if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * shared)
+        return out
+
+    def _experts(self, x: jax.Array, choice: Choice) -> jax.Array:
+        """The sum of each token's experts [T, D]."""
+        operands = self.gate_up.operands(), self.down.operands()
+        if self.mesh is None:
+            return self._own(x, choice, *operands, jnp.int32(0)).astype(x.dtype)
+
+        shards = data_parallel(self.mesh)
+
+        def own(x: jax.Array, choice: Choice, gate_up: Operands, down: Operands) -> jax.Array:
+            device = lax.axis_index(MODEL)
+            if shards == 1:
+                return lax.psum(self._own(x, choice, gate_up, down, device).astype(x.dtype), MODEL)
+            x, choice = jax.tree.map(lambda leaf: lax.all_gather(leaf, DATA, tiled=True), (x, choice))
+            device += lax.axis_index(DATA) * lax.axis_size(MODEL)
+            parts = self._own(x, choice, gate_up, down, device).astype(x.dtype)
+            return lax.psum(lax.psum_scatter(parts, DATA, tiled=True), MODEL)
+
+        whole = PartitionSpec()
+        specs = (whole, whole, self.gate_up.specs(operands[0]), self.down.specs(operands[1]))
+        summed: jax.Array = over_model(own, self.mesh, specs, whole)(x, choice, *operands)
+        return summed
+
+    def _own(self, x: jax.Array, choice: Choice, gate_up: Operands, down: Operands, device: jax.Array) -> jax.Array:
+        """What one device has of that sum, float32 [T, D]."""
+        experts, weights = choice
+        count = self.plan.count
+        if self.is_expert_parallel:
+            count //= all_parallel(self.mesh)
+            experts = experts - device * count
+            experts = jnp.where((experts >= 0) & (experts < count), experts, count)
+        by_expert = _Groups.of(experts, count)
+        multiply = partial(self._multiply, by_expert)
+        rows = x[by_expert.order // self.plan.per_token]
+        if self.plan.scales_input:
+            rows = (rows * weights.reshape(-1)[by_expert.order, None]).astype(x.dtype)
+            weights = jnp.ones_like(weights)
+        wide = multiply(rows, gate_up).astype(x.dtype)
+        # A bias of what is split inside an expert is one device's.
+        is_added = self.is_expert_parallel or device == 0
+        out = multiply(self._gated(wide), down, is_added)[by_expert.places].reshape(*experts.shape, -1)
+        out = jnp.where((experts < count)[:, :, None], out.astype(jnp.float32) * weights[:, :, None], 0.0)
+        return out.sum(axis=1)
+
+    def _multiply(
+        self, groups: "_Groups", rows: jax.Array, operands: Operands, is_added: jax.Array | bool = True
+    ) -> jax.Array:
+        """Rows in order of their experts times the matrix of each, and its bias, if it is to be added.
+
+        Products have the type of the rows: beside the weights, what many rows write counts as much.
+        """
+        weight, bias = operands
+        out = grouped_matmul(rows, weight, groups.sizes, out_dtype=rows.dtype, platform=self.platform)
+        if bias is None:
+            return out
+        own = bias.reshape(len(groups.sizes), -1).astype(jnp.float32)[groups.experts]
+        return out.astype(jnp.float32) + jnp.where(is_added, own, 0.0)
+
+    def _gated(self, wide: jax.Array) -> jax.Array:
+        """From [R, 2 I], or [R, I] without gates, what the second product takes, [R, I]."""
+        if not self.plan.is_gated:
+            return find_activation(self.plan.activation)(wide)
+        gate, up = jnp.split(wide, 2, axis=-1)
+        if self.plan.clamped is None:
+            return find_activation(self.plan.activation)(gate) * up
+        return clamped(gate, up, self.plan.clamped)
+
+
+def clamped(gate: jax.Array, up: jax.Array, plan: ClampedPlan) -> jax.Array:
+    """See `ClampedPlan`."""
+    gate, up = jnp.minimum(gate, plan.limit), jnp.clip(up, -plan.limit, plan.limit)
+    return (up + 1) * gate * jax.nn.sigmoid(plan.alpha * gate)
+
+
+class _Groups(NamedTuple):
+    """Choices of all tokens, in order of the expert."""
+
+    order: jax.Array
+    """int32 [T * k]: which choice is at a place."""
+    places: jax.Array
+    """The inverse: at which place a choice is."""
+    experts: jax.Array
+    """int32 [T * k] of the choice at a place; one beyond the last is the last."""
+    sizes: jax.Array
+    """int32 [E]: how often an expert was chosen."""
+
+    @classmethod
+    def of(cls, experts: jax.Array, count: int) -> "_Groups":
+        """Of `experts` int32 [T, k]; choices of number `count` come last, and are in no group."""
+        flat = experts.reshape(-1)
+        order = jnp.argsort(flat, stable=True).astype(jnp.int32)
+        numbers = jnp.arange(len(flat), dtype=jnp.int32)
+        places = jnp.zeros_like(order).at[order].set(numbers, unique_indices=True)
+        sizes = (flat[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(axis=0, dtype=jnp.int32)
+        return cls(order, places, jnp.minimum(flat[order], count - 1), sizes)

@@ -1,0 +1,109 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a paged cache of latents.
+
+The products that make keys and values of latents are absorbed: queries are multiplied by those of keys, and what
+attention gives by those of values. So no key or value is ever made, for prompts as for decodes, and attention reads
+one latent for all heads. Devices share the heads; each has the whole latents, and their whole cache.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from jaxllm.models.attention_plan import LatentAttentionPlan
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers.attention import Context
+from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged, parameter
+from jaxllm.models.layers.rope import pair_order, rotate
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.sharding import over_model, partition, sharding
+from jaxllm.pallas_kernels.latent_attention import LatentOptions, latent_attention
+from jaxllm.pallas_kernels.paged_attention import RaggedBatch
+
+
+class HeadProjection(nnx.Module):
+    """A matrix for every head: `weight` [N * out, in], one head after the other. Devices share the heads."""
+
+    def __init__(self, heads: int, in_size: int, out_size: int, *, dtype: jnp.dtype, options: ForwardOptions) -> None:
+        self.weight = parameter((heads * out_size, in_size), dtype, sharding(options.mesh, "heads", "hidden"))
+        self.shape = (heads, out_size, in_size)
+
+    def __call__(self, x: jax.Array, product: str) -> jax.Array:
+        """`x` [T, N, ...] times the matrices [N, out, in], as an einsum of `x` and them says, in the type of `x`."""
+        matrices = self.weight[...].reshape(self.shape)
+        return jnp.einsum(product, x, matrices, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+class LatentAttention(nnx.Module):
+    """Projections to latents and back, their norms, rotary embedding, attention; see `LatentAttentionPlan`."""
+
+    def __init__(
+        self, config: ModelConfig, plan: LatentAttentionPlan, options: ForwardOptions, *, dtype: jnp.dtype
+    ) -> None:
+        self.plan, self.mesh = plan, options.mesh
+        self.implementation, self.checks = options.attention, options.attention_checks
+        self.one_layer_cache = options.one_layer_cache
+        linear, norm = partial(Linear, dtype=dtype, options=options), partial(make_norm, plan.norm)
+        heads, hidden = config.num_heads, config.hidden_size
+        latent = (plan.rank + plan.rope_size, _rotated_last(plan, plan.rank))
+        down = {"query_down": (plan.query_rank, AS_THEY_ARE)} if plan.query_rank else {}
+        self.parts = merged(1, {**down, "latent_down": latent})
+        self.down = linear(hidden, self.parts.size, bias=plan.bias, axes=(None, "hidden"), rows=self.parts)
+        self.query_norm = norm(plan.query_rank, dtype=dtype, options=options) if plan.query_rank else None
+        self.latent_norm = norm(plan.rank, dtype=dtype, options=options)
+        self.query = linear(
+            plan.query_rank or hidden,
+            heads * plan.query_size,
+            bias=False,
+            axes=("heads", "hidden"),
+            rows=_rotated_last(plan, plan.plain_size),
+        )
+        project = partial(HeadProjection, heads, plan.rank, dtype=dtype, options=options)
+        self.key_up, self.value_up = project(plan.plain_size), project(plan.value_size)
+        self.output = linear(heads * plan.value_size, hidden, bias=plan.bias, axes=("hidden", "heads"))
+
+    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+        """Map `x` [T, D] to [T, D]; returns the cache (see `latent_cache_shape`) with the new tokens, too."""
+        plan, rows = self.plan, context.num_tokens
+        *query_latent, latent = self.parts.split(self.down(x, rows))
+        of = x if self.query_norm is None else self.query_norm(query_latent[0])
+        query = self.query(of, rows).reshape(len(x), -1, plan.query_size)
+        plain, q_rope = query[..., : plan.plain_size], query[..., plan.plain_size :]
+        latent, k_rope = latent[:, : plan.rank], latent[:, None, plan.rank :]
+        if context.rotation is not None:
+            q_rope, k_rope = rotate(q_rope, context.rotation), rotate(k_rope, context.rotation)
+        q_latent = self.key_up(plain, "tnp,npz->tnz")
+        layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
+        new = self.latent_norm(latent), k_rope[:, 0]
+        attended, kv_cache = self._attend(q_latent, q_rope, *new, kv_cache, layer, ragged=context.ragged)
+        values = self.value_up(attended, "tnz,nvz->tnv")
+        return self.output(values.reshape(len(x), -1), rows), kv_cache
+
+    def _attend(self, *arrays: jax.Array, ragged: RaggedBatch) -> tuple[jax.Array, jax.Array]:
+        """`latent_attention`, by each device for its own heads; `arrays` are its arguments before the batch."""
+        plan = self.plan
+        scale = plan.query_size**-0.5 if plan.scale is None else plan.scale
+        options = LatentOptions(scale, checks=self.checks)
+
+        def attend(ragged: RaggedBatch, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+            q_latent, q_rope, latent, k_rope, kv_cache, layer = arrays
+            return latent_attention(
+                q_latent, q_rope, latent, k_rope, kv_cache, layer, ragged, options, implementation=self.implementation
+            )
+
+        if self.mesh is None:
+            return attend(ragged, *arrays)
+        heads, whole = partition(None, "heads"), PartitionSpec()
+        in_specs = (whole, heads, heads, *(whole,) * (len(arrays) - 2))
+        sharded = over_model(attend, self.mesh, in_specs, (heads, whole))
+        return sharded(ragged, *arrays)
+
+
+def _rotated_last(plan: LatentAttentionPlan, size: int) -> Rows:
+    """Rows of heads that have `size` elements and then those that are rotated."""
+    order = pair_order(plan.rope, plan.rope_size) or range(plan.rope_size)
+    return Rows(group=size + plan.rope_size, order=(*range(size), *(size + place for place in order)))

@@ -1,0 +1,113 @@
+"""Modules whose matrices have few bits: which they are, and what parameters they have in place of one."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flax import nnx
+from jax.sharding import Mesh
+
+from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.matrix import Matrix
+from jaxllm.models.layers.parameter import ARRAYS, AS_THEY_ARE, Merged, Rows, merged, parameter
+from jaxllm.models.quantization.convert import common_type
+from jaxllm.models.sharding import devices_along, sharding
+from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
+from jaxllm.pallas_kernels.linear.weight_type import Activations, Values, WeightType
+
+logger = logging.getLogger(__name__)
+
+Axes = tuple[str | None, ...]
+
+
+def set_weight_types(module: nnx.Module, types: Sequence[tuple[str, WeightType]]) -> None:
+    """Give the modules inside their types, by their names in the module.
+
+    Those that become one matrix get a type that all can be brought to; where some have no type, none has. Raises
+    `ModelError`, which names them, where types cannot be brought to one.
+    """
+    if not types:
+        return
+    by_name = dict(types)
+    # A list: giving a module parameters changes what is walked over.
+    for path, each in list(nnx.iter_modules(module)):
+        if isinstance(each, Matrix):
+            names = _names_of(path, each.rows)
+            kind = _one_type(names, [by_name.get(name) for name in names])
+            if kind is not None:
+                each.set_weight_type(kind)
+
+
+def _names_of(path: Sequence[Any], rows: Rows | Merged) -> list[str]:
+    """Names of a module as weight names have them, one for each of the matrices that it is made of."""
+    parts = ["*" if isinstance(part, int) else part for part in path]
+    if isinstance(rows, Rows):
+        return [".".join(parts)]
+    return [".".join([*parts[:-1], part.name]) for part in rows.parts]
+
+
+def _one_type(names: Sequence[str], kinds: Sequence[WeightType | None]) -> WeightType | None:
+    known = [kind for kind in kinds if kind is not None]
+    if not known:
+        return None
+    if len(known) < len(kinds):
+        ordinary = ", ".join(name for name, kind in zip(names, kinds, strict=True) if kind is None)
+        logger.warning("%s: not quantised, because %s of them is not, and they are one product", names, ordinary)
+        return None
+    found = common_type(known)
+    if found is None:
+        given = "; ".join(f"{name}: {kind}" for name, kind in zip(names, known, strict=True))
+        raise ModelError(f"matrices of one product have types that cannot be brought to one without loss: {given}")
+    return found
+
+
+def array_axes(layout: QuantizedLayout, axes: tuple[str | None, str | None], mesh: Mesh | None) -> Mapping[str, Axes]:
+    """Logical axes of the arrays of a matrix [out, in] with these `axes`, by the arrays' names.
+
+    Scales are split like the inputs where each device's inputs are whole groups; else all devices have all of them.
+    Raises `ModelError` where two inputs of a byte would be on two devices.
+    """
+    kind, in_size = layout.kind, layout.shape[1]
+    out_axis, in_axis = axes
+    devices = devices_along(mesh, in_axis)
+    own = in_size // devices
+    if kind.values == Values.CODES and devices > 1 and own % 2:
+        raise ModelError(f"a matrix of 4 bits with {in_size} inputs cannot be split over {devices} devices")
+    is_whole_groups = kind.group is not None and own % kind.group == 0
+    scales = (out_axis, in_axis if is_whole_groups else None)
+    found = {"values": axes, "scales": scales, "offsets": scales, "order": (None,), "input_scale": (None,)}
+    return {name: found[name] for name in layout.arrays()}
+
+
+def check_shares_inputs(in_size: int, kind: WeightType, devices: int) -> None:
+    """Raise `ModelError` unless so many devices can each multiply with a part of a matrix's inputs, by itself."""
+    problem = None
+    if kind.is_reordered:
+        problem = "whose inputs are in another order"
+    elif kind.activations == Activations.PER_TOKEN:
+        problem = "whose activations have a scale for each token"
+    elif kind.group is not None and in_size // devices % kind.group:
+        problem = f"in groups of {kind.group} of {in_size} inputs"
+    if problem:
+        raise ModelError(
+            f"experts' matrices {problem} cannot be split over {devices} devices inside of an expert; "
+            "give --enable-expert-parallel, or fewer devices"
+        )
+
+
+def parameters(
+    layout: QuantizedLayout, axes: Mapping[str, Axes], rows: Rows | Merged, mesh: Mesh | None
+) -> dict[str, nnx.Param]:  # type: ignore[type-arg]
+    """Placeholders of the arrays of a matrix, by the names of parameters."""
+    inputs: Rows | Merged = AS_THEY_ARE
+    if isinstance(rows, Merged):
+        inputs = merged(1, {part.name: (1, AS_THEY_ARE) for part in rows.parts}, rows.experts)
+    made_of = {"order": AS_THEY_ARE, "input_scale": inputs}
+    found = {}
+    for name, own in layout.arrays(inputs.size if isinstance(inputs, Merged) else 1).items():
+        place = sharding(mesh, *axes[name])
+        about = {"array": name, "matrix": layout}
+        found[ARRAYS[name]] = parameter(
+            own.layout.shape, own.dtype, place, made_of.get(name, rows), own.layout, **about
+        )
+    return found

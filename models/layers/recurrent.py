@@ -1,0 +1,42 @@
+"""Blocks that keep a state of each request in place of keys and values of its tokens."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm.models.cache import States
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers.attention import Context
+from jaxllm.models.layers.gated_delta import GatedDeltaNet
+from jaxllm.models.layers.selective_scan import SelectiveScanMixer
+from jaxllm.models.layers.short_convolution import ShortConvolution
+from jaxllm.models.layers.state_space import StateSpaceMixer
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.plan import RecurrentPlan
+from jaxllm.models.recurrent_plan import GatedDeltaPlan, SelectiveScanPlan, ShortConvolutionPlan, StateSpacePlan
+
+
+class RecurrentBlock(Protocol):
+    """What every kind is."""
+
+    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+        """Map `x` [T, D] to [T, D]; returns the arrays of its `StateGroup` with the rows' new states, too."""
+        ...
+
+
+KINDS: Mapping[type[RecurrentPlan], Callable[..., Any]] = {
+    GatedDeltaPlan: GatedDeltaNet,
+    SelectiveScanPlan: SelectiveScanMixer,
+    ShortConvolutionPlan: ShortConvolution,
+    StateSpacePlan: StateSpaceMixer,
+}
+"""The blocks by their plans, made from `(config, plan, options, dtype=dtype)`."""
+
+
+def make_recurrent(
+    config: ModelConfig, plan: RecurrentPlan, options: ForwardOptions, *, dtype: jnp.dtype
+) -> RecurrentBlock:
+    """The block of a plan."""
+    return cast(RecurrentBlock, KINDS[type(plan)](config, plan, options, dtype=dtype))

@@ -1,0 +1,70 @@
+"""A Mamba mixer."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.models.cache import States
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.layers.activation import find_activation
+from jaxllm.models.layers.attention import Context
+from jaxllm.models.layers.by_heads import by_heads
+from jaxllm.models.layers.linear import Linear
+from jaxllm.models.layers.norm import make_norm
+from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
+from jaxllm.models.layers.short_convolution import Convolution
+from jaxllm.models.layers.states import read_states, write_states
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.recurrent_plan import SelectiveScanPlan
+from jaxllm.models.sharding import model_parallel, sharding
+from jaxllm.pallas_kernels.selective_scan import selective_scan
+
+
+class SelectiveScanMixer(nnx.Module):
+    """See `SelectiveScanPlan`. Step sizes and decays are float32. Devices share channels."""
+
+    def __init__(
+        self, config: ModelConfig, plan: SelectiveScanPlan, options: ForwardOptions, *, dtype: jnp.dtype
+    ) -> None:
+        self.plan, self.options = plan, options
+        size, channels = config.hidden_size, plan.channels
+        whole = (channels, AS_THEY_ARE)
+        self.parts = merged(model_parallel(options.mesh), {"x": whole, "gate": whole})
+        linear = partial(Linear, dtype=dtype, options=options)
+        self.input = linear(size, self.parts.size, bias=plan.bias, axes=("heads", "hidden"), rows=self.parts)
+        convolution = partial(Convolution, bias=plan.convolution_bias, dtype=dtype, options=options)
+        self.convolution = convolution(channels, plan.width, axis="heads")
+        self.selection = linear(channels, plan.rank + 2 * plan.state_size, bias=False, axes=("hidden", "heads"))
+        norm = partial(make_norm, plan.norm, dtype=dtype, options=options)
+        self.step_norm, self.write_norm, self.read_norm = norm(plan.rank), norm(plan.state_size), norm(plan.state_size)
+        self.step = linear(plan.rank, channels, bias=True, axes=("heads", "hidden"))
+        by_channel, exact = partial(sharding, options.mesh, "heads"), jnp.dtype("float32")
+        self.a_log = parameter((channels, plan.state_size), exact, by_channel(None))
+        self.skip = parameter((channels,), exact, by_channel())
+        self.output = linear(channels, size, bias=plan.bias, axes=("hidden", "heads"))
+
+    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+        """Map `x` [T, D] to [T, D]; see `RecurrentBlock`."""
+        plan, tokens = self.plan, context.num_tokens
+        own, gate = self.parts.split(self.input(x, tokens))
+        before = read_states(states[:1], plan, context, x.dtype)[0]
+        own, after = self.convolution(own, before, context.ragged.query_start)
+        own = find_activation(plan.activation)(own)
+        selected = self.selection(own, tokens)
+        step, write, read = jnp.split(selected, (plan.rank, plan.rank + plan.state_size), axis=-1)
+        rate = jax.nn.softplus(self.step(self.step_norm(step), tokens).astype(jnp.float32))
+        wide = own.astype(jnp.float32)
+        out, held = by_heads(
+            partial(selective_scan, platform=self.options.platform),
+            (wide, rate),
+            states[1:],
+            plan.states[1],
+            context,
+            self.options.mesh,
+            shared=(self.write_norm(write), self.read_norm(read)),
+            weights=(-jnp.exp(self.a_log[...]),),
+        )
+        out = (out + wide * self.skip[...]) * jax.nn.silu(gate.astype(jnp.float32))
+        return self.output(out.astype(x.dtype), tokens), (*write_states(states[:1], (after,), context), *held)

@@ -1,0 +1,87 @@
+"""What feed-forward blocks compute, experts too: choices of a family, as `jaxllm.models.plan` has them for layers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxllm.models.norm_plan import NormPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPPlan:
+    """A feed-forward block: `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))`.
+
+    `size` is that between the products, the model's `intermediate_size` by default. The last product may have a bias
+    when the others have none (`down_bias`). What the activation gets of a gate is multiplied by `gate_scale`. With
+    `sparsity` about that share of the gates of a token is set to zero, those below a number of standard deviations from
+    their mean, which is taken off the others (Gemma 3n).
+    """
+
+    activation: str = "silu"
+    is_gated: bool = True
+    bias: bool = False
+    down_bias: bool = False
+    size: int | None = None
+    gate_scale: float = 1.0
+    sparsity: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterPlan:
+    """How a token's experts are chosen and weighted, from logits that a product gives, which may have a `bias`.
+
+    The scores are the `softmax` or the `sigmoid` of all logits; or the logits themselves, and the softmax of those
+    chosen are the weights (`chosen_softmax`), or the sigmoid of each (`chosen_sigmoid`); or as in SparseMixer (arXiv
+    2409.12136), for two experts, with `jitter`.
+    The highest scores are chosen, each with a `correction` added that the weights do not have. Of `groups` of experts
+    only the best `top_groups` are looked at, by their best score or by the sum of the two best. Weights are divided by
+    their sum plus `epsilon`, if they are to be `normalised`, and multiplied by `scale`.
+    """
+
+    kind: Literal["softmax", "sigmoid", "chosen_softmax", "chosen_sigmoid", "sparsemixer"] = "softmax"
+    norm: NormPlan | None = None
+    """Of what goes into the product, which is then multiplied by a weight for each element and hidden size ** -0.5."""
+    bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best"
+    normalised: bool = False
+    epsilon: float = 0.0
+    scale: float = 1.0
+    expert_scale: bool = False
+    """Whether weights are multiplied by a number of their expert."""
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedPlan:
+    """gpt-oss's gate: (up + 1) * gate * sigmoid(alpha * gate), gate up to `limit`, up within +-`limit`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsPlan:
+    """A mixture of experts: `count` MLPs of `size`, of which each token has the sum of `per_token`, weighted.
+
+    An MLP for all tokens may be `shared`: its output is added, times the sigmoid of a product with `shared_gate`.
+    """
+
+    count: int
+    per_token: int
+    size: int
+    activation: str = "silu"
+    is_gated: bool = True
+    clamped: ClampedPlan | None = None
+    """In place of the activation."""
+    bias: bool = False
+    output_bias: bool = False
+    """Whether a bias is added to the sum over a token's experts (Nomic Embed 2)."""
+    router: RouterPlan = RouterPlan()
+    scales_input: bool = False
+    """Whether an expert's weight multiplies what goes into it, not what comes out (Llama 4)."""
+    shared: MLPPlan | None = None
+    shared_gate: bool = False
+    norm: NormPlan | None = None
+    """Of the experts and of what is shared, one before and one behind each; the router's is its own (Gemma 4)."""

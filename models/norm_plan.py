@@ -1,0 +1,19 @@
+"""What norms compute: choices of a family, as `jaxllm.models.plan` has them for layers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormPlan:
+    """A norm: by root mean square, or by mean and variance (`layer`).
+
+    What is normalised is multiplied by weight + `offset` (Gemma and Nemotron store weights around zero), unless there
+    is no weight, then a bias is added, if there is one.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    offset: float = 0.0
+    weight: bool = True
+    bias: bool = False

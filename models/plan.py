@@ -1,0 +1,161 @@
+"""What the layers of a decoder compute: choices of a family that shared layers follow without asking its name."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
+from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
+from jaxllm.models.norm_plan import NormPlan
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateArray:
+    """An array that a recurrent layer keeps of each request, of one size however long the request is.
+
+    `axes` are the logical names of its axes, see `jaxllm.models.sharding`. A `dtype` of None is that of activations.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    dtype: str | None = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentPlan:
+    """A block that keeps a state of each request, in place of keys and values of its tokens. Kinds derive from it."""
+
+    @property
+    def states(self) -> tuple[StateArray, ...]:
+        """What it keeps; zeros where a request begins."""
+        raise NotImplementedError
+
+    @property
+    def split_sizes(self) -> tuple[int, ...]:
+        """What devices share among them: their number must divide each of these."""
+        raise NotImplementedError
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Numbers in the matrices that a token is multiplied with."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInputPlan:
+    """What a layer adds behind its blocks from an embedding of the token that is its own (Gemma 3n, Gemma 4).
+
+    `norm(projection(activation(gate(x)) * embedding))`, with an embedding of `size` elements.
+    """
+
+    size: int
+    activation: str
+    norm: NormPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class AltUpPlan:
+    """Alternating updates (arXiv 2301.13310) with learned augmented residuals (arXiv 2411.07501), as in Gemma 3n.
+
+    The residual is `count` streams, of which the layer computes with number `active`, predicted from all of them, and
+    corrects all by what comes out. What goes into attention is added to its result, with two products of `rank`. The
+    token's input is made of the corrected active stream, perhaps scaled by a weight (`scales`), and added to all but
+    the first.
+    """
+
+    count: int
+    active: int
+    rank: int
+    norm: NormPlan
+    scales: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """One decoder layer; layers with equal plans are alike. Sizes are the model's.
+
+    A block is attention or MLP, which may be a mixture of experts. Its input is normalised before it, its output behind
+    it, scaled by `residual_scale`, and added to the residual; with `normalises_sum`, what is normalised behind it is
+    the sum, as in arXiv 1706.03762. Blocks follow one another, or both take the layer's input (`is_parallel`); then
+    without an `mlp_norm` they share what the `attention_norm` gives.
+
+    A `residual_mlp` comes between the two, with its norm, as a block of its own (Arctic).
+
+    With a `token_input`, that is added last.
+
+    A layer with a `recurrence` has that in place of attention, and its `attention` means nothing; one without
+    an MLP (`has_mlp`) has nothing behind it.
+    """
+
+    attention: AttentionPlan | LatentAttentionPlan = AttentionPlan()
+    recurrence: RecurrentPlan | None = None
+    mlp: MLPPlan | ExpertsPlan = MLPPlan()
+    has_mlp: bool = True
+    attention_norm: NormPlan | None = NormPlan()
+    attention_output_norm: NormPlan | None = None
+    mlp_norm: NormPlan | None = NormPlan()
+    mlp_output_norm: NormPlan | None = None
+    residual_mlp: MLPPlan | None = None
+    residual_norm: NormPlan | None = None
+    is_parallel: bool = False
+    normalises_sum: bool = False
+    residual_scale: float = 1.0
+    token_input: TokenInputPlan | None = None
+    output_scale: bool = False
+    """Whether what the layer gives is multiplied by a number."""
+    shared_block: int | None = None
+    """Number of the block, of those that layers have in common, which is in place of attention and MLP (Zamba 2)."""
+    adds_shared: bool = False
+    """Whether the layer's input is added to by such a block, which is the layer before it."""
+    altup: AltUpPlan | None = None
+    """In all layers of a model or in none."""
+    weight_types: "tuple[tuple[str, WeightType], ...]" = ()
+    """Of matrices of few bits, by the names of their modules in the layer ("attention.query", "mlp.expert_up")."""
+
+    def with_window(self, window: int) -> "LayerPlan":
+        """The same with another window."""
+        return self if self.attention.window == window else self.attending(window=window)
+
+    def attending(self, **changes: object) -> "LayerPlan":
+        """The same with other values of its attention."""
+        return replace(self, attention=self.attention.but(**changes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInputsPlan:
+    """Embeddings of tokens for each layer, of `size` elements (Gemma 3n, Gemma 4), see `TokenInputPlan`.
+
+    Rows of a table for `vocab_size` tokens, others have that of token 0, plus the `norm` of a product with what the
+    first layer gets.
+    """
+
+    size: int
+    vocab_size: int
+    norm: NormPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingPlan:
+    """Rows of the table times `scale`, rounded to their type; plus learned positions; then a norm.
+
+    There are `positions` of them, 0 for none; position p takes row p + `position_offset`. Rows of another `size` than
+    the hidden one are projected to it, and what the layers give back to theirs before the output layer. Layers may have
+    embeddings of their own (`each_layer`).
+    """
+
+    size: int | None = None
+    scale: float = 1.0
+    positions: int = 0
+    position_offset: int = 0
+    norm: NormPlan | None = None
+    each_layer: TokenInputsPlan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputPlan:
+    """Logits times `scale`, then soft_cap * tanh(logits / soft_cap); `bias` is one of the output layer."""
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+    bias: bool = False

@@ -1,0 +1,134 @@
+"""Writes a quantised copy of a checkpoint: whole or not at all, one tensor at a time."""
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxllm.models.checkpoint.safetensors_file import DTYPES
+from jaxllm.models.checkpoint.safetensors_writer import write_file
+from jaxllm.models.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
+from jaxllm.models.errors import ModelError
+from jaxllm.models.quantization.export_plan import Copied, ExportPlan
+from jaxllm.models.quantization.rounding import rounded
+
+SHARD_BYTES = 5 * 10**9
+"""Of a file of weights, unless one tensor has more."""
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".ot", ".index.json")
+
+
+def check_target(target: Path) -> None:
+    """Raise `ModelError` unless nothing is there, or an empty folder."""
+    if target.is_dir():
+        if any(target.iterdir()):
+            raise ModelError(f"{target}: the folder is not empty; give a new one, nothing is overwritten")
+    elif target.exists() or target.is_symlink():
+        raise ModelError(f"{target}: a file is there; give a new folder")
+
+
+def write_export(
+    plan: ExportPlan,
+    target: Path,
+    progress: Callable[[int, int], None] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write the copy to the folder `target`, which appears once all is on the disk.
+
+    Beside the weights it gets the other files of the checkpoint's folder. `progress` is called with the bytes written
+    and the bytes in total. Raises `ModelError` for tensors that cannot be read or rounded, for a target that is there
+    already, and for a disk that is full or refuses.
+    """
+    check_target(target)
+    target = target.resolve()
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    try:
+        temporary.mkdir(parents=True)
+        _check_space(temporary, plan.num_bytes)
+        _write_weights(plan, temporary, progress, shard_bytes)
+        for file in other_files(plan.folder):
+            shutil.copyfile(file, temporary / file.name)
+        _write_json(temporary / "config.json", plan.config)
+        temporary.rename(target)
+    except OSError as error:
+        raise ModelError(f"{target}: cannot be written ({error.strerror or error}); nothing is left of it") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def other_files(folder: Path) -> list[Path]:
+    """What is in a checkpoint's folder beside weights and config.json: tokenizer, chat template, licence."""
+    return [
+        file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and not file.name.startswith(".") and file.name != "config.json"
+        if not file.name.endswith(_WEIGHTS)
+    ]
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelError(
+            f"{folder.parent}: the quantised weights take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there"
+        )
+
+
+def _write_weights(
+    plan: ExportPlan, folder: Path, progress: Callable[[int, int], None] | None, shard_bytes: int
+) -> None:
+    shards = _shards(plan.tensors, shard_bytes)
+    done, places = 0, {}
+
+    def arrays(shard: Sequence[Copied]) -> Iterator[tuple[str, np.ndarray]]:
+        nonlocal done
+        for each in shard:
+            yield from _arrays(each)
+            done += each.num_bytes
+            if progress:
+                progress(done, plan.num_bytes)
+
+    for number, shard in enumerate(shards, 1):
+        name = SINGLE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        entries = [entry for each in shard for entry in each.entries]
+        write_file(folder / name, entries, arrays(shard))
+        places.update({entry.name: name for entry in entries})
+    if len(shards) > 1:
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": plan.num_bytes}, "weight_map": places})
+
+
+def _shards(tensors: Sequence[Copied], shard_bytes: int) -> list[list[Copied]]:
+    """Tensors in their order, cut before a file would get too large."""
+    shards: list[list[Copied]] = [[]]
+    size = 0
+    for each in tensors:
+        if shards[-1] and size + each.num_bytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(each)
+        size += each.num_bytes
+    return shards
+
+
+def _arrays(copied: Copied) -> Iterator[tuple[str, np.ndarray]]:
+    """What a tensor becomes."""
+    tensor, scheme = copied.tensor, copied.scheme
+    if scheme is not None:
+        matrix = rounded(tensor.read(np.dtype(np.float32)), scheme.kind)
+        if not np.isfinite(matrix.scales.astype(np.float32)).all():
+            raise ModelError(f"{tensor.path}: tensor {tensor.name!r} has numbers that are not finite")
+        yield from scheme.arrays(copied.module, matrix)
+    elif tensor.dtype in DTYPES:
+        yield tensor.name, tensor.read(DTYPES[tensor.dtype])
+    else:
+        # No weights, such as positions that are numbered: nobody reads them here.
+        raw = np.empty(tensor.num_bytes, np.uint8)
+        tensor.read_bytes(raw, 0)
+        yield tensor.name, raw
+
+
+def _write_json(path: Path, values: object) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,184 @@
+"""What a quantised copy of a checkpoint consists of, known by the headers of its files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from jaxllm.models.causal_lm import abstract_model
+from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
+from jaxllm.models.checkpoint.matching import matching_tensors, new_name
+from jaxllm.models.checkpoint.safetensors_file import Tensor
+from jaxllm.models.checkpoint.safetensors_writer import Entry
+from jaxllm.models.checkpoint.slots import Slot, Slots, Specs, checkpoint_slots
+from jaxllm.models.checkpoint.source import Fused, Interleaved, Whole
+from jaxllm.models.checkpoint.weight_files import tensors_in
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.errors import ModelError
+from jaxllm.models.families import registry
+from jaxllm.models.families.family import Family
+from jaxllm.models.layers.parameter import ParameterSpec
+from jaxllm.models.options import ForwardOptions
+from jaxllm.models.quantization.compressed_scheme import FORMATS, Scheme, can_write, scheme_for
+from jaxllm.models.quantization.module_names import is_embedding
+from jaxllm.models.quantization.module_tensors import RAW_TYPES
+from jaxllm.models.quantization.online import quantized
+
+_WEIGHT = ".weight"
+_EXPERTS, _ALL_EXPERTS = ".experts.", r"re:.*\.experts(\.|$)"
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A tensor of a checkpoint, and how it becomes a matrix of few bits, if it does."""
+
+    tensor: Tensor
+    scheme: Scheme | None = None
+
+    @property
+    def module(self) -> str:
+        """The module that the matrix belongs to."""
+        return self.tensor.name.removesuffix(_WEIGHT)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What it becomes."""
+        tensor = self.tensor
+        if self.scheme is None:
+            # One whose values do not lie one after another takes more in its file.
+            num_bytes = tensor.num_bytes if type(tensor) is Tensor else tensor.size * RAW_TYPES[tensor.dtype].itemsize
+            return [Entry(tensor.name, tensor.dtype, tensor.shape, num_bytes)]
+        return self.scheme.entries(self.module, (tensor.shape[0], tensor.shape[1]))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what it becomes."""
+        return sum(entry.num_bytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """All tensors of the checkpoint in `folder` as the copy has them, and its config.json."""
+
+    folder: Path
+    tensors: Sequence[Copied]
+    config: Mapping[str, Any]
+    left: Sequence[str]
+    """Names of layers' matrices that stay as they are though they are multiplied with: packed experts, those
+    stored as [in, out], or with inputs that no group divides."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors of the copy."""
+        return sum(each.num_bytes for each in self.tensors)
+
+
+def plan_export(folder: Path, method: str) -> ExportPlan:
+    """How the checkpoint in `folder` becomes one of compressed-tensors. Nothing but headers is read.
+
+    The embedding, the output layer, routers, norms, and biases are copied. Of layers those matrices are quantised that
+    are linear layers' in the checkpoint: 2-D, [out, in], those of experts only if each expert has its own.
+
+    Raises `ModelError` for a checkpoint that cannot be read, is quantised already, or is that of no generating model.
+    """
+    config = read_config(folder)
+    family = registry.lookup(config.architecture)
+    if family.use != "generate" or family.make_encoder is not None:
+        raise ModelError(f"{folder}: {config.architecture} does not generate text; only models that do are quantised")
+    if config.weight_method is not None:
+        raise ModelError(f"{folder}: the checkpoint is quantised already, by {config.weight_method!r}; give another")
+    slots, specs = _places(config, family, method)
+    _check(folder, config, family, specs, slots)
+    tensors = tensors_in(folder)
+    if any(tensor.path.suffix == ".gguf" for tensor in tensors):
+        raise ModelError(f"{folder}: GGUF files are not copied; give the checkpoint that they were made from")
+    found = {new_name(tensor.name, family.renamed): tensor for tensor in tensors}
+    meant = [name for name, own in slots.items() if any(specs[slot.path].matrix is not None for slot in own)]
+    linear = {name for name in meant if name in found and _is_linear(found[name], slots[name], specs)}
+    done = {name for name in linear if can_write(method, found[name].shape[1])}
+    if any(name not in done and _is_of_expert(slots[name]) for name in meant):
+        # vLLM has one scheme for all of an expert.
+        done = {name for name in done if not _is_of_expert(slots[name])}
+    if not done:
+        raise ModelError(f"{folder}: nothing in it is a matrix [out, in] of a linear layer that can be quantised")
+    scheme = scheme_for(method, {found[name].shape[1] for name in done})
+    copied = [Copied(tensor, scheme if name in done else None) for name, tensor in found.items()]
+    left = [name for name in meant if name not in done]
+    section = _section(method, scheme, _ignored(copied, slots, done, left))
+    return ExportPlan(folder, copied, _config(folder, config, section), left)
+
+
+def _places(config: ModelConfig, family: Family, method: str) -> tuple[Slots, Specs]:
+    """Where tensors would go in a model whose layers are quantised, and what is there."""
+    names = family.names_of(config)
+    model = abstract_model(quantized(config, names, method, tables=False), ForwardOptions(), config.dtype)
+    specs = {path: ParameterSpec.of(variable) for path, variable in nnx.to_flat_state(nnx.state(model))}
+    return checkpoint_slots(specs, names), specs
+
+
+def _check(folder: Path, config: ModelConfig, family: Family, specs: Specs, slots: Slots) -> None:
+    """Raise `ModelError` for what loading would refuse: tensors missing, unknown, or of another shape."""
+    tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
+    others = family.other_parts_of(config)
+    found = [new_name(tensor.name, family.renamed) for tensor in tensors_in(folder)]
+    unused = [name for name in found if name.startswith(tuple(others)) and name not in slots] if others else []
+    ignored = (*family.ignored_tensors, *KV_SCALES, *tied, *unused)
+    matching_tensors(folder, specs, slots, ignored, family.renamed, "auto")
+
+
+def _is_linear(tensor: Tensor, own: Sequence[Slot], specs: Specs) -> bool:
+    """Whether a tensor is the matrix [out, in] of a linear layer that can have few bits; its slots are `own`."""
+    if not own or len(tensor.shape) != 2 or not tensor.name.endswith(_WEIGHT):
+        return False
+    return all(
+        specs[slot.path].matrix is not None and isinstance(slot.take, Whole | Fused | Interleaved) for slot in own
+    )
+
+
+def _ignored(copied: Sequence[Copied], slots: Slots, done: set[str], left: Sequence[str]) -> list[str]:
+    """Modules that 'Linear' would mean, and that are none of the matrices of few bits.
+
+    Those of parts that are not read here, such as towers for images, are among them.
+    """
+    names = {each.tensor.name for each in copied if each.scheme is None and len(each.tensor.shape) == 2}
+    names |= {name for name, own in slots.items() if name not in done and len(own[0].shape) == 2}
+    modules = {name.removesuffix(_WEIGHT) for name in (*names, *left) if name.endswith(_WEIGHT) or name in left}
+    modules = {module for module in modules if not is_embedding(module)}
+    if any(_is_of_expert(slots[name]) for name in left):
+        # There may be thousands, and none of them is quantised.
+        modules = {module for module in modules if _EXPERTS not in module} | {_ALL_EXPERTS}
+    return ["lm_head", *sorted(modules - {"lm_head"})]
+
+
+def _is_of_expert(own: Sequence[Slot]) -> bool:
+    return any(slot.part is not None and slot.part.expert is not None for slot in own)
+
+
+def _section(method: str, scheme: Scheme, ignored: list[str]) -> dict[str, Any]:
+    """What config.json says."""
+    group = {
+        "targets": ["Linear"],
+        "weights": scheme.weights,
+        "input_activations": None,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": FORMATS[method],
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ignored,
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def _config(folder: Path, config: ModelConfig, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The checkpoint's own, with the section; and with the type of what is not quantised, which was a guess."""
+    values = ConfigFile.read(folder / "config.json").values
+    has_type = values.get("dtype") or values.get("torch_dtype")
+    return {**values, **({} if has_type else {"torch_dtype": config.dtype}), "quantization_config": section}

@@ -1,0 +1,47 @@
+"""Formats of quantised checkpoints by their name in `quantization_config`."""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from jaxllm.models.checkpoint.config_file import ConfigFile
+from jaxllm.models.errors import ModelError
+from jaxllm.models.quantization.format import Format
+
+FORMATS: Mapping[str, str] = {
+    "awq": "awq",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed_tensors",
+    "fp8": "fp8",
+    "gguf": "gguf.format",
+    "gptq": "gptq",
+    "modelopt": "modelopt",
+    "mxfp4": "mxfp4",
+}
+"""Modules of this folder by `quant_method`, each with `read_format(section: ConfigFile) -> Format`.
+
+A format uses every field of its section, ignores it as irrelevant (`ConfigFile.ignore`), or refuses it by name
+(`section.wrong`, or `section.check_all_used(())`, which raises for what nobody looked at).
+"""
+
+
+def method_of(section: ConfigFile) -> str:
+    """By what a `quantization_config` says that matrices were quantised, one of `FORMATS`. Raises `ModelError`."""
+    # Sections that compressed-tensors wrote before it had a method are told by their groups.
+    method = section.text("quant_method", "compressed-tensors" if section.has("config_groups") else "none")
+    if method not in FORMATS:
+        raise ModelError(
+            f"{section.source}: checkpoints quantised by {method!r} cannot be read; supported methods are "
+            f"{', '.join(sorted(FORMATS))}"
+        )
+    return method
+
+
+def read_format(section: ConfigFile) -> Format:
+    """The format of a `quantization_config`.
+
+    Raises `ModelError`, which names the field, or says which methods there are.
+    """
+    module = import_module(f"jaxllm.models.quantization.{FORMATS[method_of(section)]}")
+    found: Format = module.read_format(section)
+    section.check_all_used(("quant_method",))
+    return found

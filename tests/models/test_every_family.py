@@ -1,0 +1,19 @@
+"""The families that long tests take have everything that any family has."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxllm.models.checkpoint.checkpoint import read_config
+from tests.models.every_family import COVERING, FAMILIES, choices
+
+
+@pytest.mark.slow
+def test_a_few_families_have_every_choice(tmp_path: Path) -> None:
+    chosen = {}
+    for name, family in FAMILIES.items():
+        family.save(tmp_path / name)
+        chosen[name] = choices(read_config(tmp_path / name))
+    covered = set.union(*(chosen[name] for name in COVERING))
+    missing = {name: sorted(map(str, own - covered)) for name, own in chosen.items() if own - covered}
+    assert not missing, "add some of these to COVERING"

@@ -1,0 +1,258 @@
+"""Families with experts give transformers' logits, as those in `test_families` do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralRMSNorm
+
+from tests.models.test_families import BOTH_STACKS, LATENT, Case, Stack, check, randomise, save
+
+EIGHT = {"num_experts": 8, "num_experts_per_tok": 3}
+EIGHT_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_mscale": 1.2, "long_mscale": 1.2}
+
+CASES = {
+    "dbrx": Case(
+        "Dbrx",
+        {
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 100.0},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "deepseek_v2": Case(
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": 16,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v2-lite": Case("DeepseekV2", {**LATENT, "q_lora_rank": None, "attention_bias": True}),
+    "deepseek_v3": Case(
+        "DeepseekV3",
+        {
+            **LATENT,
+            "q_lora_rank": 16,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek_v3-moonlight": Case(
+        "DeepseekV3",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+        },
+    ),
+    "glm4_moe_lite": Case("Glm4MoeLite", {**LATENT, "q_lora_rank": 16, "mlp_layer_types": ["sparse", "dense"]}),
+    "dots1": Case(
+        "Dots1",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "sliding_window": 5,
+            "max_window_layers": 2,
+        },
+    ),
+    "flex_olmo": Case("FlexOlmo", {**EIGHT, "norm_topk_prob": True}),
+    "glm4_moe": Case(
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "gpt_oss": Case("GptOss", {**EIGHT_LOCAL, "head_dim": 16, "sliding_window": 5, "swiglu_limit": 0.5}),
+    "granitemoe": Case(
+        "GraniteMoe", {**EIGHT_LOCAL, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 0.5}
+    ),
+    "granitemoe-shared": Case("GraniteMoeShared", {**EIGHT_LOCAL, "shared_intermediate_size": 40}),
+    "lfm2_moe": Case(
+        "Lfm2Moe",
+        {
+            **EIGHT,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama4": Case(
+        "Llama4Text",
+        {
+            **EIGHT_LOCAL,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 40,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8,
+            "no_rope_layer_interval": 2,
+            "floor_scale": 4,
+            "attn_scale": 0.3,
+            # As in Scout, whose ramp is a step.
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 100.0,
+                "factor": 16.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "minimax_m2": Case("MiniMaxM2", {**EIGHT_LOCAL, "head_dim": 16, "rotary_dim": 8}),
+    "olmoe": Case("Olmoe", {**EIGHT, "norm_topk_prob": True}),
+    "phimoe": Case("Phimoe", {"num_local_experts": 6, "router_jitter_noise": 0.1, "lm_head_bias": True}),
+    "phimoe-long": Case(
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "attention_bias": True,
+            "rope_parameters": {
+                **LONG,
+                "short_factor": [1.0 + 0.2 * pair for pair in range(8)],
+                "long_factor": [2.0 + 0.3 * pair for pair in range(8)],
+                # Beyond it, transformers stays with the short factors, other than the model's authors and Phi-3.
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "solar_open": Case(
+        "SolarOpen",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "head_dim": 16,
+            "attention_bias": True,
+        },
+    ),
+    "qwen2_moe": Case(
+        "Qwen2Moe",
+        {
+            **EIGHT,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+    ),
+    "mixtral": Case("Mixtral", {"num_local_experts": 6, "sliding_window": 5}),
+    "qwen3_moe": Case("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}),
+    "qwen3_moe-sparse": Case(
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "attention_bias": True,
+        },
+    ),
+}
+
+
+def save_all_random(folder: Path, case: Case) -> torch.nn.Module:
+    """The same as `save`, with random values for what it passes over or takes for a norm."""
+    model = save(folder, case)
+    with torch.no_grad():
+        for name, tensor in [*model.named_buffers(), *model.named_parameters()]:
+            if name.endswith(("correction_bias", "Wqkv.weight")):
+                tensor.copy_(torch.randn_like(tensor) * 0.15)
+    model.save_pretrained(folder)
+    return model
+
+
+class ArcticLayer(MixtralDecoderLayer):
+    """What the authors' own code computes, which is not in transformers, of Mixtral's parts."""
+
+    def __init__(self, config: Any, layer: int) -> None:
+        super().__init__(config, layer)
+        size = config.hidden_size
+        self.residual_layernorm = MixtralRMSNorm(size, eps=config.rms_norm_eps)
+        self.dense = torch.nn.ModuleDict({name: torch.nn.Linear(size, size, bias=False) for name in ("w1", "w2", "w3")})
+
+    def forward(self, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
+        behind = hidden_states + attended
+        normed, mlp = self.residual_layernorm(behind), self.dense
+        dense = mlp["w2"](torch.nn.functional.silu(mlp["w1"](normed)) * mlp["w3"](normed))
+        return behind + dense + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+ARCTIC = {"arctic": Case("Mixtral", {"num_local_experts": 6})}
+
+
+def save_arctic(folder: Path, case: Case) -> torch.nn.Module:
+    """A random Arctic in `folder`, from options of Mixtral."""
+    model = save(folder, case)
+    config = model.config
+    model.model.layers = torch.nn.ModuleList([ArcticLayer(config, layer) for layer in range(config.num_hidden_layers)])
+    randomise(model)
+    model.save_pretrained(folder)
+    weights, path = folder / "model.safetensors", folder / "config.json"
+    save_file({name.replace(".dense.", ".residual_mlp."): value for name, value in load_file(weights).items()}, weights)
+    own = {"architectures": ["ArcticForCausalLM"], "moe_layer_frequency": 1, "parallel_attn_mlp_res": True}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **own, "moe_token_dropout": True}))
+    return model
+
+
+REFERENCES = {"ArcticForCausalLM": "Mixtral"}
+"""Families that are compared with what is made of another's parts."""
+
+
+@BOTH_STACKS
+def test_arctic(tmp_path: Path, stack: Stack) -> None:
+    check(tmp_path, save_arctic(tmp_path, ARCTIC["arctic"]), stack)
+
+
+@BOTH_STACKS
+@pytest.mark.parametrize("name", CASES)
+def test_logits(tmp_path: Path, name: str, stack: Stack) -> None:
+    check(tmp_path, save_all_random(tmp_path, CASES[name]), stack)
