@@ -11,6 +11,11 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 
 from jaxllm.errors import ConfigError, nearest
 
+MAMBA_BLOCK_SIZE = 2048
+"""Tokens between two snapshots of recurrent states: so few snapshots of a long prompt, and so large its chunks."""
+MAX_ENGINES = 64
+"""Most engines behind one server."""
+
 
 @dataclass(frozen=True)
 class OptionInfo:
@@ -22,7 +27,7 @@ class OptionInfo:
     environment: str | None = None
     foreign_environment: str | None = None
     aliases: tuple[str, ...] = ()
-    synonyms: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    synonyms: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
 
 
 def option(
@@ -34,7 +39,7 @@ def option(
     environment: str | None = None,
     foreign_environment: str | None = None,
     aliases: tuple[str, ...] = (),
-    synonyms: Mapping[str, str] | None = None,
+    synonyms: Mapping[str, str | None] | None = None,
 ) -> Any:
     """A dataclass field that is a user-visible option.
 
@@ -97,18 +102,35 @@ def _check_container(name: str, value: Any, kind: Any) -> None:
 class ModelOptions(Section):
     """Which model, and how its weights are held."""
 
-    model: str = option("demo", "The model: 'demo' (ships with jaxllm), a local folder, or a Hugging Face hub id.")
+    model: str = option(
+        "demo", "The model: 'demo' (ships with jaxllm), a local folder or GGUF file, or a Hugging Face hub id."
+    )
     tokenizer: str | None = option(None, "Folder or hub id of the tokenizer, when it is not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
     download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
-    load_format: Literal["auto", "safetensors", "dummy"] = option(
-        "auto", "How weights are read. 'dummy' makes random weights from the configuration alone."
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
+        "auto",
+        "How weights are read. 'auto' takes safetensors or, without them, a GGUF file, or pytorch_model.bin, of which "
+        "nothing is run; 'gguf' takes the GGUF file beside them; 'dummy' makes random weights from the configuration "
+        "alone.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Type of weights and activations. 'auto' follows the checkpoint; on TPU it is bfloat16 in place of float16, "
         "and on CPU float32.",
         synonyms={"half": "float16", "float": "float32"},
+    )
+    quantization: (
+        Literal["int8", "int4", "fp8", "awq", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "modelopt", "mxfp4"]
+        | None
+    ) = option(
+        None,
+        "int8, int4, fp8: round an ordinary checkpoint's matrices while they are read, to 8 bits with a scale for each "
+        "output, to 4 bits with one for 128 inputs, or to 8-bit floating point; embeddings and the output layer get 8 "
+        "bits. A checkpoint that is quantised already is read as it is, without this; its own method (awq, "
+        "bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and another is an error.",
+        aliases=("-q",),
+        synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt", "None": None},
     )
     max_model_len: int | None = option(
         None,
@@ -125,8 +147,14 @@ class ModelOptions(Section):
     )
     pooler_config: Mapping[str, Any] | None = option(
         None,
-        "How a model pools, as JSON: pooling_type (last, mean, cls), normalize, use_activation, matryoshka, "
-        "classifier_from_token (two tokens, of which a language model chooses one).",
+        "How a model pools, as JSON: pooling_type (last, mean, cls), task, normalize, use_activation, matryoshka, "
+        "step_tag_id, classifier_from_token (two tokens, of which a language model chooses one).",
+        aliases=("override-pooler-config",),
+    )
+    hf_overrides: Mapping[str, Any] | None = option(
+        None,
+        "Values in place of those in the model's config.json, as JSON: "
+        '{"architectures": ["ColBERTModernBertModel"]}. Objects are merged.',
     )
     generation_config: str = option(
         "auto",
@@ -158,6 +186,13 @@ class CacheOptions(Section):
         minimum=0.01,
         maximum=1.0,
     )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"] = option(
+        "auto",
+        "Type of the KV cache. 'auto' is that of the activations, or what the checkpoint has scales for. In 8 bits the "
+        "same memory holds twice as many tokens as in bfloat16. 'int8' finds a scale for each token and head, unless "
+        "the checkpoint brings some; 'fp8' (fp8_e4m3, fp8_e5m2) takes those of the checkpoint, or 1.",
+        synonyms={"fp8": "fp8_e4m3", "half": "float16", "float": "float32"},
+    )
     kv_cache_memory_bytes: int | None = option(
         None, "Size of the KV cache in bytes; overrides gpu_memory_utilization.", minimum=1
     )
@@ -165,16 +200,39 @@ class CacheOptions(Section):
         None, "Number of KV pages; overrides every estimate. Small values force preemption in tests.", minimum=2
     )
     enable_prefix_caching: bool = option(True, "Share the KV pages of equal prompt prefixes between requests.")
+    max_state_snapshots: int | None = option(
+        None,
+        "States of recurrent layers that are kept beside those of running requests, so that prompts with equal "
+        "prefixes start from one. Default: what an eighth of the memory for caches holds, at most four for each of "
+        "max_num_seqs. 0: such models share no prefixes.",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    mamba_block_size: int = option(
+        MAMBA_BLOCK_SIZE,
+        "Tokens from one of these snapshots to the next, while prompts are computed and while answers are written, in "
+        "whole pages. A prompt's chunks end there. Others are taken at the end of prompts and of what they share.",
+        minimum=1,
+    )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False, "Keep the keys and values of all tokens in all layers, also in those with a sliding window."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions(Section):
     """Who runs in a step."""
 
-    max_num_seqs: int = option(64, "Most requests running at once.", minimum=1, maximum=4096)
+    max_num_seqs: int | None = option(
+        None,
+        "Most requests running at once. Default: 256, or 128 or 64 where memory is short; 64 on CPU and for pooling.",
+        minimum=1,
+        maximum=4096,
+    )
     max_num_batched_tokens: int | None = option(
         None,
-        "Most tokens computed in one step, prompts and decodes together. Default: 512 on CPU, else 2048.",
+        "Most tokens computed in one step, prompts and decodes together. Default: 8192, or 4096 or 2048 where memory "
+        "is short; 512 on CPU, else 2048 for pooling.",
         minimum=1,
     )
     scheduling_policy: Literal["fcfs", "priority"] = option(
@@ -200,13 +258,159 @@ class ParallelOptions(Section):
     )
     tensor_parallel_size: int | Literal["auto"] = option(
         "auto",
-        "Devices of this host that share every matrix, each with its part of heads, layers and logits. 'auto': as few "
+        "Devices that share every matrix, each with its part of heads, layers and logits. 'auto': as few "
         "as hold the model and one of its longest requests.",
         minimum=1,
         aliases=("tp", "-tp"),
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "Stages of layers, each on tensor_parallel_size devices of its own. Requests are in as many groups, and while "
+        "one is in a stage, the next group is in the stage before. For devices that only a slow link joins.",
+        minimum=1,
+        maximum=64,
+        aliases=("pp", "-pp"),
+    )
+    data_parallel_size: int = option(
+        1,
+        "Engines, each in a process of its own with a copy of the model, its devices and its KV cache. Every request "
+        "goes to one of them.",
+        minimum=1,
+        maximum=MAX_ENGINES,
+        aliases=("dp", "-dp"),
+    )
+    data_parallel_size_local: int | None = option(
+        None,
+        "Of these engines, those on this host; the server waits for other hosts to join with the others (--headless). "
+        "Default: all. See docs/data_parallel.md.",
+        minimum=0,
+        maximum=MAX_ENGINES,
+        aliases=("-dpl",),
+    )
+    data_parallel_start_rank: int | None = option(
+        None,
+        "Number of the first engine on this host; with --headless, or behind a balancer (--data-parallel-hybrid-lb, "
+        "which it implies otherwise).",
+        minimum=0,
+        maximum=MAX_ENGINES - 1,
+        aliases=("-dpr",),
+    )
+    data_parallel_address: str = option(
+        "127.0.0.1", "Address of the server's host, at which other hosts join.", aliases=("-dpa",)
+    )
+    data_parallel_rpc_port: int = option(
+        29550, "Port at which other hosts join the server.", minimum=1, maximum=65535, aliases=("-dpp",)
+    )
+    data_parallel_rank: int | None = option(
+        None,
+        "Number of this server's one engine, behind a balancer that chooses among data_parallel_size servers; implies "
+        "--data-parallel-external-lb.",
+        minimum=0,
+        maximum=MAX_ENGINES - 1,
+        aliases=("-dpn",),
+    )
+    data_parallel_external_lb: bool = option(
+        False,
+        "A balancer of yours chooses among the engines, each behind a server of its own: this one has number "
+        "data_parallel_rank.",
+        aliases=("-dpe",),
+    )
+    data_parallel_hybrid_lb: bool = option(
+        False,
+        "A balancer of yours chooses among hosts: this server chooses among its data_parallel_size_local engines, of "
+        "which the first has number data_parallel_start_rank.",
+        aliases=("-dph",),
+    )
+    data_parallel_routing: Literal["load", "prefix"] = option(
+        "load",
+        "Which engine gets a request: the one with the least to do (4 x waiting + running), or 'prefix', the one that "
+        "was sent the same beginning of a prompt before, unless it is much busier.",
+    )
+    data_parallel_backend: Literal["mp", "ray"] = option(
+        "mp",
+        "What starts the engines' processes: 'mp' this machine's system, 'ray' a Ray cluster, where it has room.",
+    )
+    enable_expert_parallel: bool = option(
+        False,
+        "Of a mixture of experts each device has some of the experts, in place of its part of each. Their number must "
+        "be a multiple of the devices'.",
+        aliases=("ep", "-ep"),
+    )
     mesh: str | None = option(
-        None, "The same as a mesh of named axes: 'data=1,model=4' is tensor_parallel_size=4; 'data' must be 1."
+        None,
+        "Devices as a mesh of named axes: 'model=4' is tensor_parallel_size=4; 'data=2,model=4' are two data shards of "
+        "four devices, each with its own requests and KV pages, in one program. All eight share the experts of a "
+        "mixture. max_num_seqs and max_num_batched_tokens are those of each shard.",
+    )
+
+    @property
+    def first_rank(self) -> int:
+        """Number of this server's first engine among all, where a balancer stands before several servers."""
+        behind = self.data_parallel_hybrid_lb or self.data_parallel_external_lb
+        return (self.data_parallel_start_rank or 0) if behind else 0
+
+    @property
+    def engines_here(self) -> int:
+        """Engines on this host."""
+        return self.data_parallel_size if self.data_parallel_size_local is None else self.data_parallel_size_local
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions(Section):
+    """Engines whose processes a Ray cluster places, starts and restarts.
+
+    With data_parallel_backend='ray', or distributed_executor_backend='ray'.
+    """
+
+    ray_resources: Mapping[str, Any] | None = option(
+        None,
+        'What each process of an engine asks of the cluster, as JSON: {"TPU": 8, "TPU-v6e-8-head": 1}. Of several '
+        "processes only the first asks for a name that ends in -head. The default is its part of the TPU chips or the "
+        "GPUs, or one CPU.",
+    )
+    ray_runtime_env: Mapping[str, Any] | None = option(
+        None,
+        'Ray\'s runtime environment for the engines, as JSON: {"env_vars": {"HF_HOME": "/mnt/models"}}. Variables of '
+        "JAX, XLA, Hugging Face and jaxllm are copied in any case.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedOptions(Section):
+    """One engine on several hosts: which of its processes this is, and where the first one is."""
+
+    distributed_executor_backend: Literal["auto", "uniproc", "multihost", "ray", "external"] = option(
+        "auto",
+        "Who runs an engine's devices. 'uniproc': one process. 'multihost': one on each host, by --nnodes and so on or "
+        "as the environment says (LWS_*, TPU_WORKER_*, SLURM_*, JOB_COMPLETION_INDEX). 'ray': --nnodes processes that "
+        "a Ray cluster places and starts. 'external': processes in which jax.distributed is initialised already. "
+        "'auto': multihost with --nnodes above 1, else uniproc.",
+        synonyms={"mp": "auto", "uni": "uniproc", "external_launcher": "external"},
+    )
+    nnodes: int | None = option(
+        None, "Processes of the engine, one on each host. Default: 1.", minimum=1, maximum=4096, aliases=("-n",)
+    )
+    node_rank: int | None = option(
+        None,
+        "Which of them this is, from 0. The first schedules and serves; the others follow it and serve nothing. "
+        "Default: 0.",
+        minimum=0,
+        aliases=("-r",),
+    )
+    master_addr: str | None = option(None, "Host of the first process, as the others reach it. Default: 127.0.0.1.")
+    master_port: int | None = option(
+        None,
+        "Port on which the first process is followed; jax.distributed uses the next one. Default: 29501.",
+        minimum=1,
+        maximum=65534,
+    )
+    distributed_timeout_seconds: int = option(
+        600, "Time for all processes to come together at the start.", minimum=1, maximum=86400
+    )
+    distributed_secret: str | None = option(
+        None,
+        "What the processes of an engine must all know. With it, what they say to each other is encrypted.",
+        environment="JAXLLM_DISTRIBUTED_SECRET",
     )
 
 
@@ -250,6 +454,15 @@ class CompileOptions(Section):
     )
     attention_checks: bool = option(
         False, "For debugging: attention on TPU checks bounds and semaphores, and stops where they are wrong. Slower."
+    )
+    sampling_backend: Literal["auto", "reference", "xla", "tpu"] = option(
+        "auto",
+        "Implementation of choosing tokens. 'auto': the kernel 'tpu' on TPU, unless it fails its self-test, else xla.",
+    )
+    moe_backend: Literal["auto", "xla", "tpu"] = option(
+        "auto",
+        "Implementation of the products with experts. 'auto': the kernel 'tpu' on TPU, unless it fails its self-test, "
+        "else xla. On CPU kernels of jaxllm's own come with attention_backend 'cpu'.",
     )
 
 
@@ -306,10 +519,17 @@ class EngineConfig:
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    ray: RayOptions = field(default_factory=RayOptions)
+    distributed: DistributedOptions = field(default_factory=DistributedOptions)
     compile: CompileOptions = field(default_factory=CompileOptions)
     output: OutputOptions = field(default_factory=OutputOptions)
     profiling: ProfilingOptions = field(default_factory=ProfilingOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
+
+    @property
+    def is_on_ray(self) -> bool:
+        """Whether a Ray cluster starts the processes of engines."""
+        return "ray" in (self.parallel.data_parallel_backend, self.distributed.distributed_executor_backend)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:

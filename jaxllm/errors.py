@@ -55,6 +55,14 @@ class QueueFullError(CapacityError):
         self.retry_after = retry_after
 
 
+class ScalingTimeoutError(CapacityError):
+    """Engines that shall end still had requests when the time was over; nothing has changed."""
+
+
+class ScalingBusyError(CapacityError):
+    """The number of engines is being changed already."""
+
+
 class QuotaError(JaxLLMError, RuntimeError):
     """The owner of a request has used what it may; there is enough again in `retry_after` seconds."""
 

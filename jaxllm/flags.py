@@ -13,6 +13,9 @@ from jaxllm.config import EngineConfig, OptionInfo, Section
 from jaxllm.errors import nearest
 from jaxllm.foreign import MEANINGLESS, Meaningless
 
+LONGEST_LIST = 60
+"""Columns that the values of an option may take where help shows its flag."""
+
 _METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", tuple: "TEXT", dict: "JSON"}
 _VALUES = {int: "int", float: "float", str: "text", tuple: "one or more texts", dict: "JSON object"}
 _MULTIPLIERS = {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
@@ -234,10 +237,12 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
     elif flag.kind is tuple:
         add(action=_Texts, nargs="+", metavar=_METAVARS[tuple])
     elif flag.choices:
+        listed = f"{{{','.join(map(str, flag.choices))}}}"
+        # Help repeats what stands for the value behind every name of the flag.
         add(
             type=flag.kind,
             choices=(*flag.choices, *flag.info.synonyms),
-            metavar=f"{{{','.join(map(str, flag.choices))}}}",
+            metavar=listed if len(listed) <= LONGEST_LIST else _METAVARS[str],
         )
     else:
         add(type=flag.reader, metavar=f"{_METAVARS[flag.kind]}{f'|{flag.word}' if flag.word else ''}")

@@ -81,7 +81,7 @@ _ONE_HOST = "one process drives all devices of one host"
 _XLA = "XLA compiles and chooses kernels"
 _NO_DRAFTS = "tokens are not guessed ahead; the outputs are the same without"
 _NO_ADAPTERS = "there are no adapters (LoRA)"
-_NO_RECURRENT = "there are no recurrent layers"
+_NO_RECURRENT = "states of recurrent layers have one form"
 _CACHE = "KV pages stay in device memory"
 _LOADING = "safetensors are mapped into memory"
 
@@ -105,8 +105,8 @@ MEANINGLESS: Mapping[str, Meaningless] = {
              "tokenizer-pool-extra-config", "renderer-num-workers"),
     **switches("code from model repositories is never run", "trust-remote-code"),
     **values("code from model repositories is never run", "code-revision"),
-    **switches("there is one block manager", "use-v2-block-manager", "disable-hybrid-kv-cache-manager"),
-    **values(_XLA, "compilation-config", "attention-config", "kernel-config", "ir-op-priority", "moe-backend",
+    **switches("there is one block manager", "use-v2-block-manager"),
+    **values(_XLA, "compilation-config", "attention-config", "kernel-config", "ir-op-priority",
              "linear-backend", "sparse-indexer-topk-backend", "gdn-prefill-backend", "kda-prefill-backend",
              "kda-decode-backend", "performance-mode", "additional-config", "monokernel"),
     **switches(_XLA, "enable-flashinfer-autotune", "enable-layerwise-nvtx-tracing", "use-fp64-gumbel"),
@@ -118,11 +118,11 @@ MEANINGLESS: Mapping[str, Meaningless] = {
              "max-parallel-loading-workers"),
     **switches(_LOADING, "use-tqdm-on-load", "allow-deprecated-quantization"),
     **only(({},), "weights are read from safetensors; leave it out", "model-loader-extra-config"),
-    **only((), "quantised weights are not supported; serve the checkpoint they were made of",
-           "quantization/q", "quantization-config", "qlora-adapter-name-or-path"),
-    **values("weights are not quantised", "quantization-param-path"),
+    **only((), "what a checkpoint is quantised to is in its config.json; see --quantization for others",
+           "quantization-config", "qlora-adapter-name-or-path"),
+    **values("scales are read from the checkpoint", "quantization-param-path"),
     **only(("auto",), "models are those of docs/add-a-model.md", "model-impl", "config-format"),
-    **only(({},), "edit the model's config.json instead", "hf-overrides", "model-class-overrides", "rope-scaling",
+    **only(({},), "edit the model's config.json instead", "model-class-overrides", "rope-scaling",
            "rope-theta", "hf-config-path"),
     **only((False,), "set the environment variable HF_TOKEN instead", "hf-token"),
     **only((), "--revision is for model and tokenizer; give --tokenizer a local folder", "tokenizer-revision"),
@@ -135,19 +135,15 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **switches("there is no sleep mode", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
     # Devices and hosts
     **only((1,), "one replica runs on one host: use --tensor-parallel-size, or several servers behind a balancer",
-           "pipeline-parallel-size/pp", "data-parallel-size/dp", "data-parallel-size-local/dpl", "nnodes/n",
            "decode-context-parallel-size/dcp", "prefill-context-parallel-size/pcp"),
-    **only((0,), "one replica runs on one host", "data-parallel-rank/dpn", "data-parallel-start-rank/dpr",
-           "node-rank/r"),
     **only((), "make devices visible with CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS", "device-ids"),
-    **values(_ONE_HOST, "distributed-executor-backend", "master-addr", "master-port", "distributed-timeout-seconds",
-             "cpu-distributed-timeout-seconds", "numa-bind-nodes", "numa-bind-cpus", "data-parallel-address",
-             "data-parallel-rpc-port", "data-parallel-backend", "dcp-comm-backend", "dcp-kv-cache-interleave-size",
+    **values(_ONE_HOST, "cpu-distributed-timeout-seconds", "numa-bind-nodes", "numa-bind-cpus",
+             "dcp-comm-backend", "dcp-kv-cache-interleave-size",
              "cp-kv-cache-interleave-size", "all2all-backend", "ubatch-size", "elastic-ep-max-dp-size",
              "dbo-decode-token-threshold", "dbo-prefill-token-threshold", "eplb-config", "expert-placement-strategy",
              "fault-tolerance-config"),
-    **switches(_ONE_HOST, "numa-bind", "data-parallel-hybrid-lb", "data-parallel-external-lb",
-               "data-parallel-multi-port-external-lb", "dcp-q-replicate", "enable-hc-sp", "enable-expert-parallel",
+    **switches(_ONE_HOST, "numa-bind",
+               "data-parallel-multi-port-external-lb", "dcp-q-replicate", "enable-hc-sp",
                "enable-batch-sharded-sampling", "enable-ep-weight-filter", "enable-dbo", "enable-shm-tensor-arena",
                "enable-elastic-ep", "enable-eplb", "ray-workers-use-nsight", "engine-use-ray", "worker-use-ray",
                "enable-fault-tolerance"),
@@ -155,7 +151,8 @@ MEANINGLESS: Mapping[str, Meaningless] = {
            "scheduler-cls", "io-processor-plugin"),
     **only(([], ()), "requests and models cannot bring code", "logits-processors"),
     # Cache
-    **only(("auto",), "the cache has the type of the activations; see --dtype", "kv-cache-dtype"),
+    **off("scales are those of the checkpoint; --kv-cache-dtype int8 finds some for each token and head",
+          "calculate-kv-scales"),
     **values(_CACHE, "prefix-caching-hash-algo", "prefix-cache-retention-interval", "kv-cache-dtype-skip-layers",
              "prefix-match-unit", "kv-offloading-backend", "cpu-offload-params", "offload-prefetch-step",
              "offload-params", "offload-num-in-group"),
@@ -164,7 +161,7 @@ MEANINGLESS: Mapping[str, Meaningless] = {
            "kv-offloading-size", "offload-group-size"),
     **only(("auto",), "nothing is moved to host memory", "offload-backend"),
     **values(_NO_RECURRENT, "mamba-backend", "mamba-ssu-algorithm", "mamba-cache-philox-rounds", "mamba-cache-dtype",
-             "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode", "replayssm-buffer-len", "engram-config"),
+             "mamba-ssm-cache-dtype", "mamba-cache-mode", "replayssm-buffer-len", "engram-config"),
     **switches(_NO_RECURRENT, "enable-mamba-cache-stochastic-rounding", "enable-mamba-shared-prefix-checkpoint"),
     **only(({},), "there is no transfer of KV caches or weights between servers", "kv-transfer-config",
            "kv-events-config", "ec-transfer-config", "ec-manager-config", "weight-transfer-config"),

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from jaxllm.kv.groups import CacheGroups
+
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How a model pools: see `jaxllm.pooling.settings.PoolingSettings`.
@@ -23,9 +25,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits and its memory: all that a process without the engine must know of it.
 
     `num_pages` counts the null page, which is never handed out; `block_size` is the tokens in a page; `num_shapes` the
-    compiled step shapes; `model_folder` holds the model's small files. `pooling` is None for a
-    model that generates; one that pools has no KV cache. `attention_problem` says why `attention_backend` is not the
-    fastest one here, where that failed its self-test.
+    compiled step shapes. With several `data_shards`, limits and pages are those of each. `model_folder` holds the
+    model's small files. `pooling` is None for a model that generates; one that pools has no KV cache.
+    `attention_problem` says why `attention_backend` is not the fastest one here, where that failed its self-test.
+    `planned_step_seconds` is what a full step of each shape should take, by its tokens, where the chip is known.
+    `cache_windows` has the window of each page table of a request, 0 for none. `kv_cache_dtype` is NumPy's name of the
+    KV cache's type, 'auto' where there is no cache. `num_stages` are those of pipeline parallel.
     """
 
     model: str
@@ -47,11 +52,26 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs_backend: str = "llguidance"
     attention_backend: str = "xla"
     attention_problem: str | None = None
+    planned_step_seconds: dict[int, float] = {}
+    cache_windows: tuple[int, ...] = (0,)
+    data_shards: int = 1
+    kv_cache_dtype: str = "auto"
+    num_stages: int = 1
+
+    @property
+    def max_running(self) -> int:
+        """Requests that run at once, in all data shards."""
+        return self.data_shards * self.max_num_seqs
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
-        return (self.num_pages - 1) * self.block_size
+        """Tokens that the KV cache holds, of requests of the longest length."""
+        return self.data_shards * self.cache_groups.tokens_held(self.num_pages - 1, self.max_model_len)
+
+    @property
+    def cache_groups(self) -> CacheGroups:
+        """The page tables of a request."""
+        return CacheGroups(self.cache_windows, self.block_size, self.max_num_batched_tokens)
 
     @property
     def max_concurrency(self) -> float:

@@ -91,13 +91,15 @@ class SequenceGroup(ABC):
     those whose pages they continue, and the next `schedule` sees to it; "run", every sequence computes its known tokens
     and then waits until all have.
 
-    `copies` are pages (from, to) and `moved` slots whose pages the device must hear of before the next step.
+    `copies` are pages (from, to), `forks` slots (from, to) whose states are copied, and `moved` slots whose pages the
+    device must hear of before the next step.
     """
 
     sequences: list[Request]
     phase: Phase = "prompt"
     sources: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    forks: list[tuple[int, int]] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
 
     @property
@@ -118,7 +120,12 @@ class SequenceGroup(ABC):
         """The group has lost its slots: it begins again with the prompt. What it has found stays."""
         self.leader.output_token_ids = []
         self.phase = "prompt"
-        self.copies.clear()
-        self.moved.clear()
+        self.forget_changes()
         for sequence in self.sequences:
             sequence.page_hashes = []
+
+    def forget_changes(self) -> None:
+        """The device was told, or need not hear of it any more."""
+        self.copies.clear()
+        self.forks.clear()
+        self.moved.clear()

@@ -95,8 +95,7 @@ class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     def _check_pages(self, prompt_length: int, max_tokens: int | None, info: EngineInfo) -> None:
         """The beams share the full pages of the prompt; in the worst case no others."""
         longest = info.max_model_len if max_tokens is None else min(info.max_model_len, prompt_length + max_tokens)
-        shared = prompt_length // info.block_size
-        needed = shared + self.width * (-(-longest // info.block_size) - shared)
+        needed = info.cache_groups.most_pages(longest, self.width, prompt_length)
         if needed > info.num_pages - 1:
             raise _wrong(
                 self.width,

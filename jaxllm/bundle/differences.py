@@ -7,6 +7,9 @@ from typing import Any
 CPU_FEATURES = "cpu_features"
 """Instruction sets that executables use; a machine may have more."""
 
+MEASURED_BLOCKS = "measured_blocks"
+"""Block sizes that were measured where executables were made. They are part of these, and others do as well."""
+
 _DIGESTS = {
     "code": "made by other sources of jaxllm",
     "model_config": "for another configuration of the model",
@@ -33,6 +36,8 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]
 
 
 def _suits(name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    if name == MEASURED_BLOCKS:
+        return True
     if name not in theirs or name not in ours:
         return False
     if name == CPU_FEATURES:

@@ -32,7 +32,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A bundle's contents.
 
     `engine` is the identity of the engines that it is for; `num_pages` is the number of KV pages, the null page
-    included; `temporary_bytes` the most that an executable needs on a device beside its arguments, code included.
+    included, `num_snapshots` that of snapshots of recurrent states; `temporary_bytes` the most that an executable needs
+    on a device beside its arguments, code included.
     """
 
     format: str
@@ -41,6 +42,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_pages: Annotated[int, msgspec.Meta(ge=2, lt=2**31)]
     temporary_bytes: Annotated[int, msgspec.Meta(ge=0)]
     executables: dict[str, SavedFile]
+    num_snapshots: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
 
 
 class _Header(msgspec.Struct):

@@ -26,7 +26,11 @@ def check_target(folder: Path) -> None:
 
 
 def write_bundle(
-    folder: Path, executables: Mapping[str, jax.stages.Compiled], identity: Mapping[str, Any], num_pages: int
+    folder: Path,
+    executables: Mapping[str, jax.stages.Compiled],
+    identity: Mapping[str, Any],
+    num_pages: int,
+    num_snapshots: int = 0,
 ) -> Manifest:
     """Write executables by name to `folder`, whole or not at all: those of an engine of this identity.
 
@@ -46,6 +50,7 @@ def write_bundle(
             num_pages=num_pages,
             temporary_bytes=max(map(_beside_arguments, executables.values())),
             executables=files,
+            num_snapshots=num_snapshots,
         )
         (temporary / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(temporary, target)

@@ -1,17 +1,20 @@
-"""Cases of paged attention on the device beside the reference on the CPU."""
+"""Cases of paged or latent attention on the device beside the reference on the CPU."""
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.doctor.latent_cases import suited_latent_cases
 from jaxllm.doctor.result import Context, Outcome
+from jaxllm.pallas_kernels.latent_attention import check as latent_check
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
-from jaxllm.pallas_kernels.paged_attention.check import CaseResult, Implementation, compare, run_case
+from jaxllm.pallas_kernels.paged_attention.check import CaseResult, Result, compare, run_case
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 SHARE = 0.5
@@ -27,19 +30,40 @@ def resolve_model(context: Context) -> ResolvedConfig:
     return resolve_config(EngineConfig.from_options(options))
 
 
-def check_cases(context: Context, implementation: Implementation | None = None) -> Outcome:
-    """Run the cases with the engine's attention until the time is over; or with `implementation` in its place."""
-    end = time.monotonic() + SHARE * context.settings.seconds
-    resolved = resolve_model(context)
-    name, running, results = resolved.attention, set[str](), list[CaseResult]()
-    cases = list(suited_cases(resolved))
+@dataclass(frozen=True)
+class Check:
+    """One case, and what compares it."""
 
-    def check(case: Case) -> CaseResult | None:
+    name: str
+    run: Callable[[], CaseResult]
+
+
+def checks_of(
+    resolved: ResolvedConfig, *, checks: bool = False, implementation: Callable[..., Result] | None = None
+) -> list[Check]:
+    """The cases with the engine's attention, or with one that is called like `run_case` in its place.
+
+    `checks` turns on those that kernels leave out.
+    """
+    if resolved.model.latent is not None:
+        run = partial(implementation or latent_check.run_case, resolved.attention, checks=checks)
+        return [Check(case.name, partial(latent_check.compare, case, run)) for case in suited_latent_cases(resolved)]
+    run = partial(implementation or run_case, resolved.attention, checks=checks)
+    return [Check(case.name, partial(compare, case, run)) for case in suited_cases(resolved)]
+
+
+def check_cases(context: Context, resolved: ResolvedConfig, *, checks: bool = False) -> Outcome:
+    """Run the cases with the engine's attention until the time is over; for `checks` see `checks_of`."""
+    end = time.monotonic() + SHARE * context.settings.seconds
+    name, running, results = resolved.attention, set[str](), list[CaseResult]()
+    cases = checks_of(resolved, checks=checks)
+
+    def check(case: Check) -> CaseResult | None:
         if time.monotonic() > end:
             return None
         running.add(case.name)
         context.say(f"{name} attention: {', '.join(sorted(running))} ({len(results)} of {len(cases)} done)")
-        result = compare(case, implementation or partial(run_case, name))
+        result = case.run()
         running.discard(case.name)
         results.append(result)
         return result
@@ -54,12 +78,12 @@ def check_cases(context: Context, implementation: Implementation | None = None) 
 def suited_cases(resolved: ResolvedConfig) -> Iterator[Case]:
     """The cases with the model's heads, pages and type; those that become the same only once."""
     model, seen = resolved.model, set()
-    for case in CASES:
+    for case, (heads, size) in product(CASES, model.kv_heads):
         own = replace(
             case,
             num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_size=model.head_size,
+            num_kv_heads=heads,
+            head_size=size,
             page_size=resolved.page_size,
             dtype=resolved.dtype,
             kv_dtype=None if case.kv_dtype in ("float32", "bfloat16") else case.kv_dtype,
@@ -75,7 +99,10 @@ def _outcome(resolved: ResolvedConfig, count: int, results: list[CaseResult]) ->
     wrong = [result for result in results if result.is_wrong]
     refused = [result for result in results if result.error is None]
     errors = [each.error / each.limit for each in results if each.error is not None and not each.is_wrong]
-    heads = f"{model.num_heads} heads of {model.head_size}, {model.num_kv_heads} of keys, {resolved.dtype}"
+    kinds = " and ".join(f"{model.num_heads} heads of {size}, {heads} of keys" for heads, size in model.kv_heads)
+    if model.latent is not None:
+        kinds = f"{model.num_heads} heads, latents of {model.latent.rank} + {model.latent.rope_size}"
+    heads = f"{kinds}, {resolved.dtype}"
     right = len(results) - len(wrong) - len(refused)
     summary = (
         f"{name}, {heads}: {right} of {count} cases right, largest error {max(errors, default=0.0):.0%} of allowed"

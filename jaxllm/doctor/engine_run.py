@@ -125,7 +125,7 @@ def generate(wanted: Wanted) -> Answers:
         platform=resolved.platform,
         dtype=resolved.dtype,
         devices=len(jax.local_devices()),
-        sizes=working_sizes(resolved.model),
+        sizes=working_sizes(resolved.model, expert_parallel=resolved.forward.expert_parallel),
         parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))),
         warnings=said,
     )

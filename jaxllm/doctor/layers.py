@@ -12,10 +12,10 @@ from flax import nnx
 from jaxllm.doctor.attention_cases import resolve_model
 from jaxllm.doctor.result import Context, Outcome
 from jaxllm.models.batch import Batch
+from jaxllm.models.cache import Cache, make_cache
 from jaxllm.models.causal_lm import CausalLM, load_model
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.options import ForwardOptions
-from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.resolved import ResolvedConfig
@@ -61,8 +61,11 @@ def run(context: Context) -> Outcome:
 
 def _shortened(model: ModelConfig, layers: int) -> ModelConfig:
     """The first layers of a model, with fewer tokens."""
-    windows = model.windows[:layers]
-    return replace(model, num_layers=len(windows), windows=windows, vocab_size=min(model.vocab_size, MOST_TOKENS))
+    embedding, each = model.embedding, model.embedding.each_layer
+    if each is not None:
+        embedding = replace(embedding, each_layer=replace(each, vocab_size=min(each.vocab_size, MOST_TOKENS)))
+    vocab_size = min(model.vocab_size, MOST_TOKENS)
+    return replace(model, layers=model.layers[:layers], vocab_size=vocab_size, embedding=embedding)
 
 
 def _on_device(resolved: ResolvedConfig, model: ModelConfig) -> np.ndarray:
@@ -97,14 +100,13 @@ def _logits(model: CausalLM, dtype: str, page_size: int) -> np.ndarray:
     )
     decode = replace(prefill, rows=tuple((1, length) for length in PROMPTS))
     after = make_inputs(decode)
-    geometry = CacheGeometry(
-        config.num_layers, after.kv_cache.shape[1], page_size, config.num_kv_heads, config.head_size, dtype
-    )
-    cache = jnp.zeros(cache_shape(model.options.attention, geometry), dtype)
+    pages, layout = after.kv_cache.shape[1], model.layout
+    shape = layout.array(config, layers=model.cache.depth, pages=pages, page_size=page_size)
+    cache = make_cache(model.cache, shape, len(PROMPTS), dtype, page_dtype=layout.dtype)
     graph, state = nnx.split(model)
 
     @jax.jit
-    def forward(state: Any, batch: Batch, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def forward(state: Any, batch: Batch, cache: Cache) -> tuple[jax.Array, Cache]:
         merged = nnx.merge(graph, state)
         hidden, cache = merged(batch, cache)
         return merged.logits(hidden), cache
@@ -114,6 +116,7 @@ def _logits(model: CausalLM, dtype: str, page_size: int) -> np.ndarray:
     for case, batch in ((prefill, make_inputs(prefill).batch), (decode, after.batch)):
         ids = np.random.default_rng(case.num_tokens).integers(0, config.vocab_size, case.num_tokens).astype(np.int32)
         ragged = replace(batch, page_table=after.batch.page_table)
-        logits, cache = forward(state, Batch(jnp.asarray(ids), ragged), cache)
+        slots = jnp.arange(len(PROMPTS), dtype=jnp.int32)
+        logits, cache = forward(state, Batch(jnp.asarray(ids), ragged, slots), cache)
         found.append(np.asarray(logits, np.float32))
     return np.concatenate(found)

@@ -139,7 +139,7 @@ def _add_plan(measured: list[dict[str, Any]], resolved: ResolvedConfig, device: 
         return
     memory = measure(resolved, find_target(None, None, 1))
     for each in measured:
-        rows = each["tokens"] if each["work"] == "decode" else resolved.config.scheduler.max_num_seqs
+        rows = each["tokens"] if each["work"] == "decode" else resolved.max_num_seqs
         guess = estimate(resolved, chip, memory.weights, memory.page, Bucket(each["tokens"], rows))
         each.update(planned=guess.seconds, bound=guess.bound, ratio=each["seconds"] / guess.seconds)
 

@@ -16,6 +16,7 @@ from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.scheduler.sharded import ShardedScheduler
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.constraints import Constraints
 
@@ -44,7 +45,9 @@ class ConstrainedDecoding(Collaborator):
 
     holds = True
 
-    def __init__(self, constraints: Constraints, scheduler: Scheduler, runner: Runner, refuse: Refuse) -> None:
+    def __init__(
+        self, constraints: Constraints, scheduler: Scheduler | ShardedScheduler, runner: Runner, refuse: Refuse
+    ) -> None:
         super().__init__()
         self._constraints, self._scheduler, self._runner, self._refuse = constraints, scheduler, runner, refuse
         self._tails: dict[int, Tail] = {}  # by row of the step that was collected last

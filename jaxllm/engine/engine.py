@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,7 +15,10 @@ from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
+from jaxllm.hosts.group import Group
 from jaxllm.kv.manager import KVManager
+from jaxllm.kv.shards import ShardedPages
+from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request, as_request_ids
@@ -23,6 +27,7 @@ from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
+from jaxllm.scheduler.sharded import ShardedScheduler
 
 
 class Engine(StepLoop[Dispatched]):
@@ -43,18 +48,39 @@ class Engine(StepLoop[Dispatched]):
             runner.num_shapes,
             max_logprobs=resolved.max_logprobs,
             num_pages=num_pages,
-            enable_prefix_caching=config.cache.enable_prefix_caching,
+            cache_windows=resolved.cache_groups.windows,
+            enable_prefix_caching=resolved.shares_prefixes,
+            planned_step_seconds=_planned_step_seconds(resolved, runner),
         )
-        super().__init__(info, runner, config)
-        self.pages = KVManager(num_pages, resolved.page_size, enable_prefix_caching=config.cache.enable_prefix_caching)
-        self.scheduler = Scheduler(
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=resolved.max_num_batched_tokens,
-            max_model_len=resolved.max_model_len,
-            pages=self.pages,
-            policy=config.scheduler.scheduling_policy,
-            long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
-        )
+        super().__init__(info, runner, config, resolved.num_stages)
+        groups = resolved.cache_groups
+        shards = [
+            KVManager(
+                num_pages,
+                resolved.page_size,
+                enable_prefix_caching=resolved.shares_prefixes,
+                groups=groups,
+                snapshots=SnapshotPool(resolved.max_num_seqs, resolved.num_snapshots) if groups.has_states else None,
+            )
+            for _ in range(resolved.data_shards)
+        ]
+        options: dict[str, Any] = {
+            "max_num_seqs": resolved.max_num_seqs,
+            "max_num_batched_tokens": resolved.max_num_batched_tokens,
+            "max_model_len": resolved.max_model_len,
+            "policy": config.scheduler.scheduling_policy,
+            "long_prefill_token_threshold": config.scheduler.long_prefill_token_threshold,
+            "mamba_block_size": config.cache.mamba_block_size,
+            "stages": resolved.num_stages if config.scheduler.async_scheduling else 1,
+        }
+        self._knows_tokens = resolved.num_stages > 1
+        """Whether the host knows all tokens of requests that it schedules."""
+        self.pages: KVManager | ShardedPages
+        self.scheduler: Scheduler | ShardedScheduler
+        if len(shards) == 1:
+            self.pages, self.scheduler = shards[0], Scheduler(pages=shards[0], **options)
+        else:
+            self.pages, self.scheduler = ShardedPages(shards), ShardedScheduler(shards, **options)
         self._collaborators: tuple[Collaborator, ...] = (
             ConstrainedDecoding(make_constraints(resolved), self.scheduler, runner, self._refuse),
             BeamSearches(resolved.max_model_len, self._finish_with_output),
@@ -66,21 +92,17 @@ class Engine(StepLoop[Dispatched]):
         self._scheduled: dict[str, float] = {}
 
     @classmethod
-    def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "Engine":
+    def from_config(cls, config: EngineConfig, progress: Progress = silent, group: Group | None = None) -> "Engine":
         """Find the model, load its weights, compile every step shape and allocate the KV cache.
+
+        With a `group`, this is the first of several processes whose devices make the engine.
 
         Raises:
             ConfigError: an option or the checkpoint is wrong.
             CapacityError: the model, or one request of its longest length, does not fit.
         """
-        resolved = resolve_config(config)
-        if resolved.platform != "cpu":
-            # Only here: a start on CPU need not wait for the imports.
-            from jaxllm.planning.fit import fit_here
-            from jaxllm.runtime.self_test import with_tested_attention
-
-            resolved = with_tested_attention(fit_here(resolved))
-        resolved, runner, num_pages = build_runner(resolved, progress)
+        resolved = resolve_on_devices(config, 1 if group is None else group.place.size)
+        resolved, runner, num_pages = build_runner(resolved, progress, group)
         return cls(resolved, runner, num_pages)
 
     def check_request(self, request: Request) -> None:
@@ -136,7 +158,7 @@ class Engine(StepLoop[Dispatched]):
             _, last = self._under_way[-1]
             for each in self._active:
                 each.before_schedule(last)
-        if self._under_way and self.runner.must_wait(self.scheduler.table):
+        if self._under_way and not self._knows_tokens and self.runner.must_wait(self.scheduler.table):
             return False
         plan = self.scheduler.schedule()
         if plan is None:
@@ -195,6 +217,7 @@ class Engine(StepLoop[Dispatched]):
             prefix_hits=pages.prefix_hits,
             num_preemptions=scheduler.num_preemptions,
             num_compilations=self.runner.watch.count,
+            num_snapshots=0 if pages.snapshots is None else len(pages.snapshots),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -253,6 +276,29 @@ class Engine(StepLoop[Dispatched]):
             for output in outputs:
                 output.scheduled_time = self._scheduled.pop(output.request_id, None)
         return outputs
+
+
+def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:
+    """The configuration, as it fits the devices that are here, with kernels that are right on them."""
+    resolved = resolve_config(config, processes=processes)
+    if resolved.platform != "cpu":
+        # Only here: a start on CPU need not wait for the imports.
+        from jaxllm.planning.fit import fit_here
+        from jaxllm.runtime.experts.self_test import with_tested_experts
+        from jaxllm.runtime.sampling.self_test import with_tested_sampling
+        from jaxllm.runtime.self_test import with_tested_attention
+
+        resolved = with_tested_experts(with_tested_sampling(with_tested_attention(fit_here(resolved))))
+    return resolved
+
+
+def _planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:
+    if resolved.platform == "cpu" or resolved.stages:
+        return {}
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.planning.step_times import planned_step_seconds
+
+    return planned_step_seconds(resolved, runner.parameters, runner.buckets)
 
 
 def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:

@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from jaxllm.config import EngineConfig
@@ -26,18 +27,20 @@ class StepRunner(Protocol):
 class StepLoop(ABC, Generic[Step]):
     """An engine without its requests: the steps that are under way, and the outputs that the next one brings along.
 
-    With asynchronous scheduling a step is started while the one before it runs.
+    With asynchronous scheduling a step is started while the one before it runs, and one for each of several `stages`.
     """
 
-    def __init__(self, info: EngineInfo, runner: StepRunner, config: EngineConfig) -> None:
+    def __init__(self, info: EngineInfo, runner: StepRunner, config: EngineConfig, stages: int = 1) -> None:
         self.info = info
         self.runner = runner
-        self._depth = 2 if config.scheduler.async_scheduling else 1
+        self._depth = max(2, stages) if config.scheduler.async_scheduling else 1
         self._profiler = Profiler(config.profiling.profiler_dir)
         self._under_way: deque[tuple[float, Step]] = deque()  # with the time each was begun
         self._ended: list[EngineOutput] = []
         self._step, self._step_seconds = StepStats(), 0.0
         self._last_end = 0.0
+        self.on_close: list[Callable[[], None]] = []
+        """What is to be done once the device memory is free."""
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch. Returns one output for each request that has something new."""
@@ -77,6 +80,8 @@ class StepLoop(ABC, Generic[Step]):
         """Free the device memory. The engine cannot be used afterwards."""
         self._under_way.clear()
         self.runner.close()
+        for callback in self.on_close:
+            callback()
         trim_heap()
 
 
@@ -86,8 +91,10 @@ def describe(
     *,
     max_logprobs: int = 0,
     num_pages: int = 1,
+    cache_windows: tuple[int, ...] = (0,),
     enable_prefix_caching: bool = False,
     pooling: PoolingInfo | None = None,
+    planned_step_seconds: dict[int, float] | None = None,
 ) -> EngineInfo:
     """What an engine of this configuration says of itself; as it stands, of one without a KV cache."""
     config, model = resolved.config, resolved.model
@@ -97,18 +104,23 @@ def describe(
         vocab_size=model.vocab_size,
         eos_token_ids=tuple(model.eos_token_ids),
         max_model_len=resolved.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_logprobs=max_logprobs,
         num_pages=num_pages,
         block_size=resolved.page_size,
+        cache_windows=cache_windows,
         enable_prefix_caching=enable_prefix_caching,
         dtype=resolved.dtype,
+        kv_cache_dtype=resolved.kv_dtype,
         device_kind=resolved.device_kind,
-        num_devices=resolved.num_devices,
+        num_devices=resolved.num_devices * resolved.data_shards * resolved.num_stages,
+        num_stages=resolved.num_stages,
+        data_shards=resolved.data_shards,
         num_shapes=num_shapes,
         pooling=pooling,
         structured_outputs_backend=config.structured.structured_outputs_backend,
         attention_backend=resolved.attention,
         attention_problem=resolved.attention_problem,
+        planned_step_seconds=planned_step_seconds or {},
     )

@@ -1,5 +1,8 @@
 """What an engine says of its load after a step."""
 
+from collections.abc import Collection
+from itertools import chain
+
 import msgspec
 from msgspec.structs import replace
 
@@ -8,13 +11,15 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """State after a step, what happened in it, and totals since the engine started.
 
     State: `num_running` and `num_waiting` requests with and without a slot, `num_deferred` of the latter until their
-    grammar is compiled; `kv_usage`, share of the KV pages that
-    running requests hold, 0 to 1. Of the step, all 0 when there was nothing to compute: `num_rows` requests and
-    `num_tokens` tokens computed, in a compiled shape of `bucket_tokens` tokens, within `step_seconds` from scheduling
+    grammar is compiled; `kv_usage`, share of the KV pages that running requests hold, 0 to 1; `num_snapshots` of
+    recurrent states that prefixes can be found with. Of the step, all 0 when there was nothing to compute: `num_rows`
+    requests and `num_tokens` tokens computed, in a compiled shape of `bucket_tokens` tokens, within `step_seconds` from
+    scheduling
     to outputs. Totals: `prefix_queries` and `prefix_hits`, prompt tokens looked up and found in the prefix cache;
     `num_preemptions`; `num_compilations` after warm-up. `num_steps` is 1, 0 when there was
     nothing to compute, or how many steps are `merged` into this. `num_last` tokens of the step were the last of their
     sequences, and are never computed with; `preemptions` has how often each of those that ended was preempted.
+    `merged_shapes` is for `shapes`.
     """
 
     num_running: int = 0
@@ -32,6 +37,14 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     num_deferred: int = 0
     num_last: int = 0
     preemptions: tuple[int, ...] = ()
+    merged_shapes: tuple[tuple[int, int, float], ...] = ()
+    num_snapshots: int = 0
+
+    def shapes(self) -> tuple[tuple[int, int, float], ...]:
+        """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
+        if self.merged_shapes or not self.num_steps:
+            return self.merged_shapes
+        return ((self.bucket_tokens, self.num_steps, self.step_seconds),)
 
     def merged(self, then: "StepStats") -> "StepStats":
         """This and the following step as one: what happened adds up, everything else is as it was at the end."""
@@ -44,4 +57,29 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
             step_seconds=self.step_seconds + then.step_seconds,
             num_last=self.num_last + then.num_last,
             preemptions=self.preemptions + then.preemptions,
+            merged_shapes=_joined(self.shapes(), then.shapes()),
         )
+
+
+def together(engines: Collection[StepStats]) -> StepStats:
+    """The state of several engines: numbers add up, `kv_usage` is the mean. Of their steps it says nothing."""
+    return StepStats(
+        num_running=sum(each.num_running for each in engines),
+        num_waiting=sum(each.num_waiting for each in engines),
+        num_deferred=sum(each.num_deferred for each in engines),
+        kv_usage=sum(each.kv_usage for each in engines) / len(engines),
+        prefix_queries=sum(each.prefix_queries for each in engines),
+        prefix_hits=sum(each.prefix_hits for each in engines),
+        num_preemptions=sum(each.num_preemptions for each in engines),
+        num_compilations=sum(each.num_compilations for each in engines),
+        num_snapshots=sum(each.num_snapshots for each in engines),
+    )
+
+
+def _joined(*shapes: tuple[tuple[int, int, float], ...]) -> tuple[tuple[int, int, float], ...]:
+    """One entry for each shape."""
+    found: dict[int, tuple[int, float]] = {}
+    for tokens, steps, seconds in chain(*shapes):
+        before = found.get(tokens, (0, 0.0))
+        found[tokens] = before[0] + steps, before[1] + seconds
+    return tuple((tokens, *counted) for tokens, counted in found.items())

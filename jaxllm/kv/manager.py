@@ -1,30 +1,49 @@
 """Pages for requests: what is cached already, what is new, and what goes back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxllm.kv.pages import Int32Array, PagePool
-from jaxllm.kv.prefix import PrefixCache, extend_digests
+from jaxllm.kv.groups import CacheGroups
+from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
+from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests
+from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.request import Request
 
 
 class KVManager:
     """Hands KV pages to requests and shares those that hold equal prefixes.
 
-    `num_pages` counts the null page 0, which is never handed out; `block_size` is the tokens in a page.
+    `num_pages` counts the null page 0, which is never handed out; `block_size` is the tokens in a page. `groups` says
+    which page tables a request has; one that keeps everything by default. The pages of a request are one array for all
+    its tables, one behind the other and all of one width: `NULL_PAGE` where a table has no page, or none any more.
+    Where layers keep states, prefixes are found as far as there are `snapshots` of them.
+
     `prefix_queries` and `prefix_hits` count prompt tokens looked up in and found in the prefix cache, once per
     request (resumption after preemption is not counted).
     """
 
-    def __init__(self, num_pages: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        groups: CacheGroups | None = None,
+        snapshots: SnapshotPool | None = None,
+    ) -> None:
         self.num_pages = num_pages
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.groups = CacheGroups(page_size=block_size) if groups is None else groups
+        self.snapshots = snapshots
+        assert self.groups.page_size == block_size
+        assert not enable_prefix_caching or self.groups.has_states == (snapshots is not None)
+        self._num_tables = self.groups.num_tables
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._pool = PagePool(num_pages)
-        self._cache = PrefixCache()
+        self._cache = PrefixCache(self.groups.num_tables)
 
     @property
     def num_free_pages(self) -> int:
@@ -47,25 +66,30 @@ class KVManager:
         return self._pool.num_held / max(1, self.num_pages - 1)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that `num_tokens` tokens fill."""
+        """Pages that `num_tokens` tokens fill, in one table."""
         return -(-num_tokens // self.block_size)
 
     def admit(self, request: Request, headroom: int) -> tuple[Int32Array, int] | None:
-        """Pages for every token the request has so far, as many as possible of them from the prefix cache.
+        """Pages for the tokens the request has so far, as many as possible of them from the prefix cache.
 
-        Returns the pages in order, int32 [pages], and how many tokens their contents already cover (a multiple of the
-        page size, less than the tokens of the request, so that its last token is always computed). None when fewer
-        than `headroom` pages would stay free.
+        Returns the pages of all tables, and how many tokens their contents already cover (a multiple of the page size,
+        less than the tokens of the request, so that its last token is always computed). Tables of layers with windows
+        get what `CacheGroups.end` says, and nothing before what is seen. None when fewer than `headroom` pages of each
+        table would stay free.
         """
+        headroom *= self.groups.num_tables
         if self._pool.num_free <= headroom:
             return None
-        cached = np.array(self._find_prefix(request), np.int32)
-        count = self.pages_for(request.num_tokens) - len(cached)
-        if count + headroom > self._pool.num_free - self._pool.count_idle(cached):
+        cached = self._find_prefix(request)
+        num_cached = cached.shape[1] * self.block_size
+        count = self.groups.new_pages(num_cached, request.num_tokens)
+        shared = cached.T.ravel()
+        if self.groups.gives_back:
+            shared = shared[shared != NULL_PAGE]
+        if count + headroom > self._pool.num_free - self._pool.count_idle(shared):
             return None
-        self._pool.share(cached)  # before taking, which may evict them
-        pages = np.concatenate([cached, self._take(count)])
-        num_cached = len(cached) * self.block_size
+        self._pool.share(shared)  # before taking, which may evict them
+        pages = self._behind(cached, request.num_tokens, self._take(count))
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_cached
             if self._reads_cache(request):
@@ -73,11 +97,26 @@ class KVManager:
                 self.prefix_hits += num_cached
         return pages, num_cached
 
+    def _behind(self, cached: Int32Array, num_tokens: int, new: Int32Array) -> Int32Array:
+        """The pages of all tables from those that were cached, [tables, pages], and those that are new."""
+        if len(cached) == 1:
+            return np.concatenate([cached[0], new])
+        first = cached.shape[1]
+        pages = np.full((len(cached), self.pages_for(num_tokens)), NULL_PAGE, np.int32)
+        pages[:, :first] = cached
+        for group in self.groups.all:
+            end = self.groups.end(group, first * self.block_size, num_tokens)
+            for table in group.tables:
+                pages[table, first:end], new = new[: end - first], new[end - first :]
+        return pages.ravel()
+
     def shortage(self, request: Request, headroom: int) -> int:
         """How many more pages would have to be free for `admit`; 0 when there are enough."""
-        cached = np.array(self._find_prefix(request), np.int32)
-        count = self.pages_for(request.num_tokens) - len(cached)
-        return max(0, count + headroom - self._pool.num_free + self._pool.count_idle(cached))
+        cached = self._find_prefix(request)
+        count = self.groups.new_pages(cached.shape[1] * self.block_size, request.num_tokens)
+        shared = cached[cached != NULL_PAGE]
+        headroom *= self.groups.num_tables
+        return max(0, count + headroom - self._pool.num_free + self._pool.count_idle(shared))
 
     def grow(self, count: int) -> Int32Array | None:
         """`count` more pages, int32 [count]; None, and no change, when there are not that many."""
@@ -98,13 +137,46 @@ class KVManager:
             return
         digests = request.page_hashes
         extend_digests(digests, token_ids[: last * size], size, request.cache_salt)
-        for digest, page in zip(digests[first:last], pages[first:last].tolist(), strict=True):
-            if self._cache.insert(digest, page):
-                self._pool.keep_when_idle(page)
+        new = digests[first:last]
+        width = len(pages) // self._num_tables
+        for table in range(self._num_tables):
+            begin = table * width + first
+            own = zip(new, pages[begin : begin + len(new)].tolist(), strict=True)
+            self._pool.keep_when_idle([page for digest, page in own if self._cache.insert(digest, page, table)])
+
+    def publish_one_each(
+        self, requests: Sequence[Request], numbers: Sequence[int], token_ids: Int32Array, pages: Int32Array
+    ) -> None:
+        """The same for one page of each request, of number `numbers`: what is usual where all of them decode.
+
+        `token_ids` is int32 [n, block_size], `pages` int32 [n, tables]. All pages before them are published.
+        """
+        data, stride = token_ids.tobytes(), 4 * self.block_size
+        kept: list[int] = []
+        offset = 0
+        for request, number, own in zip(requests, numbers, pages.tolist(), strict=True):
+            digests = request.page_hashes
+            if len(digests) == number:
+                extend_digest(digests, data[offset : offset + stride], request.cache_salt)
+            kept += self._cache.insert_all(digests[number], own)
+            offset += stride
+        self._pool.keep_when_idle(kept)
 
     def release(self, pages: Int32Array) -> None:
         """Take back the pages of one request, given in order. Cached ones stay findable until their room is needed."""
-        self._pool.release(pages)
+        if self.groups.num_tables > 1:
+            pages = pages.reshape(self.groups.num_tables, -1).T.ravel()
+        self._pool.release(pages[pages != NULL_PAGE] if self.groups.gives_back else pages)
+
+    def release_some(self, pages: Int32Array) -> None:
+        """Take back pages of several requests, which some of them may share."""
+        if self._pool.have_one_holder(pages):
+            self._pool.release(pages)
+            return
+        while len(pages):
+            _, places = np.unique(pages, return_index=True)
+            self._pool.release(pages[np.sort(places)])
+            pages = np.delete(pages, places)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while a request holds pages (as in vLLM).
@@ -115,6 +187,8 @@ class KVManager:
             return False
         self._cache.clear()
         self._pool.forget_contents()
+        if self.snapshots is not None:
+            self.snapshots.clear()
         return True
 
     def _reads_cache(self, request: Request) -> bool:
@@ -122,11 +196,29 @@ class KVManager:
         wants_prompt = request.params.prompt_logprobs is not None and not request.output_token_ids
         return self.enable_prefix_caching and not wants_prompt
 
-    def _find_prefix(self, request: Request) -> list[int]:
+    def _find_prefix(self, request: Request) -> Int32Array:
+        """The cached pages that the request can begin with, int32 [tables, pages]."""
         if not self._reads_cache(request):
-            return []
+            return np.zeros((self.groups.num_tables, 0), np.int32)
         extend_digests(request.page_hashes, request.prompt_token_ids, self.block_size, request.cache_salt)
-        return self._cache.find(request.page_hashes, (request.num_tokens - 1) // self.block_size)
+        return self._cache.find_for(self._readable(request), self.groups, self.snapshots)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens that a request would find in the prefix cache if it were admitted now."""
+        return self._find_prefix(request).shape[1] * self.block_size
+
+    def num_shared_tokens(self, request: Request) -> int:
+        """Tokens that a request which was just admitted has in common with others, as far as their pages are cached.
+
+        There may be more of them than it begins with, where there is no snapshot of states.
+        """
+        if not self._reads_cache(request):
+            return 0
+        return self._cache.find_for(self._readable(request), self.groups).shape[1] * self.block_size
+
+    def _readable(self, request: Request) -> list[bytes]:
+        """The digests of the pages that a request may begin with: its last token is always computed."""
+        return request.page_hashes[: (request.num_tokens - 1) // self.block_size]
 
     def _take(self, count: int) -> Int32Array:
         pages, evicted = self._pool.take(count)
@@ -137,8 +229,9 @@ class KVManager:
         """Assert that reference counts equal the holders in `held` (one int32 array per request), and nothing leaks."""
         counts = np.zeros(self.num_pages, np.int32)
         for pages in held:
-            assert len(set(pages.tolist())) == len(pages), "a request holds a page twice"
-            counts[pages] += 1
+            own = pages[pages != NULL_PAGE] if self.groups.gives_back else pages
+            assert len(set(own.tolist())) == len(own), "a request holds a page twice"
+            counts[own] += 1
         assert counts[0] == 0, "the null page was handed out"
         assert np.array_equal(counts, self._pool.ref_counts)
         self._pool.check_integrity()

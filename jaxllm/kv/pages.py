@@ -72,10 +72,14 @@ class PagePool:
         self._push_blank(dropped[~kept])
         self._idle.update(dict.fromkeys(dropped[kept][::-1].tolist()))
 
-    def keep_when_idle(self, page: int) -> None:
-        """Keep the contents of this held page when its last holder leaves, until `take` needs the room."""
-        assert self.ref_counts[page] > 0
-        self._keep[page] = True
+    def have_one_holder(self, pages: Int32Array) -> bool:
+        """Whether nobody shares any of these pages, which are held."""
+        return int(self.ref_counts[pages].max(initial=1)) == 1
+
+    def keep_when_idle(self, pages: list[int]) -> None:
+        """Keep the contents of these held pages when their last holders leave, until `take` needs the room."""
+        assert self.ref_counts[pages].all()
+        self._keep[pages] = True
 
     def count_idle(self, pages: Int32Array) -> int:
         """How many of `pages` are idle, so that sharing them uses up free pages."""
@@ -97,6 +101,7 @@ class PagePool:
         blank = self._blank[: self._num_blank].tolist()
         held = np.flatnonzero(self.ref_counts).tolist()
         assert sorted(blank + held + list(self._idle)) == list(range(1, self.num_pages))
+        assert type(self._num_blank) is int, "a number of NumPy's would get into what is sent"
         assert self.ref_counts.min() >= 0
         assert not self._keep[blank].any(), "a blank page claims contents"
         assert self._keep[list(self._idle)].all(), "an idle page has no contents"

@@ -1,7 +1,8 @@
 """Prefix cache: full pages found again by a hash of everything that leads to their last token.
 
 The digest of a page is sha256(digest of the page before + its int32 token ids), and the chain starts from the
-request's `cache_salt`. Equal digests therefore mean equal token ids from position 0 on, within one salt.
+request's `cache_salt`. Equal digests therefore mean equal token ids from position 0 on, within one salt. Each page
+table of a request has pages of its own behind the same digests.
 """
 
 from collections.abc import Iterable
@@ -9,7 +10,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from jaxllm.kv.pages import Int32Array
+from jaxllm.kv.groups import CacheGroups, TableGroup
+from jaxllm.kv.pages import NULL_PAGE, Int32Array
+from jaxllm.kv.snapshots import SnapshotPool
 
 _UNSALTED = bytes(32)
 
@@ -32,44 +35,110 @@ def extend_digests(digests: list[bytes], token_ids: Int32Array, block_size: int,
         digests.append(parent)
 
 
-class PrefixCache:
-    """A one-to-one map between digests and the pages that hold their contents."""
+def extend_digest(digests: list[bytes], data: bytes, cache_salt: str | None) -> None:
+    """Append the digest of one more page, whose token ids are `data`, as int32."""
+    parent = digests[-1] if digests else root_digest(cache_salt)
+    digests.append(sha256(parent + data).digest())
 
-    def __init__(self) -> None:
-        self._page_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+
+class PrefixCache:
+    """For each page table of a request, a one-to-one map between digests and the pages that hold their contents."""
+
+    def __init__(self, num_tables: int = 1) -> None:
+        self._page_of: list[dict[bytes, int]] = [{} for _ in range(num_tables)]
+        self._digest_of: list[dict[int, bytes]] = [{} for _ in range(num_tables)]
 
     def __len__(self) -> int:
-        return len(self._page_of)
+        return sum(map(len, self._page_of))
 
     def find(self, digests: list[bytes], limit: int) -> list[int]:
-        """The pages of the longest cached run of `digests` from the first one on, at most `limit` of them."""
+        """The first table's pages of the longest cached run of `digests` from the first one on, at most `limit`."""
         pages: list[int] = []
         for digest in digests[:limit]:
-            page = self._page_of.get(digest)
+            page = self._page_of[0].get(digest)
             if page is None:
                 break
             pages.append(page)
         return pages
 
-    def insert(self, digest: bytes, page: int) -> bool:
+    def find_for(self, digests: list[bytes], groups: CacheGroups, snapshots: SnapshotPool | None = None) -> Int32Array:
+        """The pages that a request with these digests can begin with, int32 [tables, pages].
+
+        As many as possible such that every table has all that tokens behind them see: in a table of layers with
+        windows, pages before that are `NULL_PAGE`. With `snapshots`, one is behind the last of them.
+        """
+        if groups.windows == (0,):
+            found = self.find(digests, len(digests))
+            if snapshots is not None:
+                found = found[: snapshots.longest(digests[: len(found)])]
+            return np.array([found], np.int32)
+        count, before = len(digests), -1
+        while count != before:
+            before = count
+            if snapshots is not None:
+                count = snapshots.longest(digests[:count])
+            for group in groups.all:
+                count = self._longest(digests[:count], group, groups)
+        pages = np.full((groups.num_tables, count), NULL_PAGE, np.int32)
+        for group in groups.all:
+            begin = groups.begin(group, count * groups.page_size)
+            for table in group.tables:
+                pages[table, begin:] = [self._page_of[table][digest] for digest in digests[begin:count]]
+        return pages
+
+    def _longest(self, digests: list[bytes], group: TableGroup, groups: CacheGroups) -> int:
+        """Most pages, at most as many as digests, behind which a token finds all that it sees in tables of a group."""
+        tables = [self._page_of[table] for table in group.tables]
+
+        def is_cached(place: int) -> bool:
+            return all(digests[place] in pages for pages in tables)
+
+        if not group.window:
+            return next((place for place in range(len(digests)) if not is_cached(place)), len(digests))
+        # From the end on: how many pages lie side by side behind the one that is looked at.
+        end = place = len(digests)
+        while place > groups.begin(group, end * groups.page_size):
+            place -= 1
+            if not is_cached(place):
+                end = place
+        return end
+
+    def insert(self, digest: bytes, page: int, table: int = 0) -> bool:
         """Let `page` be found by `digest`, unless another page is already: then the old one stays. True if inserted."""
-        if self._page_of.setdefault(digest, page) != page:
+        if self._page_of[table].setdefault(digest, page) != page:
             return False
-        self._digest_of[page] = digest
+        self._digest_of[table][page] = digest
         return True
+
+    def insert_all(self, digest: bytes, pages: list[int]) -> list[int]:
+        """`insert` a page for each table. Returns those that were inserted."""
+        inserted = []
+        for page, page_of, digest_of in zip(pages, self._page_of, self._digest_of, strict=True):
+            if page_of.setdefault(digest, page) == page:
+                digest_of[page] = digest
+                inserted.append(page)
+        return inserted
 
     def forget(self, pages: Iterable[int]) -> None:
         """Drop these pages, whose contents are about to be overwritten."""
         for page in pages:
-            del self._page_of[self._digest_of.pop(page)]
+            for page_of, digest_of in zip(self._page_of, self._digest_of, strict=True):
+                digest = digest_of.pop(page, None)
+                if digest is not None:
+                    del page_of[digest]
+                    break
+            else:
+                raise KeyError(page)
 
     def clear(self) -> None:
         """Drop everything."""
-        self._page_of.clear()
-        self._digest_of.clear()
+        for page_of, digest_of in zip(self._page_of, self._digest_of, strict=True):
+            page_of.clear()
+            digest_of.clear()
 
     def check_integrity(self, kept_pages: set[int]) -> None:
-        """Assert that the two maps mirror each other and cover exactly `kept_pages`."""
-        assert {page: digest for digest, page in self._page_of.items()} == self._digest_of
-        assert set(self._digest_of) == kept_pages
+        """Assert that the maps mirror each other, share no page, and cover exactly `kept_pages`."""
+        for page_of, digest_of in zip(self._page_of, self._digest_of, strict=True):
+            assert {page: digest for digest, page in page_of.items()} == digest_of
+        assert len(self) == len(kept_pages)
+        assert {page for each in self._digest_of for page in each} == kept_pages

@@ -46,7 +46,7 @@ def usual_temporaries(memory: MemoryUse) -> int:
 
 def _shorter(resolved: ResolvedConfig, memory: MemoryUse, beside: int) -> Iterator[str]:
     free = memory.for_cache(None) - beside
-    tokens = (max(free, 0) // memory.page - 1) * resolved.page_size
+    tokens = resolved.cache_groups.longest(max(max(free, 0) // memory.page - 1, 0))
     if 2 <= tokens < resolved.max_model_len:
         yield f"--max-model-len {tokens} or less"
 
@@ -65,12 +65,16 @@ def _other_plans(resolved: ResolvedConfig, target: TargetDevices, memory: Memory
     """More devices, or a smaller type."""
     if resolved.dtype == "float32" and _fits(_changed(resolved.config, dtype="bfloat16"), target, beside):
         yield "--dtype bfloat16"
+    # Weights that are too large alone are as large beside a small cache.
+    narrow = _with_narrow_cache(resolved) if memory.for_cache(None) > beside else None
+    if narrow is not None and _fits(narrow, target, beside):
+        yield f"--kv-cache-dtype {narrow.cache.kv_cache_dtype}"
     if not target.absent:
         yield from _more_of_these(resolved, target, memory, beside)
         return
     if target.chip is None:
         return
-    for size in working_sizes(resolved.model):
+    for size in working_sizes(resolved.model, expert_parallel=resolved.forward.expert_parallel):
         if size <= resolved.num_devices:
             continue
         try:
@@ -84,13 +88,20 @@ def _other_plans(resolved: ResolvedConfig, target: TargetDevices, memory: Memory
             return
 
 
+def _with_narrow_cache(resolved: ResolvedConfig) -> EngineConfig | None:
+    """The configuration with a KV cache in 8 bits, where it is not and some attention takes it."""
+    if resolved.cache.bytes_each == 1 or resolved.model.latent is not None:
+        return None
+    return _changed(resolved.config, kv_cache_dtype="fp8_e4m3")
+
+
 def _more_of_these(resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, beside: int) -> Iterator[str]:
     """More devices like those that are here, be they here or not; what they share is split evenly, roughly."""
     if resolved.platform == "cpu":
         return
-    request = -(-resolved.max_model_len // resolved.page_size) + 1
+    request = resolved.cache_groups.most_pages(resolved.max_model_len) + 1
     shared = (memory.weights + request * memory.page) * resolved.num_devices
-    for size in working_sizes(resolved.model):
+    for size in working_sizes(resolved.model, expert_parallel=resolved.forward.expert_parallel):
         if size > resolved.num_devices and shared / size + memory.state + beside <= memory.usable:
             here = len(target.devices)
             yield f"--tensor-parallel-size {size}" if size <= here else f"{size} such devices, of which {here} are here"

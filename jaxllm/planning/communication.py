@@ -1,16 +1,15 @@
 """What devices that share a model tell each other in a step, and how long it takes at the least.
 
 Every layer adds up twice over all devices, after attention and after the feed-forward layer, and the embedding once:
-arrays [T, D] in the type of the activations. Sampling sends a few numbers per row, which is not counted.
+arrays [T, D] in the type of the activations. In large steps a sum is scattered, and gathered later: the same bytes.
+Sampling sends a few numbers per row, which is not counted.
 """
 
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.chips import Chip
+from jaxllm.planning.links import sum_seconds
 from jaxllm.runtime.resolved import ResolvedConfig
-
-HOP_SECONDS = 1e-6
-"""What a hop to a neighbour takes beside the bytes: "How to Scale Your Model", chapter 3, "typically around 1us"."""
 
 
 def summed_bytes(resolved: ResolvedConfig, tokens: int) -> tuple[int, int]:
@@ -19,17 +18,6 @@ def summed_bytes(resolved: ResolvedConfig, tokens: int) -> tuple[int, int]:
         return 0, 0
     model = resolved.model
     return 2 * model.num_layers + 1, tokens * model.hidden_size * jnp.dtype(resolved.dtype).itemsize
-
-
-def sum_seconds(chip: Chip, devices: int, size: int) -> float:
-    """One sum of `size` bytes over a ring of devices, in both directions at once.
-
-    First each device gets the sum of its part, then all get all parts; each of the two is bound by the bytes on a link
-    or, if they are few, by the hops halfway around (chapter 3 of "How to Scale Your Model").
-    """
-    links = min(devices - 1, 2)
-    bytes_on_link = size * (devices - 1) / devices / links
-    return 2 * max(bytes_on_link / chip.link_bandwidth, devices / 2 * HOP_SECONDS)
 
 
 def communication_seconds(resolved: ResolvedConfig, chip: Chip, tokens: int) -> float | None:

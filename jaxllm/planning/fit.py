@@ -14,10 +14,12 @@ from jaxllm.errors import CapacityError
 from jaxllm.models.sharding import working_sizes
 from jaxllm.pallas_kernels.chips import chip_of
 from jaxllm.planning.advice import advise, usual_temporaries
-from jaxllm.planning.memory import MemoryUse, estimate_memory, memory_limit, too_large, usable_memory
+from jaxllm.planning.memory import MemoryUse, memory_limit, too_large, usable_memory
+from jaxllm.planning.step_size import with_step_size, with_step_size_of_bundle
 from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.devices import split_over, tensor_parallel_size
-from jaxllm.runtime.memory.capacity import count_pages, shortened
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, shortened
+from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)
@@ -28,9 +30,14 @@ def fit_here(resolved: ResolvedConfig) -> ResolvedConfig:
 
     Raises `CapacityError` where the model does not fit, whatever is left open; the message says what would.
     """
+    if resolved.stages:
+        # Their number is given. What each holds beside its weights is counted when it is built.
+        for part in resolved.by_stage:
+            check_weights(part, bytes_on_device(generation_programs(part, 1).parameters))
+        return resolved
     if resolved.config.compile.executables is not None:
         # A bundle has its number of devices and its length.
-        return resolved
+        return with_step_size_of_bundle(resolved, resolved.config.compile.executables)
     target = _this_machine()
     fitted = fit(resolved, target)
     count = len(target.devices)
@@ -89,11 +96,11 @@ def fit(resolved: ResolvedConfig, target: TargetDevices) -> ResolvedConfig:
 def choose_devices(resolved: ResolvedConfig, target: TargetDevices) -> tuple[ResolvedConfig, MemoryUse]:
     """The configuration on as few devices as hold the model and a longest request, and what it takes of each.
 
-    Unchanged where the number is given; on as many as the model can be split over where none is enough.
+    It is on as many as the model can be split over where none is enough. Options that are given stay.
     """
     fitted, memory = resolved, None
-    for fitted in _sizes(resolved, target):
-        memory = estimate_memory(fitted, target)
+    for sized in _sizes(resolved, target):
+        fitted, memory = with_step_size(sized, target)
         try:
             count_pages(fitted, max(memory.for_cache(None) - usual_temporaries(memory), 0))
         except CapacityError:
@@ -101,6 +108,14 @@ def choose_devices(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Res
         if memory.for_cache(None) > 0:
             break
     assert memory is not None
+    if (fitted.max_num_seqs, fitted.max_num_batched_tokens) != (resolved.max_num_seqs, resolved.max_num_batched_tokens):
+        logger.info(
+            "steps have up to %d requests and %d tokens, not %d and %d: memory is short",
+            fitted.max_num_seqs,
+            fitted.max_num_batched_tokens,
+            resolved.max_num_seqs,
+            resolved.max_num_batched_tokens,
+        )
     return fitted, memory
 
 
@@ -108,9 +123,12 @@ def _sizes(resolved: ResolvedConfig, target: TargetDevices) -> Iterator[Resolved
     if tensor_parallel_size(resolved.config.parallel) is not None:
         yield resolved
         return
-    for size in working_sizes(resolved.model):
+    expert_parallel = resolved.forward.expert_parallel
+    for size in working_sizes(resolved.model, expert_parallel=expert_parallel):
         if size <= len(target.devices):
-            mesh = split_over(resolved.model, target.devices, size, absent=target.absent)
+            mesh = split_over(
+                resolved.model, target.devices, size, absent=target.absent, expert_parallel=expert_parallel
+            )
             yield replace(resolved, mesh=mesh)
 
 

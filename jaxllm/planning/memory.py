@@ -1,7 +1,7 @@
 """What a configuration takes of a device: weights, state, temporaries and code as the compiler lays them out."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -9,13 +9,16 @@ import jax.numpy as jnp
 from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import CapacityError
+from jaxllm.planning.hlo import parse
+from jaxllm.planning.links import Network
+from jaxllm.planning.schedule import ProgramCost, program_cost
 from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, count_steady_pages
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, count_steady_pages, with_snapshots
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.compiler import compile_lowered, is_out_of_memory
-from jaxllm.runtime.programs.executables import compiler_options
+from jaxllm.runtime.programs.executables import compiler_options, without_compilation_cache
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.programs.program import ProgramSet, platform_of
 from jaxllm.runtime.resolved import ResolvedConfig
@@ -24,12 +27,16 @@ from jaxllm.runtime.step import DeviceState
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """What the compiler says of one bucket: bytes on each device beside the arguments, and how long it took here."""
+    """What the compiler says of one bucket: bytes on each device beside the arguments, and how long it took here.
+
+    `cost` is what it takes on the chip, without kernels; None where that was not asked for.
+    """
 
     bucket: Bucket
     seconds: float
     temporary_bytes: int
     code_bytes: int
+    cost: ProgramCost | None = None
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,11 @@ class MemoryUse:
     state: int
     page: int
     """One page of the KV cache."""
+    slot: int = 0
+    """States of one request."""
 
     def for_cache(self, largest: CompiledStep | None) -> int:
-        """What is left for the KV cache beside the largest step, negative where nothing is."""
+        """What is left for KV cache and states of requests beside the largest step, negative where nothing is."""
         beside = 0 if largest is None else largest.temporary_bytes + largest.code_bytes
         return self.usable - self.weights - self.state - beside
 
@@ -55,13 +64,14 @@ def estimate_memory(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUs
     Raises `CapacityError` where nobody knows the size of their memory.
     """
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
-    cache = bytes_on_device(programs.state.kv_cache)
+    cache = programs.state.kv_cache
     return MemoryUse(
         limit=memory_limit(resolved, target),
         usable=usable_memory(resolved, target),
         weights=bytes_on_device(programs.parameters),
-        state=bytes_on_device(programs.state) - cache,
-        page=cache // PROVISIONAL_PAGES,
+        state=bytes_on_device(programs.state) - bytes_on_device(cache),
+        page=bytes_on_device(cache.pages) // PROVISIONAL_PAGES,
+        slot=bytes_on_device(cache.states) // resolved.num_state_slots,
     )
 
 
@@ -82,22 +92,25 @@ def measure(resolved: ResolvedConfig, target: TargetDevices) -> MemoryUse:
     """Everything but what a step needs for itself."""
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
     cache = programs.state.kv_cache
-    others = [leaf for leaf in jax.tree.leaves(programs.state) if leaf is not cache]
+    others = replace(programs.state, kv_cache=None)
     weights, state = laid_out(programs, programs.parameters), laid_out(programs, others)
-    page = laid_out(programs, cache) // PROVISIONAL_PAGES
+    page = laid_out(programs, cache.pages) // PROVISIONAL_PAGES
+    slot = laid_out(programs, cache.states) // resolved.num_state_slots
     utilization = resolved.config.cache.gpu_memory_utilization
     if resolved.platform == "cpu":
         # Here the KV cache has a share of its own, from which nothing else is taken.
         usable = weights + state + cpu_free_bytes(utilization)
-        return MemoryUse(memory_limit(resolved, target), usable, weights, state, page)
+        return MemoryUse(memory_limit(resolved, target), usable, weights, state, page, slot)
     limit = memory_limit(resolved, target)
-    return MemoryUse(limit, usable_bytes(limit, resolved.platform, utilization), weights, state, page)
+    return MemoryUse(limit, usable_bytes(limit, resolved.platform, utilization), weights, state, page, slot)
 
 
 def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:
     """Bytes that a device holds of arrays, with the padding of its layouts."""
     if programs.mesh is None:
         return bytes_on_device(arrays)
+    if not jax.tree.leaves(arrays):
+        return 0
     # The compiler knows: these are the arguments of a program that does nothing.
     nothing = jax.jit(lambda *_: jnp.int32(0), keep_unused=True)
     try:
@@ -111,8 +124,10 @@ def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:
     return bytes_on_device(arrays) if stats is None else int(stats.argument_size_in_bytes)
 
 
-def compile_step(resolved: ResolvedConfig, bucket: Bucket) -> CompiledStep:
+def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Network | None = None) -> CompiledStep:
     """Compile the step of a bucket with a small KV cache, whose size changes nothing but the arguments.
+
+    With the `network` of the devices it is worked out what the step costs.
 
     Raises:
         CapacityError: the compiler says that the step does not fit the device.
@@ -131,23 +146,29 @@ def compile_step(resolved: ResolvedConfig, bucket: Bucket) -> CompiledStep:
     if stats is None:
         raise CapacityError("this backend does not tell how much memory a step needs; set kv_cache_memory_bytes")
     # On CPU code counts as nothing: it lies in memory that is not the cache's.
-    return CompiledStep(bucket, seconds, int(stats.temp_size_in_bytes), int(stats.generated_code_size_in_bytes))
+    cost = None if network is None else program_cost(parse(compiled.as_text() or ""), network)
+    return CompiledStep(bucket, seconds, int(stats.temp_size_in_bytes), int(stats.generated_code_size_in_bytes), cost)
 
 
-def pages_for(resolved: ResolvedConfig, target: TargetDevices) -> int:
-    """KV pages of an engine of this configuration, found as the engine does. Compiles the largest step if needed.
+@without_compilation_cache()
+def sized_for(resolved: ResolvedConfig, target: TargetDevices) -> tuple[ResolvedConfig, int]:
+    """The configuration with its snapshots, and its KV pages, found as an engine does. May compile the largest step.
 
     Raises:
         CapacityError: not even one request of the longest length fits.
     """
     cache = resolved.config.cache
     if cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None:
-        return count_pages(resolved, 0)
+        resolved = with_snapshots(resolved, 0)
+        return resolved, count_pages(resolved, 0)
     if resolved.platform == "cpu":
-        return count_steady_pages(resolved, cpu_free_bytes(cache.gpu_memory_utilization))
+        free = cpu_free_bytes(cache.gpu_memory_utilization)
+        resolved = with_snapshots(resolved, free)
+        return resolved, count_steady_pages(resolved, free)
     buckets = generation_programs(resolved, PROVISIONAL_PAGES).buckets
     free = max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0)
-    return count_steady_pages(resolved, free)
+    resolved = with_snapshots(resolved, free)
+    return resolved, count_steady_pages(resolved, free)
 
 
 def memory_limit(resolved: ResolvedConfig, target: TargetDevices) -> int:

@@ -8,16 +8,22 @@ import msgspec
 
 from jaxllm.errors import CapacityError
 from jaxllm.planning.advice import advise
+from jaxllm.planning.links import network_of
 from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure, too_large
 from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
+from jaxllm.planning.schedule import Collective
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.memory.capacity import count_pages, shortened
+from jaxllm.runtime.memory.capacity import count_pages, shortened, with_snapshots
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
+from jaxllm.runtime.programs.executables import without_compilation_cache
 from jaxllm.runtime.resolved import ResolvedConfig
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """Bytes on each device. `total` is what it has, `free` what is left of it; `kv_cache` is 0 where nothing fits."""
+    """Bytes on each device. `total` is what it has, `free` what is left of it; `kv_cache` is 0 where nothing fits.
+
+    `recurrent` are states of recurrent layers, of running requests and in snapshots.
+    """
 
     total: int
     weights: int
@@ -26,15 +32,36 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     temporaries: int
     code: int
     free: int
+    recurrent: int = 0
+
+
+class CompilerEstimate(msgspec.Struct, frozen=True):
+    """What the compiled program of a step takes on the chip, see `jaxllm.planning.schedule`.
+
+    `seconds` is the sum of `operations`, by XLA's own estimates, of what the device waits for `links` and for `copies`
+    between its memories, and of `attention`, which is that of `StepEstimate`: XLA has no estimate for kernels. Other
+    kernels are not counted.
+    """
+
+    seconds: float
+    operations: float
+    links: float
+    copies: float
+    attention: float
+    collectives: list[Collective]
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step shape; `compile_seconds` on this machine, None where it was not compiled, `estimate` on the chip."""
+    """One step shape; `compile_seconds` on this machine, None where it was not compiled, `estimate` on the chip.
+
+    `compiler` is the compiler's own estimate, None where it has none.
+    """
 
     tokens: int
     requests: int
     compile_seconds: float | None
     estimate: StepEstimate | None
+    compiler: CompilerEstimate | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -56,8 +83,11 @@ class Report(msgspec.Struct, frozen=True):
     max_concurrency: float
     decode_context: int
     steps: list[Step]
+    state_snapshots: int = 0
+    kv_cache_dtype: str = ""
 
 
+@without_compilation_cache()
 def make_report(
     resolved: ResolvedConfig,
     target: TargetDevices,
@@ -67,7 +97,7 @@ def make_report(
 ) -> Report:
     """Compile the largest and the smallest step, or all, and work out the rest. `say` is told what takes its time."""
     memory = measure(resolved, target)
-    buckets = Buckets(resolved.max_num_batched_tokens, resolved.config.scheduler.max_num_seqs, resolved.bucket_growth)
+    buckets = Buckets(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.bucket_growth)
     wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
     compiled: dict[Bucket, CompiledStep] = {}
     reason = None
@@ -75,57 +105,78 @@ def make_report(
         if memory.for_cache(None) <= 0:
             # The compiler would say so too, after a while.
             raise CapacityError(too_large(memory))
-        compiled = _compile(resolved, sorted(set(wanted), reverse=True), say)
+        compiled = _compile(resolved, target, sorted(set(wanted), reverse=True), say)
         free = max(memory.for_cache(compiled[buckets.largest]), 0)
-        resolved = shortened(resolved, free)
+        resolved = shortened(with_snapshots(resolved, free), free)
         pages = count_pages(resolved, free)
     except CapacityError as error:
         pages, reason = 0, str(error)
     largest = compiled.get(buckets.largest)
     config = resolved.config
-    kv_tokens = max(pages - 1, 0) * resolved.page_size
+    kv_tokens = resolved.cache_groups.tokens_held(max(pages - 1, 0), resolved.max_model_len)
     return Report(
         model=config.model.model,
         device=target.name,
         num_devices=resolved.num_devices,
         dtype=resolved.dtype,
+        kv_cache_dtype=resolved.kv_dtype,
         max_model_len=resolved.max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         attention_backend=resolved.forward.attention,
         fits=reason is None,
         reason=reason,
         advice=[] if reason is None else advise(resolved, target, memory, largest),
-        memory=_parts(memory, largest, pages),
+        memory=_parts(memory, largest, pages, resolved.num_state_slots),
         kv_tokens=kv_tokens,
         max_concurrency=kv_tokens / resolved.max_model_len,
         decode_context=min(CONTEXT, resolved.max_model_len),
         steps=[_step(resolved, target, memory, bucket, compiled.get(bucket)) for bucket in buckets.all],
+        state_snapshots=resolved.num_snapshots,
     )
 
 
-def _compile(resolved: ResolvedConfig, buckets: list[Bucket], say: Callable[[str], None]) -> dict[Bucket, CompiledStep]:
+def _compile(
+    resolved: ResolvedConfig, target: TargetDevices, buckets: list[Bucket], say: Callable[[str], None]
+) -> dict[Bucket, CompiledStep]:
     """Compile as the engine does. Raises `CapacityError` when one does not fit the device."""
 
     def one(bucket: Bucket) -> CompiledStep:
         say(f"compiling a step of {bucket}")
-        return compile_step(resolved, bucket)
+        return compile_step(resolved, bucket, network_of(target.chip, resolved.mesh))
 
     workers = resolved.config.compile.compile_workers or os.cpu_count() or 1
     with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
         return dict(zip(buckets, pool.map(one, buckets), strict=True))
 
 
-def _parts(memory: MemoryUse, largest: CompiledStep | None, pages: int) -> DeviceMemory:
+def _parts(memory: MemoryUse, largest: CompiledStep | None, pages: int, slots: int) -> DeviceMemory:
     temporaries, code = (0, 0) if largest is None else (largest.temporary_bytes, largest.code_bytes)
-    taken = memory.weights + memory.state + temporaries + code + pages * memory.page
-    return DeviceMemory(
-        memory.limit, memory.weights, pages * memory.page, memory.state, temporaries, code, memory.limit - taken
-    )
+    cache, recurrent = pages * memory.page, slots * memory.slot
+    taken = memory.weights + memory.state + temporaries + code + cache + recurrent
+    free = memory.limit - taken
+    return DeviceMemory(memory.limit, memory.weights, cache, memory.state, temporaries, code, free, recurrent)
 
 
 def _step(
     resolved: ResolvedConfig, target: TargetDevices, memory: MemoryUse, bucket: Bucket, compiled: CompiledStep | None
 ) -> Step:
     guess = estimate(resolved, target.chip, memory.weights, memory.page, bucket) if target.chip else None
-    return Step(bucket.tokens, bucket.rows, None if compiled is None else compiled.seconds, guess)
+    if compiled is None:
+        return Step(bucket.tokens, bucket.rows, None, guess)
+    return Step(bucket.tokens, bucket.rows, compiled.seconds, guess, compiler_estimate(compiled, guess))
+
+
+def compiler_estimate(compiled: CompiledStep, guess: StepEstimate | None) -> CompilerEstimate | None:
+    """Of a compiled step, whose attention takes what the roofline says."""
+    cost = compiled.cost
+    if cost is None or guess is None:
+        return None
+    return CompilerEstimate(
+        seconds=cost.seconds + guess.attention,
+        operations=cost.computing,
+        links=cost.exposed,
+        copies=cost.copying,
+        attention=guess.attention,
+        collectives=list(cost.collectives),
+    )

@@ -6,16 +6,22 @@ the start of every kernel. The compiler's own cost analysis is no substitute: it
 once.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import msgspec
 
+from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.kv_shape import latent_sizes
+from jaxllm.models.mlp_plan import ExpertsPlan, MLPPlan
 from jaxllm.models.sharding import split_kv_heads
 from jaxllm.pallas_kernels.chips import Chip
+from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.tuning import nearest_share
 from jaxllm.planning.communication import communication_seconds
+from jaxllm.runtime.memory.capacity import slot_bytes
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.resolved import ResolvedConfig
 
@@ -96,47 +102,131 @@ def estimate(resolved: ResolvedConfig, chip: Chip, weight_bytes: int, page_bytes
 
 def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: int) -> Work:
     """The work of one device beside attention, with logits for `rows` of the tokens."""
-    model, devices = resolved.model, resolved.num_devices
+    model, devices = resolved.own_model, resolved.num_devices
     item = jnp.dtype(resolved.dtype).itemsize
     table = resolved.vocab_size * model.hidden_size
-    # Of the embedding only single rows are read, unless it gives the logits as well.
-    read = weight_bytes - (0 if model.tie_word_embeddings else table * item // devices)
+    # Of the embedding only single rows are read, unless it gives the logits as well; of experts those that are chosen.
+    unread = _unread_weights(model, tokens) + (0 if model.tie_word_embeddings else table)
+    each = model.embedding.each_layer
+    unread += 0 if each is None else each.vocab_size * each.size * model.num_layers
+    read = weight_bytes - unread * item // devices
     return Work(2 * (_layer_weights(model) * tokens + table * rows) / devices, read)
 
 
 def attention_work(resolved: ResolvedConfig, page_bytes: int, lengths: list[int]) -> Work:
     """The work of one device in attention, for tokens that each see `lengths` tokens, themselves included.
 
+    Recurrent layers read and write the state of each request, whatever its length; their operations are not counted.
     Tokens that see as many are requests of their own, which each read what they see; others are one prompt, which is
     read once for all of them.
     """
-    model = resolved.model
-    seen = sum(sum(min(length, window or length) for length in lengths) for window in model.windows)
-    read = sum(lengths) if lengths[0] == lengths[-1] else lengths[-1]
-    cache = (read + len(lengths)) * page_bytes / resolved.page_size
-    return Work(4 * model.num_heads * model.head_size * seen / resolved.num_devices, cache)
+    model, plan = resolved.own_model, resolved.cache_plan
+    cache = flops = 0.0
+    for layer, share in zip(model.layers, plan.shares, strict=True):
+        if layer.recurrence is not None:
+            continue
+        window = layer.attention.window
+        # A page holds some of the layers. Who reads the keys of another layer writes none.
+        read = _read(window, lengths) + (len(lengths) if layer.attention.source is None else 0)
+        cache += read * page_bytes / resolved.page_size / max(plan.depth, 1) / share
+        flops += _score_flops(model, layer.attention) * sum(min(length, window or length) for length in lengths)
+    requests = len(lengths) if lengths[0] == lengths[-1] else 1
+    states = 2 * requests * slot_bytes(resolved)
+    return Work(flops / resolved.num_devices, cache + states)
+
+
+def _score_flops(model: ModelConfig, attention: AttentionPlan | LatentAttentionPlan) -> int:
+    """Operations of all heads for a token and one that it sees."""
+    latent = latent_sizes(model)
+    # Products with keys, and with values: latents are both, and rotated parts are of keys alone.
+    each = 2 * model.head_size_of(attention) if latent is None else latent.token + latent.latent
+    return 2 * model.num_heads * each
+
+
+def _read(window: int, lengths: list[int]) -> int:
+    """Tokens whose keys and values a layer with this window (0: none) reads."""
+    if lengths[0] == lengths[-1]:
+        return sum(min(length, window or length) for length in lengths)
+    return lengths[-1]
 
 
 def attention_share(resolved: ResolvedConfig, chip: Chip, kernel: str) -> float | None:
-    """Part of its roofline that the kernel reaches by the static model, in the nearest case that was looked at."""
-    if resolved.forward.attention != "tpu":
+    """Part of its roofline that the kernel reaches by the static model, in the nearest case that was looked at.
+
+    Where layers differ, in that of most of them. Heads below 128 share rows or are padded: to the kernel they are
+    wider, and products with zeros do nothing useful.
+    """
+    if resolved.forward.attention != "tpu" or resolved.model.latent is not None:
         return None
-    model, devices = resolved.model, resolved.num_devices
-    heads = split_kv_heads(model, devices) // devices
+    model, devices = resolved.own_model, resolved.num_devices
+    kinds = Counter(
+        (model.kv_heads_of(layer.attention), model.head_size_of(layer.attention)) for layer in model.attention_layers
+    )
+    ((num_kv_heads, head_size), _), *_ = kinds.most_common(1) or [((model.num_kv_heads, model.head_size), 0)]
+    heads = split_kv_heads(num_kv_heads, devices) // devices
+    shared = SharedRows(heads, model.num_heads // devices // heads, head_size)
     key: dict[str, int | str] = {
         "kernel": kernel,
-        "head_size": model.head_size,
-        "num_kv_heads": heads,
-        "group": model.num_heads // devices // heads,
+        "head_size": shared.lanes,
+        "num_kv_heads": shared.rows,
+        "group": shared.wide_group,
         "page_size": resolved.page_size,
         "q_dtype": resolved.dtype,
-        "kv_dtype": resolved.dtype,
+        "kv_dtype": resolved.kv_dtype,
     }
-    return nearest_share("paged_attention", chip.name, key)
+    share = nearest_share("paged_attention", chip.name, key)
+    return share if share is None or kernel == "decode" else share * head_size / shared.lanes
 
 
 def _layer_weights(model: ModelConfig) -> int:
-    """Numbers in the matrices of all layers."""
-    query, value = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    attention = model.hidden_size * (2 * query + 2 * value)
-    return model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+    """Numbers in the matrices of all layers that a token is multiplied with."""
+    attention = sum(_attention_weights(model, layer.attention) for layer in model.attention_layers)
+    attention += sum(2 * model.hidden_size * plan.size for layer in model.layers if (plan := layer.token_input))
+    each = model.embedding.each_layer
+    attention += 0 if each is None else model.hidden_size * each.size * model.num_layers
+    attention += _altup_weights(model)
+    recurrences = sum(plan.num_weights(model.hidden_size) for plan in model.recurrences)
+    return attention + recurrences + sum(_mlp_weights(model, layer.mlp) for layer in model.layers if layer.has_mlp)
+
+
+def _attention_weights(model: ModelConfig, plan: AttentionPlan | LatentAttentionPlan) -> int:
+    """Numbers in the matrices of attention in a layer."""
+    hidden = model.hidden_size
+    if isinstance(plan, AttentionPlan):
+        size = model.head_size_of(plan)
+        own = 0 if plan.source is not None else 1 if plan.values_are_keys else 2
+        return hidden * size * (2 * model.num_heads + own * model.kv_heads_of(plan))
+    down = hidden * (plan.rank + plan.rope_size + (plan.query_rank or 0))
+    of_head = (plan.query_rank or hidden) * plan.query_size + (plan.rank * (plan.plain_size + plan.value_size))
+    return down + model.num_heads * (of_head + plan.value_size * hidden)
+
+
+def _altup_weights(model: ModelConfig) -> int:
+    """Numbers in the larger matrices of alternating updates: two for each further stream, and two in each layer."""
+    plan = model.layers[0].altup
+    if plan is None:
+        return 0
+    return 2 * model.hidden_size * ((plan.count - 1) * model.hidden_size + plan.rank * model.num_layers)
+
+
+def _mlp_weights(model: ModelConfig, plan: MLPPlan | ExpertsPlan | None) -> int:
+    """Numbers in the matrices of a block that a token is multiplied with."""
+    if plan is None:
+        return 0
+    if isinstance(plan, ExpertsPlan):
+        own = plan.per_token * _expert_weights(model, plan) + plan.count * model.hidden_size
+        return own + _mlp_weights(model, plan.shared)
+    return (3 if plan.is_gated else 2) * model.hidden_size * (plan.size or model.intermediate_size)
+
+
+def _expert_weights(model: ModelConfig, plan: ExpertsPlan) -> int:
+    """Numbers in the matrices of one expert."""
+    return (3 if plan.is_gated else 2) * model.hidden_size * plan.size
+
+
+def _unread_weights(model: ModelConfig, tokens: int) -> int:
+    """Numbers in the matrices of experts that none of so many tokens chooses, were each expert as likely as another."""
+    plans = [layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsPlan)]
+    return sum(
+        int(_expert_weights(model, plan) * plan.count * (1 - plan.per_token / plan.count) ** tokens) for plan in plans
+    )

@@ -1,4 +1,4 @@
-"""Language models that judge: their score is how likely one of two tokens is, such as yes and no."""
+"""Language models that judge: their score is how likely a token is, such as yes, mostly beside another one."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,18 @@ from typing import Any
 from jaxllm.errors import ConfigError
 
 ANSWERS = "classifier_from_token"
-"""Name of the setting, as in vLLM: two tokens, of which the second speaks for the text."""
+"""Name of the setting, as in vLLM: two tokens, of which the second speaks for the text, or that one alone."""
+METHOD = "method"
+"""vLLM's name of what is made of their logits, which follows from how many there are."""
+_METHODS = {1: "no_post_processing", 2: "from_2_way_softmax"}
 
 
-def read_answers(folder: Path, given: Any) -> tuple[tuple[str, str], tuple[int, int]]:
-    """Names and ids of two tokens, given as texts of the model's vocabulary or as ids. Raises `ConfigError`."""
-    if not isinstance(given, list) or len(given) != 2 or not all(type(each) in (int, str) for each in given):
-        raise ConfigError(f"{ANSWERS}={given!r}: give two tokens, as texts or as ids, such as ['no', 'yes']")
+def read_answers(folder: Path, given: Any, method: Any = None) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names and ids of one token or two, given as texts of the model's vocabulary or as ids. Raises `ConfigError`."""
+    if not isinstance(given, list) or len(given) not in _METHODS or not all(type(each) in (int, str) for each in given):
+        raise ConfigError(f"{ANSWERS}={given!r}: give two tokens, as texts or as ids, such as ['no', 'yes'], or one")
+    if method not in (None, _METHODS[len(given)]):
+        raise ConfigError(f"{METHOD}={method!r}: of {len(given)} tokens only {_METHODS[len(given)]!r} is supported")
     vocabulary = _vocabulary(folder) if any(isinstance(each, str) for each in given) else {}
     ids = []
     for each in given:
@@ -21,7 +26,7 @@ def read_answers(folder: Path, given: Any) -> tuple[tuple[str, str], tuple[int, 
         if token_id is None or token_id < 0:
             raise ConfigError(f"{ANSWERS}: {each!r} is not a token of the model's tokenizer.json; give its id")
         ids.append(token_id)
-    return (str(given[0]), str(given[1])), (ids[0], ids[1])
+    return tuple(str(each) for each in given), tuple(ids)
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

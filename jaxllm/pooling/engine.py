@@ -36,7 +36,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         super().__init__(_describe(resolved, runner.num_shapes), runner, config)
         self._limits = PoolingLimits.of(self.info)
         self._queue = PoolingQueue(
-            max_num_seqs=scheduler.max_num_seqs,
+            max_num_seqs=resolved.common.max_num_seqs,
             max_num_batched_tokens=resolved.common.max_num_batched_tokens,
             by_priority=scheduler.scheduling_policy == "priority",
         )

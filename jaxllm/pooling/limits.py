@@ -49,6 +49,10 @@ class PoolingLimits:
         task = params.task or tasks[0]
         if task not in tasks:
             raise RequestError(f"task={task!r}: {self.model} does {', '.join(tasks)}", "task")
+        if task != "token_classify":
+            for name in ("step_tag_id", "returned_token_ids"):
+                if getattr(params, name) is not None:
+                    raise RequestError(f"{name}: is for task='token_classify', not for task={task!r}", name)
         if task in ("embed", "token_embed"):
             if params.activates is not None:
                 raise RequestError(f"use_activation: is for class scores, not for task={task!r}", "use_activation")
@@ -57,6 +61,10 @@ class PoolingLimits:
         for name in ("dimensions", "normalize"):
             if getattr(params, name) is not None:
                 raise RequestError(f"{name}: is for embeddings, not for task={task!r}", name)
+        classes = len(self.pooling.labels) or 1
+        beyond = [index for index in params.returned_token_ids or () if index >= classes]
+        if beyond:
+            raise RequestError(f"returned_token_ids: {beyond[0]}: there are {classes} classes", "returned_token_ids")
 
     def _check_dimensions(self, wanted: int | None) -> None:
         size, allowed = self.pooling.size, self.pooling.matryoshka

@@ -15,10 +15,6 @@ TASKS: tuple[str, ...] = get_args(PoolingTask)
 
 class _Names(CheckedNames):
     noun: ClassVar[str] = "pooling parameter"
-    reasons: ClassVar[dict[str, str]] = {
-        "step_tag_id": "step rewards are not supported; task='token_classify' gives the scores of all tokens",
-        "returned_token_ids": "step rewards are not supported; task='token_classify' gives the scores of all tokens",
-    }
 
 
 class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -44,6 +40,10 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
     """Keep only this many tokens of the text; -1: as many as the model allows."""
     truncation_side: str | None = None
     """Which end of the text is lost then: left or right; None: right."""
+    step_tag_id: int | None = None
+    """Of the scores of tokens, only those of tokens with this id; None: as the model says, mostly of all."""
+    returned_token_ids: list[int] | None = None
+    """Of the scores of a token, only those of the classes with these numbers."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -64,6 +64,10 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
             raise RequestError(f"truncation_side={self.truncation_side!r}: must be left or right", "truncation_side")
         _check_count("dimensions", self.dimensions, or_minus_one=False)
         _check_count("truncate_prompt_tokens", self.truncate_prompt_tokens, or_minus_one=True)
+        if self.step_tag_id is not None:
+            _check_index("step_tag_id", self.step_tag_id)
+        for index in self.returned_token_ids or ():
+            _check_index("returned_token_ids", index)
         given = {value for value in (self.use_activation, self.activation, self.softmax) if value is not None}
         if len(given) > 1:
             raise RequestError("use_activation, activation and softmax mean the same: give one", "use_activation")
@@ -74,6 +78,11 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
         return next(
             (value for value in (self.use_activation, self.activation, self.softmax) if value is not None), None
         )
+
+
+def _check_index(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise RequestError(f"{name}: {value!r} must be an integer of at least 0", name)
 
 
 def _check_count(name: str, value: Any, *, or_minus_one: bool) -> None:

@@ -16,22 +16,17 @@ from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.program import Program, ProgramSet, of_leaves
 from jaxllm.runtime.resolved import ResolvedConfig
 
-FINISH = "finish"
-"""The program for results of single tokens."""
-
 
 def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:
     """The programs of an engine of this configuration."""
     common, settings = resolved.common, resolved.settings
-    model = abstract_pooling_model(
-        common.model, resolved.forward, jnp.dtype(common.dtype), settings.num_labels, settings.dense
-    )
+    model = abstract_pooling_model(common.model, resolved.forward, jnp.dtype(common.dtype), settings.outputs)
     graph, parameters = nnx.split(model)
     shape = PoolingShape(settings)
     return ProgramSet(
         step=partial(_step, graph, parameters, shape, common.matmul_precision),
-        others={FINISH: _finish(graph, parameters, shape, common)},
-        buckets=Buckets(common.max_num_batched_tokens, common.config.scheduler.max_num_seqs),
+        others={task: _finish(graph, parameters, shape, common, task) for task in settings.token_tasks},
+        buckets=Buckets(common.max_num_batched_tokens, common.max_num_seqs),
         shape=shape,
         parameters=parameters,
         state=None,
@@ -47,8 +42,10 @@ def _step(
     return of_leaves(f"pool_{bucket.tokens}_tokens", step, parameters, packed, precision=precision, result=(0, 0))
 
 
-def _finish(graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, common: ResolvedConfig) -> Program:
-    hidden = jax.ShapeDtypeStruct((FINISH_ROWS, common.model.hidden_size), np.float32)
+def _finish(
+    graph: nnx.GraphDef[PoolingModel], parameters: Any, shape: PoolingShape, common: ResolvedConfig, task: str
+) -> Program:
+    hidden = jax.ShapeDtypeStruct((FINISH_ROWS, common.model.embedding_size), np.float32)
     each = jax.ShapeDtypeStruct((FINISH_ROWS,), np.int32)
-    finish, precision = make_finish(graph, shape), common.matmul_precision
-    return of_leaves("of_tokens", finish, parameters, hidden, each, each, precision=precision, result=0)
+    finish, precision = make_finish(graph, shape, task), common.matmul_precision
+    return of_leaves(task, finish, parameters, hidden, each, each, precision=precision, result=0)

@@ -6,6 +6,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
+from jaxllm.pooling.override import override
 from jaxllm.pooling.settings import PoolingSettings, read_settings
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
@@ -21,7 +22,9 @@ class ResolvedPoolingConfig:
     def size(self) -> int:
         """Numbers in a result: of an embedding, or the classes."""
         settings = self.settings
-        return settings.num_labels or (settings.dense[-1].out_size if settings.dense else self.common.model.hidden_size)
+        of_tokens = {"token_embed": settings.token_dense, "token_classify": settings.lexical}
+        layers = of_tokens.get(settings.only, settings.dense)
+        return settings.num_labels or (layers[-1].out_size if layers else self.common.model.embedding_size)
 
     @property
     def forward(self) -> ForwardOptions:
@@ -36,20 +39,22 @@ def resolve_pooling_config(config: EngineConfig) -> ResolvedPoolingConfig:
         ConfigError: the model cannot be found or read, or an option does not suit it or the devices.
     """
     resolved = resolve_config(config, runner="pooling")
-    if resolved.num_devices > 1:
+    devices = resolved.num_devices * resolved.data_shards
+    if devices > 1:
         raise ConfigError(
-            f"tensor_parallel_size={resolved.num_devices}: pooling models run on one device so far; "
-            "start several servers"
+            f"tensor_parallel_size={devices}: pooling models run on one device so far; start several servers"
         )
     if config.compile.executables is not None:
         raise ConfigError("executables: bundles are for models that generate; pooling models keep theirs by themselves")
     try:
-        settings = read_settings(config.model, resolved.folder, resolved.model.architecture)
+        settings = read_settings(config.model, resolved.folder, resolved.model)
+        settings = override(settings, config.model.pooler_config or {})
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    if settings.dense and settings.dense[0].in_size != resolved.model.hidden_size:
-        given, needed = resolved.model.hidden_size, settings.dense[0].in_size
-        raise ConfigError(f"{settings.dense[0].path} takes {needed} numbers, and the model gives {given}")
+    given = resolved.model.embedding_size
+    for first, *_ in settings.outputs.projections.values():
+        if first.in_size != given:
+            raise ConfigError(f"{first.path or first.name} takes {first.in_size} numbers, and the model gives {given}")
     longest = resolved.max_model_len
     if settings.max_length is not None and config.model.max_model_len is None:
         longest = min(longest, settings.max_length)

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.pooling.programs import FINISH
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
@@ -80,7 +79,7 @@ class PoolingRunner:
         with self.watch.watching(bucket):
             results, hidden = executable(self._parameters, self._pack(requests, bucket))
         results.copy_to_host_async()
-        if any(wants_tokens(request.params) for request in requests):
+        if not self._shape.settings.of_tokens and any(wants_tokens(request.params) for request in requests):
             hidden.copy_to_host_async()
         return DispatchedTexts(requests, bucket, results, hidden)
 
@@ -92,13 +91,15 @@ class PoolingRunner:
         for row, request in enumerate(step.requests):
             last = first + len(request.prompt_token_ids)
             size, _ = self._wish(request.params)
-            if wants_tokens(request.params):
+            # Copies: the whole of the step's results need not stay for the sake of one.
+            if not wants_tokens(request.params):
+                found.append(results[row, :size].copy())
+            elif self._shape.settings.of_tokens:
+                found.append(self._asked(results[first:last, :size].copy(), request))
+            else:
                 if hidden is None:
                     hidden = np.asarray(step.hidden)
-                found.append(self._tokens(hidden[first:last], request.params))
-            else:
-                # A copy: the whole of the step's results need not stay for the sake of one.
-                found.append(results[row, :size].copy())
+                found.append(self._asked(self._tokens(hidden[first:last], request.params), request))
             first = last
         return found
 
@@ -132,14 +133,31 @@ class PoolingRunner:
         if settings.num_labels is not None:
             wanted = params.activates
             return settings.num_labels, settings.use_activation if wanted is None else wanted
+        if params.task == "token_classify":
+            return 1, True
         normalize = settings.normalize if params.normalize is None else params.normalize
-        return params.dimensions or self._size, normalize
+        size = self._size
+        if params.task == "token_embed":
+            size = settings.token_dense[-1].out_size if settings.token_dense else self._hidden_size
+        return params.dimensions or size, normalize
+
+    def _asked(self, data: np.ndarray, request: PoolingRequest) -> np.ndarray:
+        """Of the results [length, O] of all tokens, those of the tokens and classes that were asked for."""
+        settings, params, token_ids = self._shape.settings, request.params, request.prompt_token_ids
+        if params.returned_token_ids:
+            data = data[:, params.returned_token_ids]
+        step = settings.step_token_id if params.step_tag_id is None else params.step_tag_id
+        if step is not None and params.task == "token_classify":
+            return data[token_ids == step]
+        left_out = settings.left_out.get(str(params.task), (None, None))
+        return data[int(token_ids[0] == left_out[0]) : len(data) - int(token_ids[-1] == left_out[1])]
 
     def _tokens(self, hidden: np.ndarray, params: PoolingParams) -> np.ndarray:
         """Results of every token, from hidden states [length, D]."""
         size, flag = self._wish(params)
         sizes, flags = np.full(FINISH_ROWS, size, np.int32), np.full(FINISH_ROWS, flag, np.int32)
-        executable: Any = self._executables.get(FINISH)
+        assert params.task is not None
+        executable: Any = self._executables.get(params.task)
         parts = []
         for first in range(0, len(hidden), FINISH_ROWS):
             block = np.zeros((FINISH_ROWS, self._hidden_size), np.float32)

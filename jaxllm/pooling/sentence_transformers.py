@@ -21,13 +21,15 @@ _FLAGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", 
 class SentenceTransformers:
     """How sentence-transformers would pool; `max_length` is the most tokens it would read, if it says.
 
-    `dense` are layers between pooling and normalisation.
+    `dense` are layers between pooling and normalisation. With `is_late_interaction` nothing is pooled, and they follow
+    each token.
     """
 
     pooling_type: Literal["last", "mean", "cls"]
     normalize: bool
     max_length: int | None
     dense: tuple[DenseLayer, ...] = ()
+    is_late_interaction: bool = False
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
@@ -40,6 +42,9 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
         kinds = [(module["type"].rpartition(".")[2], module["path"]) for module in modules]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ModelError(f"{path}: expected a list of modules with 'type' and 'path'") from None
+    outside = [where for _, where in kinds if not isinstance(where, str) or not _is_inside(where)]
+    if outside:
+        raise ModelError(f"{path}: path {outside[0]!r} does not stay in this folder")
     unknown = [kind for kind, _ in kinds if kind not in KNOWN]
     if unknown:
         raise ModelError(f"{path}: module {unknown[0]!r} is not supported (known: {', '.join(KNOWN)})")
@@ -47,12 +52,18 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     if order != sorted(order):
         raise ModelError(f"{path}: modules in another order than {', '.join(KNOWN)} are not supported")
     pooling = next((where for kind, where in kinds if kind == "Pooling"), None)
+    dense = _dense(folder, [where for kind, where in kinds if kind == "Dense"])
     return SentenceTransformers(
         "cls" if pooling is None else _pooling_type(folder / pooling),
         normalize=any(kind == "Normalize" for kind, _ in kinds),
         max_length=_max_length(folder),
-        dense=_dense(folder, [where for kind, where in kinds if kind == "Dense"]),
+        dense=dense,
+        is_late_interaction=pooling is None and bool(dense),
     )
+
+
+def _is_inside(path: str) -> bool:
+    return not Path(path).is_absolute() and ".." not in Path(path).parts
 
 
 def _dense(folder: Path, paths: list[str]) -> tuple[DenseLayer, ...]:

@@ -1,6 +1,7 @@
 """The device side of one step of a pooling engine: forward pass, pooling and what follows it, in one executable.
 
-Axis letters: T tokens, R rows (texts), D hidden size, O numbers per result (D, or the labels of a classifier).
+Axis letters: T tokens, R rows (texts), D hidden size, O numbers per result (of an embedding, or the labels of a
+classifier).
 """
 
 from collections.abc import Callable
@@ -47,7 +48,10 @@ class PoolingShape:
 
 
 def make_step(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, bucket: Bucket) -> Callable[..., Any]:
-    """The function `(parameters, packed) -> (results float32 [R, O], hidden states [T, D])` of one bucket."""
+    """The function `(parameters, packed) -> (results float32 [R, O], hidden states [T, D])` of one bucket.
+
+    Of a model whose results are of tokens, results are [T, O] and there are no hidden states.
+    """
     layout = shape.layout(bucket)
 
     def step(parameters: Any, packed: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -55,17 +59,21 @@ def make_step(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, bucket: Bu
         inputs = layout.unpack(packed)
         segments = Segments(*(inputs[name] for name in ("starts", "rows", "num_tokens", "num_rows")))
         hidden = model(PackedSequences(inputs["token_ids"], inputs["token_types"], segments))
-        pooled = model.project(pool(hidden, segments, shape.settings.pooling_type))
-        return finish(model, shape.settings, pooled, inputs["sizes"], inputs["flags"]), hidden
+        settings, sizes, flags = shape.settings, inputs["sizes"], inputs["flags"]
+        if settings.of_tokens:
+            sizes, flags = sizes[segments.rows], flags[segments.rows]
+            return finish(model, settings, settings.tasks[0], hidden.astype(jnp.float32), sizes, flags), hidden[:0]
+        pooled = pool(hidden, segments, settings.pooling_type)
+        return finish(model, settings, settings.tasks[0], pooled, sizes, flags), hidden
 
     return step
 
 
-def make_finish(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape) -> Callable[..., Any]:
+def make_finish(graph: nnx.GraphDef[PoolingModel], shape: PoolingShape, task: str) -> Callable[..., Any]:
     """The function `(parameters, hidden, sizes, flags) -> results`, all of 64 rows: what `finish` does, for tokens."""
 
     def of_tokens(parameters: Any, hidden: jax.Array, sizes: jax.Array, flags: jax.Array) -> jax.Array:
-        return finish(nnx.merge(graph, parameters), shape.settings, hidden, sizes, flags)
+        return finish(nnx.merge(graph, parameters), shape.settings, task, hidden, sizes, flags)
 
     return of_tokens
 
@@ -83,18 +91,21 @@ def pool(hidden: jax.Array, segments: Segments, pooling_type: str) -> jax.Array:
 
 
 def finish(
-    model: PoolingModel, settings: PoolingSettings, pooled: jax.Array, sizes: jax.Array, flags: jax.Array
+    model: PoolingModel, settings: PoolingSettings, task: str, pooled: jax.Array, sizes: jax.Array, flags: jax.Array
 ) -> jax.Array:
-    """Results float32 [R, O] of pooled hidden states float32 [R, D]: embeddings, or scores of classes.
+    """Results float32 [R, O] of hidden states float32 [R, D], pooled or of tokens: embeddings, or scores of classes.
 
     An embedding keeps its first `sizes` numbers, the others are 0, and has length 1 where `flags` says so. Scores
     become probabilities where `flags` says so.
     """
     flagged = (flags > 0)[:, None]
-    if settings.use == "embed":
-        kept = jnp.where(jnp.arange(pooled.shape[1], dtype=jnp.int32) < sizes[:, None], pooled, 0.0)
+    if task in ("embed", "token_embed"):
+        vectors = model.project(pooled) if task == "embed" else model.project_tokens(pooled)
+        kept = jnp.where(jnp.arange(vectors.shape[1], dtype=jnp.int32) < sizes[:, None], vectors, 0.0)
         length = jnp.sqrt(jnp.sum(kept * kept, axis=-1, keepdims=True))
         return jnp.where(flagged, kept / jnp.maximum(length, 1e-12), kept)
+    if settings.use == "embed":
+        return model.lexical_weights(pooled)
     scores = model.scores(pooled)
     if settings.activation == "softmax":
         return jnp.where(flagged, jax.nn.softmax(scores, axis=-1), scores)

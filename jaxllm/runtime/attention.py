@@ -5,6 +5,11 @@ from typing import Any, Self
 
 from jaxllm.errors import ConfigError
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.kv_shape import latent_sizes
+from jaxllm.models.kv_type import KVCacheType
+from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS, LatentSizes
+from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_latent_cpu
+from jaxllm.pallas_kernels.latent_attention.tpu.sizes import refusal as refused_by_latent_tpu
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
 from jaxllm.pallas_kernels.paged_attention.gpu.options import is_hopper, refusal
 
@@ -19,31 +24,66 @@ class AttentionShape:
     page_size: int
     dtype: str
     """Of the KV cache."""
+    latent: LatentSizes | None = None
+    """What latent attention keeps of a token, in place of heads."""
+    dynamic_scales: bool = False
+    """Whether each token and head has a scale of its own in the cache."""
 
     @classmethod
-    def of(cls, model: ModelConfig, page_size: int, dtype: str) -> Self:
-        """That of a model."""
-        return cls(model.num_heads // model.num_kv_heads, model.head_size, page_size, dtype)
+    def all_of(cls, model: ModelConfig, page_size: int, kind: KVCacheType) -> list[Self]:
+        """Those of a model, one for each kind of heads."""
+        rest = page_size, kind.dtype, latent_sizes(model), kind.is_dynamic
+        return [cls(model.num_heads // heads, size, *rest) for heads, size in model.kv_heads]
 
 
-def choose_attention(asked: str, device: Any, shape: AttentionShape) -> str:
+def choose_attention(asked: str, device: Any, *shapes: AttentionShape) -> str:
     """The implementation (see `backend.BACKENDS`) for a device: the one asked for, or the fastest for 'auto'.
 
-    Raises `ConfigError` where the one asked for is of another platform or cannot.
+    It is one for all `shapes`. Raises `ConfigError` where the one asked for is of another platform or cannot.
     """
     platform = device.platform
     if asked in ("tpu", "gpu", "cpu") and asked != platform:
         raise ConfigError(f"attention_backend={asked!r} needs a {asked.upper()}; this is a {platform.upper()}")
     problem = None
-    if platform == "cpu":
-        problem = _refused_by_cpu(shape)
+    if shapes[0].dynamic_scales:
+        _check_dynamic(platform, shapes[0])
+    if shapes[0].latent is not None:
+        problem = _refused_by_latent(asked if asked != "auto" else platform, shapes[0])
+        if asked != "auto" and problem is not None:
+            raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
+    elif platform == "cpu":
+        problem = next(filter(None, map(_refused_by_cpu, shapes)), None)
+    elif platform == "gpu" and shapes[0].dynamic_scales:
+        problem = "has no scales by token and head, as kv_cache_dtype='int8' needs without those of a checkpoint"
     elif platform == "gpu":
-        problem = _refused_by_gpu(device, shape)
+        problem = next(filter(None, (_refused_by_gpu(device, shape) for shape in shapes)), None)
     if asked == platform and problem is not None:
         raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
     if asked != "auto":
         return asked
     return platform if platform in ("tpu", "cpu", "gpu") and problem is None else "xla"
+
+
+def _check_dynamic(platform: str, shape: AttentionShape) -> None:
+    """Raise `ConfigError` where no attention takes scales by token and head."""
+    if shape.latent is not None:
+        raise ConfigError(
+            "kv_cache_dtype='int8': a latent and its rotary part have no common scale; take 'fp8', or leave it out"
+        )
+    if platform == "tpu":
+        # Rows of 128 lanes have no place for a scale: XLA's attention would pad them to twice their size.
+        raise ConfigError(
+            "kv_cache_dtype='int8': on TPUs the checkpoint must have scales of keys and values, and this one has none; "
+            "take 'fp8'"
+        )
+
+
+def _refused_by_latent(name: str, shape: AttentionShape) -> str | None:
+    if name not in LATENT_BACKENDS:
+        return f"has no kernel of latent attention (there are: {', '.join(LATENT_BACKENDS)})"
+    if name == "cpu" and shape.latent is not None:
+        return refused_by_latent_cpu(shape.latent, shape.page_size, shape.dtype)
+    return refused_by_latent_tpu(shape.page_size, shape.dtype) if name == "tpu" else None
 
 
 def _refused_by_cpu(shape: AttentionShape) -> str | None:

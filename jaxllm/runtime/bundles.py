@@ -1,11 +1,7 @@
 """From an engine's programs to a bundle, and from a bundle to its executables."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-
-import jax
-from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm.bundle.manifest import Manifest
 from jaxllm.bundle.portable import DeviceAssignment
@@ -13,10 +9,10 @@ from jaxllm.bundle.read import Bundle, BundledExecutables
 from jaxllm.bundle.write import check_target, write_bundle
 from jaxllm.errors import CapacityError
 from jaxllm.progress import Progress, silent
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of, local_devices_of
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes
 from jaxllm.runtime.programs.compiler import compiler_of
-from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.programs.executables import Executables, without_compilation_cache
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.programs.identity import engine_identity
 from jaxllm.runtime.programs.program import Executable, Program, ProgramSet
@@ -33,27 +29,10 @@ def compile_bundle(resolved: ResolvedConfig, num_pages: int, folder: Path, progr
     check_target(folder)
     programs = generation_programs(resolved, num_pages)
     executables = Executables(programs, resolved.config.compile)
-    with _no_compilation_cache(), executables.compiling(programs.buckets.all, progress):
+    with without_compilation_cache(), executables.compiling(programs.buckets.all, progress):
         pass
     made = {name: executables.get(name) for name in programs.programs}
-    return write_bundle(folder, made, engine_identity(resolved, programs, num_pages), num_pages)
-
-
-@contextmanager
-def _no_compilation_cache() -> Iterator[None]:
-    """Really compile: on CPU, what comes out of JAX's persistent cache cannot be serialised again."""
-    before = jax.config.values["jax_enable_compilation_cache"]
-    _use_cache(False)
-    try:
-        yield
-    finally:
-        _use_cache(before)
-
-
-def _use_cache(enabled: bool) -> None:
-    jax.config.update("jax_enable_compilation_cache", enabled)
-    # JAX decides once per process whether there is a cache.
-    compilation_cache.reset_cache()
+    return write_bundle(folder, made, engine_identity(resolved, programs, num_pages), num_pages, resolved.num_snapshots)
 
 
 def bundled_executables(resolved: ResolvedConfig, programs: ProgramSet[DeviceState], bundle: Bundle) -> Executables:
@@ -100,7 +79,7 @@ def _check_memory(resolved: ResolvedConfig, programs: ProgramSet[DeviceState], t
     if resolved.platform == "cpu":
         free = int(cpu_free_bytes(1.0) / CPU_SHARE)
     else:
-        stats = devices_of(resolved)[0].memory_stats() or {}
+        stats = local_devices_of(resolved)[0].memory_stats() or {}
         free = stats.get("bytes_limit", needed) - stats.get("bytes_in_use", 0)
     if needed > free:
         cache = bytes_on_device(programs.state.kv_cache)

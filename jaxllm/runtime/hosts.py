@@ -11,9 +11,9 @@ import jax
 from jaxllm.errors import ConfigError
 
 _ADVICE = (
-    "jaxllm runs on the chips of one host. To use those of this host alone, set TPU_WORKER_HOSTNAMES=localhost, "
-    "TPU_PROCESS_BOUNDS=1,1,1 and TPU_CHIPS_PER_PROCESS_BOUNDS to their shape (2,2,1 for four chips); or take a slice "
-    "of one host, or call jax.distributed.initialize on every host first"
+    "For one engine on all of them, run jaxllm on each with --distributed-executor-backend multihost. To use those "
+    "of this host alone, set TPU_WORKER_HOSTNAMES=localhost, TPU_PROCESS_BOUNDS=1,1,1 and "
+    "TPU_CHIPS_PER_PROCESS_BOUNDS to their shape (2,2,1 for four chips); or take a slice of one host"
 )
 
 

@@ -11,9 +11,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
-from jaxllm.pallas_kernels.paged_attention.check import Implementation, Result, compare, run_case
+from jaxllm.pallas_kernels.latent_attention import check as latent_check
+from jaxllm.pallas_kernels.latent_attention.cases import Case as LatentCase
+from jaxllm.pallas_kernels.measured import measured_digest
+from jaxllm.pallas_kernels.paged_attention.check import Result, compare, run_case
 from jaxllm.pallas_kernels.paged_attention.inputs import Case
 from jaxllm.runtime.programs.executables import use_compilation_cache
 from jaxllm.runtime.programs.first_run import LONGEST_SECONDS, watched
@@ -32,13 +36,15 @@ _ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
 """New and computed tokens: decodes of one page and of several tiles, a prompt, and a chunk of a longer one."""
 
 
-def with_tested_attention(resolved: ResolvedConfig, run: Callable[..., Result] = run_case) -> ResolvedConfig:
+def with_tested_attention(resolved: ResolvedConfig, run: Callable[..., Result] | None = None) -> ResolvedConfig:
     """`resolved`, changed where `auto` chose an accelerator's kernel that is not right here.
 
     Then the kernel for TPUs serves with its checks on, if it is right with them, else XLA's attention. `run` is what
     runs a case: for tests. Raises `EngineError` for a kernel that hangs: the device is of no use to anything else.
     """
-    if resolved.config.compile.attention_backend != "auto" or resolved.attention not in ("tpu", "gpu"):
+    is_kernel = resolved.attention in ("tpu", "gpu")
+    run = run or (run_case if resolved.model.latent is None else latent_check.run_case)
+    if resolved.config.compile.attention_backend != "auto" or not is_kernel:
         return resolved
     problem = _cached_problem(resolved, run)
     if problem is None:
@@ -61,19 +67,29 @@ def with_tested_attention(resolved: ResolvedConfig, run: Callable[..., Result] =
 
 def _cached_problem(resolved: ResolvedConfig, run: Callable[..., Result]) -> str | None:
     """What the self-test finds, unless an earlier start found nothing."""
-    cases, name = list(cases_of(resolved)), resolved.attention
+    cases, name = (
+        [*cases_of(resolved)] if resolved.model.latent is None else [latent_case(resolved)],
+        resolved.attention,
+    )
     options = {"checks": True} if resolved.attention_checks else {}
-    key = [name, options, resolved.device_kind, software(resolved.platform), [repr(case) for case in cases]]
+    implementation = partial(run, name, **options)
+    key = [name, options, measured_digest(), [repr(case) for case in cases]]
+    return unless_known(resolved, f"paged attention {name!r}", key, lambda: _first_problem(cases, implementation))
+
+
+def unless_known(resolved: ResolvedConfig, kernel: str, key: list[Any], test: Callable[[], str | None]) -> str | None:
+    """What the `test` of a kernel finds wrong; None where an earlier start with the same `key`, in JSON, found nothing.
+
+    Raises `EngineError` for a kernel that hangs.
+    """
+    key = [*key, resolved.device_kind, software(resolved.platform)]
     file = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = use_compilation_cache(resolved.config.compile.compilation_cache_dir)
     cache = None if folder is None else ArtifactCache(folder.parent / RESULTS, _LARGEST)
     if cache is not None and cache.get(file) is not None:
         return None
-    logger.info("testing paged attention %r on this %s", name, resolved.device_kind)
-    implementation = partial(run, name, **options)
-    found = watched(
-        f"the self-test of paged attention {name!r}", lambda: _first_problem(cases, implementation), LONGEST_SECONDS
-    )
+    logger.info("testing %s on this %s", kernel, resolved.device_kind)
+    found = watched(f"the self-test of {kernel}", test, LONGEST_SECONDS)
     if cache is not None and found is None:
         # A failure may pass: a device that was full, a driver that was updated.
         cache.put(file, b"right")
@@ -87,27 +103,56 @@ def cases_of(resolved: ResolvedConfig) -> Iterator[Case]:
         "self_test",
         _ROWS,
         num_heads=model.num_heads // devices,
-        num_kv_heads=max(model.num_kv_heads // devices, 1),
-        head_size=model.head_size,
+        page_size=resolved.page_size,
+        padding_tokens=3,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+    )
+    plans = [layer.attention for layer in model.attention_layers]
+    for is_windowed in sorted({plan.window > 0 for plan in plans}):
+        kinds = dict.fromkeys(
+            (model.kv_heads_of(plan), model.head_size_of(plan)) for plan in plans if (plan.window > 0) == is_windowed
+        )
+        for heads, size in kinds:
+            own = replace(case, num_kv_heads=max(heads // devices, 1), head_size=size)
+            yield replace(own, window=100 if is_windowed else None)
+
+
+def latent_case(resolved: ResolvedConfig) -> LatentCase:
+    """The same of latent attention."""
+    latent = resolved.model.latent
+    assert latent is not None
+    return LatentCase(
+        "self_test",
+        _ROWS,
+        num_heads=resolved.model.num_heads // resolved.num_devices,
+        latent_size=latent.rank,
+        rope_size=latent.rope_size,
         page_size=resolved.page_size,
         padding_tokens=3,
         dtype=resolved.dtype,
     )
-    for is_windowed in sorted({window > 0 for window in model.windows}):
-        yield replace(case, window=100 if is_windowed else None)
 
 
-def _first_problem(cases: Sequence[Case], implementation: Implementation) -> str | None:
+def _first_problem(cases: Sequence[Case | LatentCase], implementation: Callable[..., Result]) -> str | None:
     return next(filter(None, (_problem(case, implementation) for case in cases)), None)
 
 
-def _problem(case: Case, implementation: Implementation) -> str | None:
+def _problem(case: Case | LatentCase, implementation: Callable[..., Result]) -> str | None:
     """What is wrong with one case."""
     try:
-        result = compare(case, implementation)
+        if isinstance(case, LatentCase):
+            result = latent_check.compare(case, implementation)
+        else:
+            result = compare(case, implementation)
     except Exception as error:  # noqa: BLE001  Whatever compilers and drivers raise: the engine can do without.
-        lines = str(error).splitlines()
-        return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+        return named(error)
     if result.error is None:
         return result.reason
     return f"it is off by {result.error:.1e}, where {result.limit:.0e} is allowed" if result.is_wrong else None
+
+
+def named(error: Exception) -> str:
+    """An error in one line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"

@@ -15,6 +15,7 @@ from flax import nnx
 from jax import lax
 
 from jaxllm.models.batch import Batch
+from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
 from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE
@@ -24,6 +25,7 @@ from jaxllm.runtime.sampling.logprobs import Logprobs, gather_logprobs, no_logpr
 from jaxllm.runtime.sampling.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
 from jaxllm.runtime.sampling.sampler import SampledRows, sample
 from jaxllm.runtime.sampling.vocabulary import SAME, SPLIT, over_vocabulary
+from jaxllm.runtime.shards import most_of_shards, own_slots
 
 FROM_DEVICE = -1
 """Input token id that stands for the token sampled last in the same slot, which the host may not know yet."""
@@ -34,14 +36,27 @@ PROMPT_LOGPROB_ROWS = 64
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DeviceState:
-    """What stays on the device from step to step; donated, so that it is updated in place."""
+class StageState:
+    """What stays on the devices of a stage of layers from step to step; donated, so that it is updated in place."""
 
-    kv_cache: jax.Array
-    """[L, P, C, 2K, H], or as the attention has it (see `cache_shape`)."""
-    sampling: SamplingState
+    kv_cache: Cache
     page_table: jax.Array
-    """int32 [S, W], pages of the request in each slot, in order; `NULL_PAGE` where there is none yet."""
+    """int32 [S, G * W], pages of the request in each slot, in order, of one table after the other.
+
+    `NULL_PAGE` where there is none yet. Where the request gave a page back, its entry may be another's page: no token
+    sees what it holds.
+    """
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState(StageState):
+    """The same of devices that sample: those of the last stage, or of all layers.
+
+    With data shards every one has its own: pages, slots and places of hidden states of all lie one behind the other.
+    """
+
+    sampling: SamplingState
     last_tokens: jax.Array
     """int32 [S], the token sampled last in each slot."""
     hidden: jax.Array
@@ -53,19 +68,22 @@ class StepShape:
     """What all step executables of an engine have in common."""
 
     table_width: int
+    """Pages in one page table of a request."""
     page_size: int
     max_logprobs: int
     sample_rows: int
     """Rows whose logits are computed at a time; the last block may be partly padding."""
-    choose_rows: int | None = None
-    """Rows whose tokens are chosen at a time, of those whose logits are computed; None for all of these."""
-    accelerated: bool = False
-    """How tokens are chosen, see `sample`."""
+    sampling: str = "xla"
+    """How tokens are chosen, an implementation of `choose_tokens`."""
+    num_tables: int = 1
+    """Page tables of a request, which lie side by side."""
+    shards: int = 1
+    """Data shards. All else is of one of them, and so is a `Bucket`."""
 
     @property
     def rows_at_once(self) -> int:
         """Rows of the page table that one call of `set_pages` writes: at most 16, and about 64 kB."""
-        return max(1, min(16, 16384 // self.table_width))
+        return max(1, min(16, 16384 // (self.num_tables * self.table_width)))
 
     def layout(self, bucket: Bucket) -> PackedLayout:
         """The packed input of a bucket."""
@@ -78,7 +96,8 @@ class StepShape:
                 "query_start": ((rows + 1,), np.int32),
                 "kv_lens": ((rows,), np.int32),
                 "slots": ((rows,), np.int32),
-                "last_pages": ((rows,), np.int32),  # where each row's last token goes
+                # Where each row's last token goes, in each of its tables.
+                "last_pages": ((rows,) if self.num_tables == 1 else (self.num_tables, rows), np.int32),
                 "num_tokens": ((), np.int32),
                 "num_decodes": ((), np.int32),
                 "num_requests": ((), np.int32),
@@ -90,22 +109,28 @@ class StepShape:
 
 
 def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
-    """The function `(parameters, state, packed) -> (SampledRows [R], state)` of one bucket, ready for `jit`."""
+    """The function `(parameters, state, packed) -> (SampledRows [R], state)` of one bucket, ready for `jit`.
+
+    It is that of a data shard. Of a stage that is not the first, it also takes the hidden states of the one before it.
+    """
     layout = shape.layout(bucket)
 
-    def step(parameters: Any, state: DeviceState, packed: jax.Array) -> tuple[SampledRows, DeviceState]:
+    def step(
+        parameters: Any, state: DeviceState, packed: jax.Array, *received: jax.Array
+    ) -> tuple[SampledRows, DeviceState]:
         model = nnx.merge(graph, parameters)
         inputs = layout.unpack(packed)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
-        page_table, inputs["page_table"] = _update_pages(state.page_table, inputs, shape.page_size)
-        ragged = RaggedBatch(**{field.name: inputs[field.name] for field in fields(RaggedBatch)})
+        page_table, ragged = _with_pages(state.page_table, inputs, shape)
         known = inputs["token_ids"]
         previous = state.last_tokens[inputs["slots"][ragged.token_rows]]
-        batch = Batch(token_ids=jnp.where(known == FROM_DEVICE, previous, known), ragged=ragged)
-        hidden, kv_cache = model(batch, state.kv_cache)
+        token_ids = jnp.where(known == FROM_DEVICE, previous, known)
+        batch = Batch(token_ids, ragged, inputs["slots"] if state.kv_cache.states else None)
+        hidden, kv_cache = model(batch, state.kv_cache, *received)
 
         last = jnp.maximum(ragged.query_start[1:] - 1, 0)
-        sampled, sampling = sample_in_blocks(model, hidden[last], rows, state.sampling, inputs["num_sampled"], shape)
+        num_sampled = most_of_shards(inputs["num_sampled"])
+        sampled, sampling = sample_in_blocks(model, hidden[last], rows, state.sampling, num_sampled, shape)
         slots = jnp.where(rows.valid, rows.slot, state.last_tokens.shape[0])
         return sampled, DeviceState(
             kv_cache=kv_cache,
@@ -118,39 +143,71 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
     return step
 
 
-def _update_pages(page_table: jax.Array, inputs: dict[str, jax.Array], page_size: int) -> tuple[jax.Array, jax.Array]:
-    """Write down the pages that the rows have grown into; the table [S, W], and the rows' part of it [R, W].
+def make_stage_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -> Callable[..., Any]:
+    """The function `(parameters, state, packed, ...) -> (hidden [T, D], state)` of a stage that is not the last.
 
-    A request is given all pages for its known tokens when it is admitted, so the only page that can be new is that of
-    the row's last token. Writing it again in every step does no harm.
+    Like `make_step`, but the host must know all tokens.
+    """
+    layout = shape.layout(bucket)
+
+    def step(
+        parameters: Any, state: StageState, packed: jax.Array, *received: jax.Array
+    ) -> tuple[jax.Array, StageState]:
+        model = nnx.merge(graph, parameters)
+        inputs = layout.unpack(packed)
+        page_table, ragged = _with_pages(state.page_table, inputs, shape)
+        hidden, kv_cache = model(Batch(inputs["token_ids"], ragged), state.kv_cache, *received)
+        return hidden, StageState(kv_cache, page_table)
+
+    return step
+
+
+def _with_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, RaggedBatch]:
+    """The table [S, G * W] with the pages that rows have grown into, and the batch with theirs."""
+    page_table, inputs["page_table"] = _update_pages(page_table, inputs, shape)
+    return page_table, RaggedBatch(**{field.name: inputs[field.name] for field in fields(RaggedBatch)})
+
+
+def _update_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: StepShape) -> tuple[jax.Array, jax.Array]:
+    """Write down the pages that the rows have grown into; the table [S, G * W], and the rows' part of it [R, G * W].
+
+    The host writes rows that have several new pages, so the only page that can be new is that of the row's last token.
+    Writing it again in every step does no harm.
     """
     slots, kv_lens = inputs["slots"], inputs["kv_lens"]
     is_row = kv_lens > 0
-    column = jnp.maximum(kv_lens - 1, 0) // page_size
+    column = jnp.maximum(kv_lens - 1, 0) // shape.page_size
     outside = jnp.where(is_row, slots, page_table.shape[0])
-    page_table = page_table.at[outside, column].set(inputs["last_pages"], mode="drop")
+    last_pages = inputs["last_pages"]
+    for table, pages in enumerate([last_pages] if shape.num_tables == 1 else last_pages):
+        place = column + table * shape.table_width if table else column
+        page_table = page_table.at[outside, place].set(pages, mode="drop")
     rows = page_table.at[slots].get(mode="promise_in_bounds")
     return page_table, jnp.where(is_row[:, None], rows, NULL_PAGE)
 
 
 def set_pages(page_table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
     """Replace the rows of `slots` (int32 [U]) in a table [S, W] by `rows` [U, W]; a slot of -1 is padding."""
+    slots = own_slots(slots, page_table.shape[0])
     outside = jnp.where(slots < 0, page_table.shape[0], slots)
     return page_table.at[outside].set(rows, mode="drop")
 
 
-def copy_pages(kv_cache: jax.Array, pages: jax.Array, count: jax.Array) -> jax.Array:
-    """Copy pages of a cache [L, P, ...], of the first `count` pairs (from, to) in `pages` int32 [2, N].
+def copy_places(arrays: Any, places: jax.Array, count: jax.Array) -> Any:
+    """Copy pages or slots of arrays [L, P, ...], of the first `count` pairs (from, to) in `places` int32 [2, N].
 
-    No page may be both copied from and copied to.
+    They are copied in this order.
     """
 
-    def copy(index: jax.Array, cache: jax.Array) -> jax.Array:
-        page = lax.dynamic_slice_in_dim(cache, pages[0, index], 1, axis=1)
-        return lax.dynamic_update_slice_in_dim(cache, page, pages[1, index], axis=1)
+    def copy_of(array: jax.Array, index: jax.Array) -> jax.Array:
+        place = lax.dynamic_slice_in_dim(array, places[0, index], 1, axis=1)
+        return lax.dynamic_update_slice_in_dim(array, place, places[1, index], axis=1)
+
+    def copy(index: jax.Array, arrays: Any) -> Any:
+        return jax.tree.map(partial(copy_of, index=index), arrays)
 
     # One after the other, in place: gathering all at first would take room for all.
-    return lax.fori_loop(0, count, copy, kv_cache)
+    return lax.fori_loop(0, count.reshape(()), copy, arrays)
 
 
 def sample_in_blocks(
@@ -164,28 +221,21 @@ def sample_in_blocks(
 ) -> tuple[SampledRows, SamplingState]:
     """Sample from `hidden` [R, D] in blocks of rows and stop after `num_rows` (int32 []), the last row in use.
 
-    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. Tokens are
-    chosen in smaller blocks, whose logits stay in a fast memory. `masks` int32 [R, W] say which tokens are allowed, see
-    `sample`.
+    A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. `masks`
+    int32 [R, W] say which tokens are allowed, see `sample`.
     """
-    part_of = partial(sample, max_logprobs=shape.max_logprobs, accelerated=shape.accelerated)
-    given = (SPLIT, SAME, SPLIT) if masks is None else (SPLIT, SAME, SPLIT, SAME)
-    choose = over_vocabulary(part_of, model.options.mesh, given, (SAME, SPLIT))
-    allowed = () if masks is None else (masks,)
-    choose_rows = shape.choose_rows or shape.sample_rows
+    part_of = partial(sample, max_logprobs=shape.max_logprobs, implementation=shape.sampling)
+    choose = over_vocabulary(part_of, model.options.mesh, (SPLIT, SAME, SPLIT, SAME, SAME), (SAME, SPLIT))
 
-    def of_logits(inputs: Any, state: SamplingState, _: jax.Array) -> tuple[SampledRows, SamplingState]:
-        logits, rows, *allowed = inputs
-        chosen: tuple[SampledRows, SamplingState] = choose(logits, rows, state, *allowed)
-        return chosen
+    def sample_block(inputs: Any, state: SamplingState, num_rows: jax.Array) -> tuple[SampledRows, SamplingState]:
+        hidden, rows, masks = inputs
+        sampled: tuple[SampledRows, SamplingState] = choose(
+            model.logits(hidden, num_rows), rows, state, masks, num_rows
+        )
+        return sampled
 
-    def of_hidden(inputs: Any, state: SamplingState, num_rows: jax.Array) -> tuple[SampledRows, SamplingState]:
-        hidden, *others = inputs
-        inputs = (model.logits(hidden, num_rows), *others)
-        return _in_blocks(of_logits, inputs, state, num_rows, choose_rows, shape.max_logprobs)
-
-    inputs = (hidden, rows, *allowed)
-    return _in_blocks(of_hidden, inputs, state, num_rows, shape.sample_rows, shape.max_logprobs)
+    inputs = (hidden, rows, masks)
+    return _in_blocks(sample_block, inputs, state, num_rows, shape.sample_rows, shape.max_logprobs)
 
 
 def _in_blocks(

@@ -1,5 +1,7 @@
 """Admission: waiting requests get slots and pages."""
 
+import numpy as np
+
 from jaxllm.kv.manager import KVManager
 from jaxllm.request import Request
 from jaxllm.scheduler.fair_queue import FairQueue
@@ -7,6 +9,7 @@ from jaxllm.scheduler.groups import SequenceGroups
 from jaxllm.scheduler.queue import RunningOrder
 from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import Shares
+from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.table import RequestTable
 
 
@@ -25,11 +28,12 @@ class Admission:
         *,
         budget: int,
         max_chunk: int,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
         """`budget` is of one step, `max_chunk` of one prompt in it, both in tokens."""
         self._table, self._waiting, self._running, self._shares = table, waiting, running, shares
         self._groups, self._room, self._pages = groups, room, pages
-        self._budget, self._max_chunk = budget, max_chunk
+        self._budget, self._max_chunk, self._snapshots = budget, max_chunk, snapshots
 
     def admit(self, budget: int) -> tuple[list[Request], list[int]]:
         """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens."""
@@ -70,5 +74,8 @@ class Admission:
             admitted += sequences
             free -= len(sequences)
             counts.append(min(int(table.num_tokens[slot]) - num_cached, self._max_chunk, budget))
+            if self._snapshots is not None:
+                self._snapshots.admitted(request, num_cached)
+                counts[-1] = int(self._snapshots.cut(np.array([slot]), np.array(counts[-1:]))[0])
             budget -= counts[-1]
         return admitted, counts

@@ -3,8 +3,9 @@
 import numpy as np
 
 from jaxllm.kv.manager import KVManager
-from jaxllm.kv.pages import Int32Array
+from jaxllm.kv.pages import NULL_PAGE
 from jaxllm.request import SequenceGroup
+from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
 
@@ -48,17 +49,24 @@ class SequenceGroups:
             # What they hold leads nowhere; this may be what the others need. Done once more, it does nothing.
             self._pages.release(table.pages(slots[index]))
             table.clear(slots[index])
-        held = [computed // size if index in moving else int(table.num_pages[slot]) for index, slot in enumerate(slots)]
-        wanted = self._pages.pages_for(known)
-        pages = self._pages.grow(sum(wanted - count for count in held))
+        groups = self._pages.groups
+        wanted = [groups.end(each, computed, known) for each in groups.all]
+        held = [
+            [computed // size] * len(wanted) if index in moving else table.ends[:, slot].tolist()
+            for index, slot in enumerate(slots)
+        ]
+        missing = [[max(end - own, 0) for end, own in zip(wanted, each, strict=True)] for each in held]
+        pages = self._pages.grow(int(sum(np.dot(each, [group.count for group in groups.all]) for each in missing)))
         if pages is None:
             return False
         for index in moving:
             self._share(group, index, computed)
         for index, slot in enumerate(slots):
-            own, pages = pages[: wanted - held[index]], pages[wanted - held[index] :]
-            table.block_table[slot, held[index] : wanted] = own
-            table.num_pages[slot] = wanted
+            for number, (begin, count) in enumerate(zip(held[index], missing[index], strict=True)):
+                for place in groups.all[number].tables:
+                    own, pages = pages[:count], pages[count:]
+                    table.tables(slot)[place, begin : begin + count] = own
+                table.ends[number, slot] = begin + count
             self._extend(group, index, computed, known)
         group.phase = "run"
         return True
@@ -67,9 +75,10 @@ class SequenceGroups:
         """Let a sequence begin with what its source has computed."""
         table, full = self._table, computed // self._pages.block_size
         request, source = group.sequences[index], group.sequences[group.sources[index]]
-        shared = table.pages(source.slot)[:full]
-        self._pages.share(shared)
-        table.block_table[request.slot, :full] = shared
+        shared = table.tables(source.slot)[:, :full]
+        table.tables(request.slot)[:, :full] = shared
+        self._pages.share(shared[shared != NULL_PAGE])
+        table.begins[:, request.slot] = table.begins[:, source.slot]
         table.token_ids[request.slot, :computed] = table.token_ids[source.slot, :computed]
         table.num_prompt_tokens[request.slot] = len(request.prompt_token_ids)
         table.num_computed[request.slot] = computed
@@ -83,19 +92,20 @@ class SequenceGroups:
         table.num_tokens[slot] = known
         table.max_total[slot] = known + 1
         if slot != source and computed % size:
-            page = computed // size
-            group.copies.append((int(table.block_table[source, page]), int(table.block_table[slot, page])))
+            froms, tos = (table.tables(each)[:, computed // size].tolist() for each in (source, slot))
+            group.copies += zip(froms, tos, strict=True)
+        if slot != source and self._pages.groups.has_states:
+            group.forks.append((source, slot))
         # The step itself brings the page of a row's last token; whatever else is new must be told.
         if slot != source or known - computed > 1:
             group.moved.append(slot)
 
-    def take_changes(self) -> tuple[Int32Array | None, list[int]]:
-        """Pages to copy, int32 [n, 2] from and to, and slots whose pages have changed, since the last call."""
+    def tell(self, plan: StepPlan) -> None:
+        """Say in the plan of a step which pages and states are to be copied, and which slots' pages have changed."""
         copies: list[tuple[int, int]] = []
-        moved: list[int] = []
         for group in self.running:
             copies += group.copies
-            moved += group.moved
-            group.copies.clear()
-            group.moved.clear()
-        return (np.array(copies, np.int32) if copies else None), moved
+            plan.moved += group.moved
+            plan.states_before += group.forks
+            group.forget_changes()
+        plan.copies = np.array(copies, np.int32) if copies else None

@@ -28,6 +28,12 @@ class StepPlan:
     For groups of sequences: `copies`, int32 [c, 2], pages to copy (from, to) before the step, if any; `moved`, slots
     whose rows of the page table have changed. `grouped`, int [g], is filled in by `Scheduler.update`: rows that
     sampled for a group, whose tokens nobody takes.
+
+    Of recurrent layers: `states_before` and `states_behind`, slots of states to copy (from, to) before the step and
+    behind it.
+
+    Of several data shards: `parts`, a plan for each, or None where it does nothing. The rows are theirs, one part's
+    behind the other's, and so are `samples` and `generations`; decodes are first in each part, not in the whole.
     """
 
     slots: Int32Array
@@ -45,6 +51,33 @@ class StepPlan:
     copies: Int32Array | None = None
     moved: list[int] = field(default_factory=list)
     grouped: npt.NDArray[np.intp] | None = None
+    states_before: list[tuple[int, int]] = field(default_factory=list)
+    states_behind: list[tuple[int, int]] = field(default_factory=list)
+    parts: "tuple[StepPlan | None, ...]" = ()
+
+    @property
+    def by_shard(self) -> "tuple[StepPlan | None, ...]":
+        """The plan of every data shard: this one where there is one shard."""
+        return self.parts or (self,)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the shard that has most."""
+        if not self.parts:
+            return self.num_tokens
+        return max(part.num_tokens for part in self.parts if part is not None)
+
+    @property
+    def prompt_rows(self) -> list[int]:
+        """Rows behind the decodes."""
+        if not self.parts:
+            return list(range(self.num_decodes, self.num_rows))
+        rows, first = [], 0
+        for part in self.parts:
+            if part is not None:
+                rows += [first + row for row in part.prompt_rows]
+                first += part.num_rows
+        return rows
 
     @property
     def num_rows(self) -> int:

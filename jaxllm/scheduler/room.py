@@ -66,7 +66,7 @@ class Room:
         shares, own = self._shares, request.share
         slots, pages = shares.running.astype(np.float64), self._held_pages()
         slots[own] += len(request.sequences)
-        pages[own] += self._pages.pages_for(request.num_tokens)
+        pages[own] += self._pages.groups.usual_pages(request.num_tokens)
         usage = self._usage(slots, pages)
         if not (usage > usage[own]).any():
             return []
@@ -85,7 +85,7 @@ class Room:
             if len(victim.sequences) >= slots[owner]:
                 continue
             leaving.append(victim)
-            freed = int(sum(self._table.num_pages[each.slot] for each in victim.sequences))
+            freed = int(sum(self._table.count_held(each.slot) for each in victim.sequences))
             num_slots, num_pages = num_slots - len(victim.sequences), num_pages - freed
             slots[owner] -= len(victim.sequences)
             pages[owner] -= freed
@@ -112,11 +112,11 @@ class Room:
     def _held_pages(self) -> Floats:
         slots = self._running.slots
         size = len(self._shares.served)
-        held = np.bincount(self._table.owners[slots], self._table.num_pages[slots], minlength=size)
+        held = np.bincount(self._table.owners[slots], self._table.count_held(slots), minlength=size)
         return held.astype(np.float64)
 
     def _usage(self, slots: Floats, pages: Floats) -> Floats:
-        num_slots, num_pages = len(self._table.requests), self._pages.num_pages - 1
+        num_slots, num_pages = self._table.num_slots, self._pages.num_pages - 1
         usage: Floats = np.maximum(slots / num_slots, pages / num_pages) / self._shares.weights
         return usage
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from jaxllm.config import MAMBA_BLOCK_SIZE
 from jaxllm.errors import CapacityError, RequestError
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
@@ -23,6 +24,7 @@ from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
 from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
+from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.table import RequestTable
 from jaxllm.scheduler.under_way import StepsUnderWay
 
@@ -48,18 +50,34 @@ class Scheduler:
         pages: KVManager,
         policy: Policy = "fcfs",
         long_prefill_token_threshold: int = 0,
+        mamba_block_size: int = MAMBA_BLOCK_SIZE,
+        stages: int = 1,
+        table: RequestTable | None = None,
     ) -> None:
-        width = pages.pages_for(max_model_len)
-        if width > pages.num_pages - 1:
+        """`mamba_block_size` is that of `CacheOptions`: tokens between two snapshots, where `pages` has some.
+
+        With several `stages` (pipeline parallel) as many steps are to be under way, each with its part of the decodes:
+        no request runs whose last token the host does not know yet.
+
+        `table` has `max_num_seqs` slots; it is made if it is not given.
+        """
+        usable, needed = pages.num_pages - 1, pages.groups.most_pages(max_model_len)
+        if needed > usable:
             raise CapacityError(
-                f"max_model_len={max_model_len} needs {width} pages of {pages.block_size} tokens, but only "
-                f"{pages.num_pages - 1} are available: at most max_model_len={(pages.num_pages - 1) * pages.block_size}"
+                f"max_model_len={max_model_len} needs {needed} pages of {pages.block_size} tokens, but only "
+                f"{usable} are available: at most max_model_len={pages.groups.longest(usable)}"
             )
-        by_priority = policy == "priority"
-        self.table = RequestTable(max_num_seqs, max_model_len, width, by_priority=by_priority)
+        self.table = table or RequestTable(
+            max_num_seqs,
+            max_model_len,
+            pages.pages_for(max_model_len),
+            by_priority=policy == "priority",
+            groups=pages.groups,
+        )
         self.num_preemptions = 0
         self._budget = max_num_batched_tokens
-        self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
+        # Where prompts of several owners are divided only after their pages are found, none asks for more than a step.
+        self._max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
         self._pages = pages
         self._shares = Shares(most_debt=DEBT_STEPS * max_num_batched_tokens)
         self._waiting: FairQueue[Request] = FairQueue(self._shares)
@@ -70,6 +88,9 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._page_tables = PageTables(self.table, pages)
         self._groups = SequenceGroups(self.table, pages)
+        self._snapshots = (
+            None if pages.snapshots is None else StateSnapshots(self.table, pages, pages.snapshots, mamba_block_size)
+        )
         self._admission = Admission(
             self.table,
             self._waiting,
@@ -80,8 +101,10 @@ class Scheduler:
             pages,
             budget=max_num_batched_tokens,
             max_chunk=self._max_chunk,
+            snapshots=self._snapshots,
         )
         self._arrivals = 0
+        self._stages = stages
         self._under_way = StepsUnderWay(self.table, self._groups)
 
     @property
@@ -128,8 +151,9 @@ class Scheduler:
         share = self._shares.enter(request.owner)
         for each in request.sequences:
             each.share = share
-            each.arrival = self._arrivals
-            self._arrivals += 1
+            if each.arrival < 0:
+                each.arrival = self._arrivals
+                self._arrivals += 1
         self._requests[request.request_id] = request
         if held:
             self._held.add(request)
@@ -139,6 +163,15 @@ class Scheduler:
     def _wait(self, request: Request) -> None:
         priority = request.priority if self.table.by_priority else 0
         self._waiting.push(request, request.share, priority, request.arrival)
+
+    def withdraw(self) -> Request | None:
+        """Take back the request that would be next to run, for another scheduler; None if it has run, or none waits."""
+        request = self._waiting.peek()
+        if request is None or request.num_preemptions:
+            return None
+        self._waiting.remove(request)
+        self._shares.leave(request.share)
+        return self._requests.pop(request.request_id)
 
     def release(self, request: Request) -> None:
         """Let a request that was held run, at the place that its arrival gives it."""
@@ -174,7 +207,9 @@ class Scheduler:
         made_room = self._make_room() if contended and self._room.blocked is not None else []
         preempted: list[Request] = []
         while (picked := self._pick_running()) is None or not self._page_tables.grow(picked[0], picked[1]):
-            if self.table.num_pending.any():
+            if self.table.num_pending[self._running.slots].any() or (
+                self._page_tables.gives_back and self._under_way.plans
+            ):
                 return None  # Preempting now would lose tokens on their way, and the next update may free pages.
             preempted.append(self._preempt())
         slots, counts, num_decodes = picked
@@ -219,12 +254,16 @@ class Scheduler:
             return None
         table, slots = self.table, self._running.slots
         behind = table.behind(slots)
+        if self._stages > 1:
+            behind = self._own_group(slots, behind)
         decodes = behind == 1
         num_decodes = int(np.count_nonzero(decodes))
         if num_decodes == len(slots):
             return slots, behind, num_decodes
         prefills = behind > 1
         chunks = np.minimum(behind[prefills], self._max_chunk)
+        if self._snapshots is not None:
+            chunks = self._snapshots.cut(slots[prefills], chunks)
         # With several owners they are divided later, when it is known who comes.
         contended = self._shares.contended
         counts = chunks if contended else in_order(chunks, self._budget - num_decodes)
@@ -234,6 +273,13 @@ class Scheduler:
             np.concatenate([behind[decodes], counts[fits]]).astype(np.int32),
             num_decodes,
         )
+
+    def _own_group(self, slots: Int32Array, behind: Int32Array) -> Int32Array:
+        """`behind` without requests whose token is on its way, and with no more decodes than the other stages get."""
+        behind = np.where(self.table.num_pending[slots] > 0, 0, behind)
+        decodes = np.flatnonzero(behind == 1)
+        behind[decodes[-(-len(slots) // self._stages) :]] = 0
+        return behind
 
     def _preempt(self) -> Request:
         """Send the last running request back to its place in the queue."""
@@ -289,7 +335,9 @@ class Scheduler:
             generations=table.generation[slots],
         )
         if self._groups.running:
-            plan.copies, plan.moved = self._groups.take_changes()
+            self._groups.tell(plan)
+        if self._snapshots is not None:
+            self._snapshots.scheduled(plan, ends)
         self._under_way.plans.append(plan)
         return plan
 
@@ -311,6 +359,9 @@ class Scheduler:
         """
         live, ended = self._under_way.take(plan, tokens, counts)
         self._page_tables.publish(plan, live)
+        if self._snapshots is not None:
+            self._snapshots.updated(plan, live, self._under_way.plans)
+        self._page_tables.give_back(plan, live)
         return [self._end(slot) for slot in ended.tolist()]
 
     def _end(self, slot: int) -> Request:
@@ -334,6 +385,8 @@ class Scheduler:
         for each in request.sequences:
             self._running.remove(each)
             self._pages.release(self.table.pages(each.slot))
+            if self._snapshots is not None:
+                self._snapshots.left(each.slot)
             self.table.remove(each.slot)
 
     def reset_prefix_cache(self) -> bool:
@@ -346,7 +399,8 @@ class Scheduler:
         self._running.check_integrity()
         running, waiting = set(self._running), set(self._waiting) | self._held
         assert not self._held & set(self._waiting)
-        assert {request for request in self.table.requests if request is not None} == running
+        assert running <= {request for request in self.table.requests if request is not None}
+        assert len(running) == self.table.num_slots - self.table.num_free_slots
         assert all(each.slot < 0 for request in waiting for each in request.sequences)
         running_requests = {each if each.group is None else each.group.leader for each in running}
         assert running_requests | waiting == set(self._requests.values())
@@ -355,6 +409,8 @@ class Scheduler:
         self._check_shares()
         held: Iterable[Int32Array] = [self.table.pages(request.slot) for request in self._running]
         self._pages.check_integrity(held)
+        if self._snapshots is not None:
+            self._snapshots.check_integrity()
 
     def _check_shares(self) -> None:
         shares = [request.share for request in self._running]

@@ -1,9 +1,13 @@
 """The running requests as arrays, so that a decode step costs a few array operations whatever their number."""
 
+from copy import copy
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.kv.pages import Int32Array
+from jaxllm.kv.groups import CacheGroups
+from jaxllm.kv.pages import NULL_PAGE, Int32Array
 from jaxllm.request import Request
 
 MAX_STOP_IDS = 8
@@ -16,8 +20,11 @@ class RequestTable:
     token_ids: int32 [S, max_model_len], prompt and output. num_tokens, num_prompt_tokens: int32 [S].
     num_pending: int32 [S], tokens that follow the known ones and are sampled by steps still under way.
     num_computed: int32 [S], tokens whose keys and values are in the cache, or will be after the steps scheduled so far.
-    block_table: int32 [S, W], pages in order, 0 after the last; num_pages: int32 [S].
+    block_table: int32 [S, G * W], the pages of each table in order, one table behind the other; 0 after the last, and
+    where a page was given back. Of G groups of them, begins, ends: int32 [groups, S], the first page that a slot holds
+    in each table of a group, and the end of the last; num_pages: int32 [S], `ends` of the first group.
     max_total, min_total: int32 [S], tokens at which the request ends at the latest, and may stop at the earliest.
+    cuts: int32 [S], where a slot's chunk ends at the latest, for `StateSnapshots`; 0: nowhere.
     stop_ids: int32 [S, 8], padded with -1; many_stops: bool [S], where 8 do not suffice.
     generation: int64 [S], changes whenever the slot changes hands.
     owners: int32 [S], indexes in `Shares`; priorities: int64 [S], all 0 unless `by_priority`.
@@ -26,17 +33,29 @@ class RequestTable:
     """
 
     def __init__(
-        self, num_slots: int, max_model_len: int, pages_per_request: int, *, by_priority: bool = False
+        self,
+        num_slots: int,
+        max_model_len: int,
+        pages_per_request: int,
+        *,
+        by_priority: bool = False,
+        groups: CacheGroups | None = None,
     ) -> None:
+        """`pages_per_request` is W, of each of the tables that `groups` has, one by default."""
         self.max_model_len = max_model_len
+        self.groups = CacheGroups() if groups is None else groups
+        self.width = pages_per_request
         self.by_priority = by_priority
         self.token_ids: Int32Array = np.zeros((num_slots, max_model_len), np.int32)
         self.num_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_prompt_tokens: Int32Array = np.zeros(num_slots, np.int32)
         self.num_pending: Int32Array = np.zeros(num_slots, np.int32)
         self.num_computed: Int32Array = np.zeros(num_slots, np.int32)
-        self.block_table: Int32Array = np.zeros((num_slots, pages_per_request), np.int32)
-        self.num_pages: Int32Array = np.zeros(num_slots, np.int32)
+        self.block_table: Int32Array = np.zeros((num_slots, self.groups.num_tables * self.width), np.int32)
+        self.begins: Int32Array = np.zeros((len(self.groups.all), num_slots), np.int32)
+        self.ends: Int32Array = np.zeros((len(self.groups.all), num_slots), np.int32)
+        self.num_pages: Int32Array = self.ends[0]
+        self.cuts: Int32Array = np.zeros(num_slots, np.int32)
         self.max_total: Int32Array = np.zeros(num_slots, np.int32)
         self.min_total: Int32Array = np.zeros(num_slots, np.int32)
         self.stop_ids: Int32Array = np.full((num_slots, MAX_STOP_IDS), -1, np.int32)
@@ -47,10 +66,26 @@ class RequestTable:
         self.in_group = np.zeros(num_slots, np.bool_)
         self.requests: list[Request | None] = [None] * num_slots
         self._counts = (
-            self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.num_pages, self.max_total
+            self.num_tokens, self.num_prompt_tokens, self.num_pending, self.num_computed, self.max_total,
+            self.cuts, *self.begins, *self.ends,
         )  # fmt: skip
         self._stop_sets: dict[int, frozenset[int]] = {}
-        self._free = list(range(num_slots))[::-1]
+        self.hand_out(range(num_slots))
+
+    def part(self, slots: range) -> Self:
+        """A table that hands out only some of these slots, which the whole one then must not do; the arrays are one."""
+        part = copy(self)
+        part.hand_out(slots)
+        return part
+
+    def hand_out(self, slots: range) -> None:
+        """Begin with these slots, none of which is used."""
+        self._own, self._free = slots, list(slots)[::-1]
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that this table hands out."""
+        return len(self._own)
 
     @property
     def num_free_slots(self) -> int:
@@ -70,8 +105,7 @@ class RequestTable:
         self.num_prompt_tokens[slot] = num_prompt
         self.num_tokens[slot] = num_tokens
         self.num_computed[slot] = num_computed
-        self.block_table[slot, : len(pages)] = pages
-        self.num_pages[slot] = len(pages)
+        self._set_pages(slot, pages, num_computed, num_tokens)
         room = self.max_model_len - num_prompt
         self.max_total[slot] = num_prompt + min(room, room if params.max_tokens is None else params.max_tokens)
         self.min_total[slot] = num_prompt + min(room + 1, params.min_tokens)  # beyond the room: never
@@ -80,6 +114,18 @@ class RequestTable:
         self.in_group[slot] = request.group is not None
         self._set_stops(slot, request)
         return slot
+
+    def _set_pages(self, slot: int, pages: Int32Array, num_computed: int, num_tokens: int) -> None:
+        """Take over the pages of `KVManager.admit`."""
+        if self.groups.windows == (0,):
+            self.block_table[slot, : len(pages)] = pages
+            self.num_pages[slot] = len(pages)
+            return
+        by_table = pages.reshape(self.groups.num_tables, -1)
+        self.tables(slot)[:, : by_table.shape[1]] = by_table
+        for index, group in enumerate(self.groups.all if len(pages) else ()):
+            self.begins[index, slot] = self.groups.begin(group, num_computed)
+            self.ends[index, slot] = self.groups.end(group, num_computed, num_tokens)
 
     def _set_stops(self, slot: int, request: Request) -> None:
         ids = set(request.params.stop_token_ids or ())
@@ -124,9 +170,23 @@ class RequestTable:
         """The tokens generated so far in this slot, int32 [n]: a view that later steps extend and overwrite."""
         return self.token_ids[slot, self.num_prompt_tokens[slot] : self.num_tokens[slot]]
 
+    def tables(self, slot: int) -> Int32Array:
+        """The page tables of this slot, int32 [G, W]: a view."""
+        return self.block_table[slot].reshape(-1, self.width)
+
     def pages(self, slot: int) -> Int32Array:
-        """The pages of this slot in order, int32 [num_pages]: a view."""
-        return self.block_table[slot, : self.num_pages[slot]]
+        """The pages of this slot in order, int32 [num_pages]: a view. Of several tables as `KVManager` has them."""
+        if self.groups.num_tables == 1:
+            return self.block_table[slot, : self.num_pages[slot]]
+        return self.tables(slot)[:, : self.ends[:, slot].max()].ravel()
+
+    def count_held(self, slots: Int32Array | int) -> Int32Array:
+        """How many pages each of `slots` holds, int32 [n]."""
+        held: Int32Array = self.num_pages[slots]
+        if not self.groups.gives_back:
+            return held
+        counts = np.array([group.count for group in self.groups.all], np.int32)
+        return np.tensordot(counts, self.ends[:, slots] - self.begins[:, slots], 1).astype(np.int32)
 
     def remove(self, slot: int) -> Request:
         """Free the slot. The request it held gets its output tokens and loses its slot; its pages are the caller's."""
@@ -137,7 +197,7 @@ class RequestTable:
         self.requests[slot] = None
         self.generation[slot] += 1
         self._stop_sets.pop(slot, None)
-        self.block_table[slot, : self.num_pages[slot]] = 0
+        self._forget_pages(slot)
         for count in self._counts:
             count[slot] = 0
         self._free.append(slot)
@@ -145,23 +205,38 @@ class RequestTable:
 
     def clear(self, slot: int) -> None:
         """Let a slot hold nothing: no tokens, and no pages, which are the caller's. Nothing is computed for it."""
-        self.block_table[slot, : self.num_pages[slot]] = 0
+        self._forget_pages(slot)
         for count in self._counts:
             count[slot] = 0
 
+    def _forget_pages(self, slot: int) -> None:
+        end = self.num_pages[slot] if self.groups.num_tables == 1 else self.ends[:, slot].max()
+        self.tables(slot)[:, :end] = NULL_PAGE
+
     def check_integrity(self) -> None:
         """Assert that every slot is either free and empty, or used by a request that knows it."""
-        used = {slot for slot, request in enumerate(self.requests) if request is not None}
-        assert sorted(self._free + list(used)) == list(range(len(self.requests)))
-        for slot, request in enumerate(self.requests):
-            assert not self.block_table[slot, self.num_pages[slot] :].any()
+        used = {slot for slot in self._own if self.requests[slot] is not None}
+        assert sorted(self._free + list(used)) == list(self._own)
+        for slot in self._own:
+            request = self.requests[slot]
+            self._check_pages(slot)
             if request is None:
                 assert self.num_tokens[slot] == self.num_computed[slot] == self.num_pages[slot] == 0
                 assert self.num_pending[slot] == 0
             else:
                 assert request.slot == slot
-                assert self.pages(slot).all(), "a request holds the null page"
                 assert self.num_pending[slot] >= 0
                 total = self.num_tokens[slot] + self.num_pending[slot]
                 assert 0 <= self.num_computed[slot] <= total <= self.max_total[slot]
-        assert set(self._stop_sets) == {slot for slot in used if self.many_stops[slot]}
+        assert set(self._stop_sets) & set(self._own) == {slot for slot in used if self.many_stops[slot]}
+
+    def _check_pages(self, slot: int) -> None:
+        for index, group in enumerate(self.groups.all):
+            begin, end = self.begins[index, slot], self.ends[index, slot]
+            tables = self.tables(slot)[group.first : group.first + group.count]
+            assert not tables[:, :begin].any(), "a page was not forgotten"
+            assert tables[:, begin:end].all(), "a request holds the null page"
+            assert not tables[:, end:].any(), "a request has a page that it does not hold"
+            if self.requests[slot] is not None:
+                # The next token to compute, whatever is under way before it, must find what it sees.
+                assert begin <= self.groups.begin(group, int(self.num_computed[slot]))

@@ -65,5 +65,7 @@ class StepsUnderWay:
         table.num_computed[slot] = min(int(table.num_computed[slot]), end + 1)
         for later in self.plans:
             same = (later.slots == slot) & (later.generations == plan.generations[row])
+            # Keys and values are written again, but a state that went on with another token is lost.
+            assert not (table.groups.has_states and (same & (later.starts > end)).any()), "too many steps ahead"
             later.samples[same] = False
             later.generations[same & (later.starts > end)] = -1

@@ -2,18 +2,11 @@
 
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future
 from typing import Final, Protocol
 
 import msgspec
 
-from jaxllm.config import StructuredOptions
-from jaxllm.errors import RequestError
-from jaxllm.structured.backend import Vocabulary, checker
-from jaxllm.structured.canary.client import Canary
-from jaxllm.structured.canary.messages import Budget, Verdict
-from jaxllm.structured.complexity.check import check_complexity
-from jaxllm.structured.options import with_options
+from jaxllm.structured.backend import checker
 from jaxllm.structured.params import StructuredOutputsParams
 
 MOST_KNOWN: Final = 256
@@ -33,36 +26,6 @@ class FormChecker(Protocol):
         """Give back what it holds."""
 
 
-class CanaryChecker:
-    """Has forms tried by a `Canary`."""
-
-    def __init__(self, canary: Canary, options: StructuredOptions) -> None:
-        """`options` are the engine's, which compiles the same."""
-        self._canary, self._options = canary, options
-
-    def start(self) -> None:
-        """Start the process now, so that the first grammar need not wait for it."""
-        self._canary.start()
-
-    def ask(self, form: StructuredOutputsParams, owner: str = "") -> "Future[Verdict]":
-        """Have a form tried, unless it was before; see `Canary.ask`."""
-        form.validate()
-        return self._canary.ask(with_options(form, self._options), owner)
-
-    def check(self, form: StructuredOutputsParams) -> int:
-        """Wait for the verdict. Raises `RequestError` and `QueueFullError`."""
-        verdict = self.ask(form).result()
-        if verdict.error is None:
-            return verdict.size
-        if verdict.parameter is None:
-            raise RequestError(f"{form.kind}: {verdict.error}", form.kind)
-        raise RequestError(verdict.error, verdict.parameter)
-
-    def close(self) -> None:
-        """End the process."""
-        self._canary.close()
-
-
 class DirectChecker:
     """Looks at forms in this process, and remembers which are right, as many requests bring the same."""
 
@@ -78,6 +41,8 @@ class DirectChecker:
             if key in self._right:
                 self._right.move_to_end(key)
                 return 0
+        from jaxllm.structured.complexity.check import check_complexity
+
         check_complexity(form)
         checker(self._backend)(form)
         with self._lock:
@@ -88,8 +53,3 @@ class DirectChecker:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def make_canary_checker(options: StructuredOptions, vocabulary: Vocabulary) -> CanaryChecker:
-    """A checker for an engine with these options. Raises `RequestError` where processes cannot fork."""
-    return CanaryChecker(Canary(options.structured_outputs_backend, vocabulary, Budget()), options)

@@ -107,7 +107,7 @@ def test_help_shows_defaults_bounds_choices_and_sections() -> None:
     parser = FlagParser()
     add_engine_flags(parser)
     text = re.sub(r"\s+", " ", parser.format_help())
-    assert "--max-num-seqs INT Most requests running at once. (default: 64; 1 to 4096)" in text
+    assert "Most compiled grammars that are kept. (default: 256; at least 1)" in text
     assert "Default: 64 on TPU, else 16. (1 to 256)" in text
     assert "{auto,float32,bfloat16,float16}" in text
     assert "scheduler options: Who runs in a step." in text

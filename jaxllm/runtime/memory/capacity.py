@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.errors import CapacityError
+from jaxllm.models.sharding import RULES
 from jaxllm.runtime.memory.memory import pages_held, plan_pages, steady
 from jaxllm.runtime.resolved import ResolvedConfig
 
@@ -19,9 +21,21 @@ LENGTH_STEP = 1024
 engine is started that could answer only shorter requests."""
 
 
+SNAPSHOT_SHARE = 1 / 8
+"""Of the memory for caches, what snapshots of recurrent states take at most by default."""
+
+SNAPSHOTS_PER_REQUEST = 4
+"""And so many for each request that runs."""
+
+
 def devices_of(resolved: ResolvedConfig) -> tuple[Any, ...]:
     """The devices of a configuration, in the order in which executables know them."""
     return tuple(jax.local_devices()[:1]) if resolved.mesh is None else tuple(resolved.mesh.devices.flat)
+
+
+def local_devices_of(resolved: ResolvedConfig) -> tuple[Any, ...]:
+    """Those of them that this process has, where several make the engine."""
+    return tuple(device for device in devices_of(resolved) if device.process_index == jax.process_index())
 
 
 def count_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
@@ -32,11 +46,42 @@ def count_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
     return plan_pages(
         resolved.cache,
         resolved.config.cache,
+        resolved.cache_groups,
         max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.config.scheduler.max_num_seqs,
+        max_num_seqs=resolved.max_num_seqs,
         free_bytes=free_bytes,
         memories=_memories(resolved),
+        state_bytes=slot_bytes(resolved) * resolved.num_state_slots,
     )
+
+
+def slot_bytes(resolved: ResolvedConfig) -> int:
+    """Bytes of each memory that the states of one request take, without padding."""
+    devices, shares = resolved.num_devices, _memories(resolved)
+    total = 0
+    for group in resolved.cache_plan.states:
+        for array in group.arrays:
+            size = math.prod(array.shape) * np.dtype(jnp.dtype(array.dtype or resolved.dtype)).itemsize
+            is_split = any(axis is not None and RULES[axis] is not None for axis in array.axes)
+            total += group.count * (size if is_split else size * devices) // shares
+    return total
+
+
+def with_snapshots(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
+    """The configuration with as many snapshots of states as `max_state_snapshots` says, or memory allows.
+
+    `free_bytes` are those of each device for caches when no option says otherwise.
+    """
+    cache, each = resolved.config.cache, slot_bytes(resolved)
+    if not each or not cache.enable_prefix_caching:
+        return resolved
+    count = cache.max_state_snapshots
+    if count is None:
+        free = free_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
+        held = int(free * SNAPSHOT_SHARE) // each
+        # A power of two, so that a little more or less memory changes nothing.
+        count = min(SNAPSHOTS_PER_REQUEST * resolved.max_num_seqs, 1 << held.bit_length() >> 1 if held else 0)
+    return replace(resolved, num_snapshots=count)
 
 
 def _memories(resolved: ResolvedConfig) -> int:
@@ -65,8 +110,9 @@ def shortened(resolved: ResolvedConfig, free_bytes: int) -> ResolvedConfig:
 
 def _held(resolved: ResolvedConfig, free_bytes: int) -> int:
     """Tokens in a KV cache of so many bytes on each device."""
-    pages = pages_held(resolved.cache, resolved.config.cache, free_bytes, _memories(resolved))
-    return max(pages - 1, 0) * resolved.page_size
+    states = slot_bytes(resolved) * resolved.num_state_slots
+    pages = pages_held(resolved.cache, resolved.config.cache, free_bytes, _memories(resolved), states)
+    return resolved.cache_groups.longest(max(pages - 1, 0))
 
 
 def count_steady_pages(resolved: ResolvedConfig, free_bytes: int) -> int:

@@ -11,8 +11,10 @@ import psutil
 
 from jaxllm.config import CacheOptions
 from jaxllm.errors import CapacityError
+from jaxllm.kv.groups import CacheGroups
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.sharding import split_kv_heads
+from jaxllm.models.kv_shape import CacheLayout, latent_sizes, scale_unit
+from jaxllm.pallas_kernels.latent_attention import LatentGeometry, LatentSizes, latent_cache_shape
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -21,6 +23,9 @@ CPU_SHARE = 0.25
 
 GPU_SLACK = 0.02
 """Share of JAX's pool on a GPU that stays free, for what its allocator rounds up and leaves between arrays."""
+
+ENDLESS = 2**31 - 1
+"""More pages than there are."""
 
 _STEADY_DIGITS = {"cpu": 3}
 """Binary digits of free memory that count."""
@@ -31,8 +36,9 @@ _OTHER_STEADY_DIGITS = 6
 class CacheShape:
     """Everything about the KV cache but its number of pages.
 
-    `num_kv_heads` are those of all devices together, repeated ones included; `implementation` is the attention that
-    decides on the layout. Each of `num_devices` holds an equal part of every page.
+    `num_kv_heads` are those of all devices together, repeated ones included, that fill a place of a page;
+    `implementation` is the attention that decides on the layout, with `platform`. Each of `num_devices` holds an equal
+    part of every page, unless it holds latents, which are not split.
     """
 
     num_layers: int
@@ -42,24 +48,67 @@ class CacheShape:
     dtype: str
     implementation: str = "xla"
     num_devices: int = 1
+    platform: str = "cpu"
+    latent: LatentSizes | None = None
+    """What latent attention keeps of a token, in place of heads."""
+    scale_bytes: int = 0
+    """Of a dynamic scale, which lies behind each stored head."""
 
     @classmethod
     def of(
-        cls, model: ModelConfig, *, page_size: int, dtype: str, implementation: str, num_devices: int
+        cls,
+        model: ModelConfig,
+        *,
+        num_layers: int,
+        page_size: int,
+        dtype: str,
+        implementation: str,
+        num_devices: int,
+        platform: str,
+        dynamic_scales: bool = False,
     ) -> "CacheShape":
-        """The shape that `model` needs on `num_devices`."""
-        kv_heads = split_kv_heads(model, num_devices)
-        return cls(model.num_layers, page_size, kv_heads, model.head_size, dtype, implementation, num_devices)
+        """The shape that `model` needs on `num_devices`, with pages of so many layers."""
+        unit = scale_unit(model) if dynamic_scales else 0
+        layout = CacheLayout(implementation, dtype, num_devices, platform == "tpu", unit)
+        heads, head_size = layout.widest(model)
+        return cls(
+            num_layers,
+            page_size,
+            heads * num_devices,
+            head_size,
+            dtype,
+            implementation,
+            num_devices,
+            platform,
+            latent_sizes(model),
+            layout.scale_bytes(head_size),
+        )
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers and devices, keys and values."""
-        return math.prod(self.array(1)) * np.dtype(jax.numpy.dtype(self.dtype)).itemsize
+        """Bytes of one page over its layers and all devices, keys and values: as many as devices allocate."""
+        copies = 1 if self.latent is None else self.num_devices
+        return copies * math.prod(self.array(1)) * self.bytes_each
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of a number in the cache."""
+        return np.dtype(jax.numpy.dtype(self.dtype)).itemsize
+
+    @property
+    def axes(self) -> tuple[str | None, ...]:
+        """Logical axes of `array`, see `jaxllm.models.sharding`."""
+        return (None, "shards") if self.latent is not None else (None, "shards", None, "kv_heads")
 
     def array(self, num_pages: int) -> tuple[int, ...]:
-        """The array of all devices together: [L, P, C, 2K, H], or as the implementation has it."""
+        """The array of all devices together, with pages of all data shards: [L, P, C, 2K, H], or another layout."""
+        for_tpu = self.platform == "tpu"
+        if self.latent is not None:
+            sizes = LatentGeometry(self.num_layers, num_pages, self.page_size, self.latent, self.dtype, for_tpu)
+            return latent_cache_shape(self.implementation, sizes)
         heads = self.num_kv_heads // self.num_devices
-        part = CacheGeometry(self.num_layers, num_pages, self.page_size, heads, self.head_size, self.dtype)
+        size = self.head_size + self.scale_bytes
+        part = CacheGeometry(self.num_layers, num_pages, self.page_size, heads, size, self.dtype, for_tpu)
         shape = list(cache_shape(self.implementation, part))
         shape[3] *= self.num_devices
         return tuple(shape)
@@ -68,34 +117,42 @@ class CacheShape:
 def plan_pages(
     shape: CacheShape,
     options: CacheOptions,
+    groups: CacheGroups,
     *,
     max_model_len: int,
     max_num_seqs: int,
     free_bytes: int,
     memories: int = 1,
+    state_bytes: int = 0,
 ) -> int:
     """Number of pages, the null page included.
 
-    `free_bytes` is what memory leaves for the cache when no option says otherwise. A page is split over `memories` of
-    that size: one for each device, but virtual devices share theirs. Never more pages than `max_num_seqs` requests of
-    `max_model_len` tokens could use.
+    `free_bytes` is what memory leaves for the cache when no option says otherwise, `state_bytes` what states of
+    recurrent layers take of it. A page is split over `memories` of that size: one for each device, but virtual devices
+    share theirs. Never more pages than `max_num_seqs` requests of `max_model_len` tokens could use.
 
     Raises:
         CapacityError: not even one request of `max_model_len` tokens fits.
     """
-    per_request = -(-max_model_len // shape.page_size)
+    per_request = groups.most_pages(max_model_len)
     page_bytes = shape.page_bytes // memories
-    pages = pages_held(shape, options, free_bytes, memories)
+    pages = pages_held(shape, options, free_bytes, memories, state_bytes)
     if options.num_gpu_blocks_override is not None:
         source = f"num_gpu_blocks_override={options.num_gpu_blocks_override}"
     else:
         budget = free_bytes if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
         pages = min(pages, 1 + max_num_seqs * per_request)
         source = f"{budget / 2**20:,.1f} MiB for the KV cache{' on each device' if memories > 1 else ''}"
+        if state_bytes > budget:
+            raise CapacityError(
+                f"max_num_seqs={max_num_seqs}: states of recurrent layers take {state_bytes / 2**20:,.1f} MiB, and "
+                f"there are {source}; lower max_num_seqs or max_state_snapshots, or raise kv_cache_memory_bytes (or "
+                f"gpu_memory_utilization, now {options.gpu_memory_utilization})"
+            )
     usable = max(pages - 1, 0)
     if usable < per_request:
-        fits = usable * shape.page_size
-        needed = (per_request + 1) * page_bytes
+        fits = groups.longest(usable)
+        needed = (per_request + 1) * page_bytes + state_bytes
         lower = f"lower max_model_len to {fits} or less, or " if fits >= 2 else ""
         raise CapacityError(
             f"max_model_len={max_model_len} does not fit: {source} hold {fits} tokens; {lower}raise "
@@ -105,12 +162,16 @@ def plan_pages(
     return pages
 
 
-def pages_held(shape: CacheShape, options: CacheOptions, free_bytes: int, memories: int = 1) -> int:
+def pages_held(
+    shape: CacheShape, options: CacheOptions, free_bytes: int, memories: int = 1, state_bytes: int = 0
+) -> int:
     """Number of pages, the null page included, that options or `free_bytes` allow; see `plan_pages`."""
     if options.num_gpu_blocks_override is not None:
         return options.num_gpu_blocks_override
     budget = free_bytes if options.kv_cache_memory_bytes is None else options.kv_cache_memory_bytes
-    return max(budget, 0) // (shape.page_bytes // memories)
+    page_bytes = shape.page_bytes // memories
+    # Without attention pages count tokens, and hold nothing.
+    return max(budget - state_bytes, 0) // page_bytes if page_bytes else ENDLESS
 
 
 def cpu_free_bytes(utilization: float) -> int:

@@ -162,4 +162,11 @@ def _surroundings() -> dict[str, Any]:
         name: str(value) for name, value in jax.config.values.items() if not any(part in name for part in _NOT_IN_CODE)
     }
     environment = {name: os.environ.get(name, "") for name in _ENVIRONMENT}
-    return {"settings": settings, **environment, "flax": metadata.version("flax"), "cores": os.cpu_count()}
+    return {
+        "settings": settings,
+        **environment,
+        "flax": metadata.version("flax"),
+        "cores": os.cpu_count(),
+        # Of an engine in several processes each has its own.
+        **({"process": jax.process_index()} if jax.process_count() > 1 else {}),
+    }

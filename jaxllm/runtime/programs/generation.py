@@ -1,7 +1,7 @@
 """The programs of an engine that generates: what each is made of, and the one list of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -9,13 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from jaxllm.models.causal_lm import CausalLM, abstract_model
+from jaxllm.models.cache import make_cache
+from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.sharding import sharding
-from jaxllm.pallas_kernels.numba.zeros import zeros
+from jaxllm.runtime.programs.arrays import (
+    LEAF,
+    Arrays,
+    make_copies,
+    make_copy_pages,
+    make_empty_state,
+    make_set_pages,
+    shardings,
+)
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
-from jaxllm.runtime.programs.program import Program, ProgramSet, Shapes, of_leaves
+from jaxllm.runtime.programs.data_shards import for_each_shard
+from jaxllm.runtime.programs.program import Program, ProgramSet
 from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.sampling.constrained import constrained_layout, make_sample_constrained
 from jaxllm.runtime.sampling.listed import listed_layout, make_listed_logprobs
@@ -27,11 +37,10 @@ from jaxllm.runtime.sampling.vocabulary import SAME, SPLIT, over_vocabulary
 from jaxllm.runtime.step import (
     PROMPT_LOGPROB_ROWS,
     DeviceState,
+    StageState,
     StepShape,
-    copy_pages,
     make_prompt_logprobs,
     make_step,
-    set_pages,
 )
 
 SAMPLE_ROWS = {"cpu": 32}
@@ -39,176 +48,169 @@ SAMPLE_ROWS = {"cpu": 32}
 with 64 would make a step with one prompt slower. Elsewhere reading the output layer twice would take longer."""
 OTHER_SAMPLE_ROWS = 256
 
-CHOOSE_ROWS = {"tpu": 64}
-"""Rows whose tokens are chosen at a time, elsewhere all of them. The probabilities of 64 rows of 128,256 tokens fit
-into the vector memory of a TPU v6e, where a pass takes two thirds of the time."""
 
+def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[Any]:
+    """The programs of an engine with so many KV pages, or of one of its stages.
 
-def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[DeviceState]:
-    """The programs of an engine with so many KV pages."""
+    Their state is a `DeviceState`, or a `StageState` where the stage is not the last.
+    """
     graph, parameters = nnx.split(abstract_model(resolved.model, resolved.forward, jnp.dtype(resolved.dtype)))
-    buckets = Buckets(resolved.max_num_batched_tokens, resolved.config.scheduler.max_num_seqs, resolved.bucket_growth)
+    buckets = Buckets(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.bucket_growth)
     shape = StepShape(
         table_width=-(-resolved.max_model_len // resolved.page_size),
         page_size=resolved.page_size,
         max_logprobs=resolved.max_logprobs,
         sample_rows=SAMPLE_ROWS.get(resolved.platform, OTHER_SAMPLE_ROWS),
-        choose_rows=CHOOSE_ROWS.get(resolved.platform),
-        accelerated=resolved.platform == "tpu",
+        sampling=resolved.sampling,
+        num_tables=resolved.cache_plan.num_tables,
+        shards=resolved.data_shards,
     )
-    state = _state(resolved, num_pages, buckets, shape)
-    native = resolved.forward.native_matmul
-    arrays = _Arrays(graph, parameters, state, shape, resolved.mesh, native, resolved.matmul_precision)
+    stage, native = resolved.stage, resolved.forward.native_matmul
+    gives_hidden = stage is not None and not stage.is_last
+    state: Any = (_stage_state if gives_hidden else _state)(resolved, num_pages, buckets, shape)
+    arrays = Arrays(graph, parameters, state, shape, resolved.mesh, native, resolved.matmul_precision)
+    if stage is not None:
+        # Most engines have none: starts are faster without the import.
+        from jaxllm.runtime.programs.stages import Handover, stage_programs
+
+        handover = Handover(resolved.mesh, resolved.model.hidden_size, jnp.dtype(resolved.dtype))
+        if gives_hidden:
+            return stage_programs(arrays, buckets, handover, stage)
+        received = handover.array
+    else:
+        received = None
     return ProgramSet(
-        step=partial(_step, arrays),
+        step=partial(_step, arrays, received),
         others={
-            "empty_state": _empty_state(arrays),
+            "empty_state": make_empty_state(arrays),
             "prompt_logprobs": _prompt_logprobs(arrays),
             "listed_logprobs": _listed_logprobs(arrays),
             "sample_constrained": _sample_constrained(arrays),
             "set_row": _set_row(arrays),
             "set_bias": _set_bias(arrays),
-            "set_pages": _set_pages(arrays),
-            "copy_pages": _copy_pages(arrays),
+            "set_pages": make_set_pages(arrays),
+            "copy_pages": make_copy_pages(arrays),
+            **({"copy_states": _copy_states(arrays)} if state.kv_cache.states else {}),
         },
         buckets=buckets,
         shape=shape,
         parameters=parameters,
         state=state,
-        options={"max_logprobs": shape.max_logprobs},
+        options={"max_logprobs": shape.max_logprobs} | ({} if stage is None else {"stage": asdict(stage)}),
         mesh=resolved.mesh,
         uses_native_kernels=native,
     )
 
 
 def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepShape) -> DeviceState:
-    """Shapes of the device state. The cache is split along its heads, what is kept per token along the vocabulary."""
+    """Shapes of the device state of all data shards, which have `pages` each.
 
-    def array(shape: tuple[int, ...], dtype: Any, *axes: str | None) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(resolved.mesh, *axes))
-
-    slots, dtype = resolved.config.scheduler.max_num_seqs, jnp.dtype(resolved.dtype)
+    The cache is split along its heads, what is kept per token along the vocabulary.
+    """
+    of_layers = _stage_state(resolved, pages, buckets, shape)
+    array, shards, dtype = partial(_array, resolved.mesh), shape.shards, jnp.dtype(resolved.dtype)
+    slots = shards * resolved.max_num_seqs
     per_token = (slots, resolved.vocab_size)
     return DeviceState(
-        kv_cache=array(resolved.cache.array(pages), dtype, None, None, None, "kv_heads"),
+        kv_cache=of_layers.kv_cache,
+        page_table=of_layers.page_table,
         sampling=SamplingState(
-            array(per_token, jnp.int32, None, "vocab"), array(per_token, jnp.float32, None, "vocab")
+            array(per_token, jnp.int32, "shards", "vocab"), array(per_token, jnp.float32, "shards", "vocab")
         ),
-        page_table=array((slots, shape.table_width), jnp.int32),
-        last_tokens=array((slots,), jnp.int32),
-        hidden=array((buckets.largest.tokens, resolved.model.hidden_size), dtype),
+        last_tokens=array((slots,), jnp.int32, "shards"),
+        hidden=array((shards * buckets.largest.tokens, resolved.model.hidden_size), dtype, "shards"),
     )
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    """The model's graph, and the shapes of all that programs take."""
-
-    graph: nnx.GraphDef[CausalLM]
-    parameters: Shapes
-    state: DeviceState
-    shape: StepShape
-    mesh: Mesh | None
-    uses_native_kernels: bool
-    precision: str | None
-
-    def host(self, shape: tuple[int, ...] = (), dtype: Any = np.int32, *axes: str | None) -> jax.ShapeDtypeStruct:
-        """An array that comes from the host, whole on every device unless `axes` say otherwise."""
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(self.mesh, *axes))
-
-    @property
-    def whole(self) -> NamedSharding | None:
-        """Where results go that the host reads."""
-        return sharding(self.mesh)
-
-    def program(self, name: str, function: Callable[..., Any], *others: Shapes, **options: Any) -> Program:
-        """A program of the parameters and `others`."""
-        return of_leaves(name, function, self.parameters, *others, precision=self.precision, mesh=self.mesh, **options)
+def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepShape) -> StageState:
+    """What of it belongs to layers."""
+    shards, array = shape.shards, partial(_array, resolved.mesh)
+    return StageState(
+        kv_cache=make_cache(
+            resolved.cache_plan,
+            resolved.cache.array(shards * pages),
+            resolved.num_state_slots,
+            jnp.dtype(resolved.dtype),
+            array,
+            axes=resolved.cache.axes,
+            page_dtype=resolved.cache.dtype,
+        ),
+        page_table=array((shards * resolved.max_num_seqs, shape.num_tables * shape.table_width), jnp.int32, "shards"),
+    )
 
 
-def _step(arrays: _Arrays, bucket: Bucket) -> Program:
-    return arrays.program(
+def _array(mesh: Mesh | None, shape: tuple[int, ...], dtype: Any, *axes: str | None) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(mesh, *axes))
+
+
+def _step(
+    arrays: Arrays[DeviceState], received: Callable[[Bucket], jax.ShapeDtypeStruct] | None, bucket: Bucket
+) -> Program:
+    program = arrays.program(
         f"step_{bucket.tokens}_tokens",
         make_step(arrays.graph, arrays.shape, bucket),
         arrays.state,
-        arrays.host((arrays.shape.layout(bucket).size,)),
-        result=(SampledRows(_LEAF, _LOGPROBS), arrays.state),
+        arrays.of_shards(arrays.shape.layout(bucket).size),
+        *(() if received is None else (received(bucket),)),
+        result=(SampledRows(LEAF, _LOGPROBS), arrays.state),
         donated=(1,),
-        out_shardings=(arrays.whole, _shardings(arrays.state)),
+        out_shardings=(arrays.by_shard, shardings(arrays.state)),
     )
+    return for_each_shard(program)
 
 
-def _empty_state(arrays: _Arrays) -> Program:
-    def empty_state() -> DeviceState:
-        state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), arrays.state)
-        cache = arrays.state.kv_cache
-        return replace(state, kv_cache=zeros(cache.shape, cache.dtype)) if arrays.uses_native_kernels else state
-
-    return Program(empty_state, (), arrays.state, out_shardings=_shardings(arrays.state), mesh=arrays.mesh)
-
-
-def _prompt_logprobs(arrays: _Arrays) -> Program:
+def _prompt_logprobs(arrays: Arrays[DeviceState]) -> Program:
     function = make_prompt_logprobs(arrays.graph, arrays.shape.max_logprobs)
     others = (arrays.state.hidden, arrays.host(), arrays.host((PROMPT_LOGPROB_ROWS,)))
     return arrays.program("prompt_logprobs", function, *others, result=_LOGPROBS, out_shardings=arrays.whole)
 
 
-def _listed_logprobs(arrays: _Arrays) -> Program:
+def _listed_logprobs(arrays: Arrays[DeviceState]) -> Program:
     layout = listed_layout(arrays.state.last_tokens.shape[0])
     function = make_listed_logprobs(arrays.graph, layout)
     others = (arrays.state.hidden, arrays.host((layout.size,)))
-    return arrays.program("listed_logprobs", function, *others, result=_LEAF, out_shardings=arrays.whole)
+    return arrays.program("listed_logprobs", function, *others, result=LEAF, out_shardings=arrays.whole)
 
 
-def _sample_constrained(arrays: _Arrays) -> Program:
+def _sample_constrained(arrays: Arrays[DeviceState]) -> Program:
     state = arrays.state
-    layout = constrained_layout(state.sampling)
-    return arrays.program(
+    layout = constrained_layout(state.sampling, arrays.shape.shards)
+    program = arrays.program(
         "sample_constrained",
         make_sample_constrained(arrays.graph, arrays.shape, layout),
         state.hidden,
         state.sampling,
         state.last_tokens,
-        arrays.host((layout.size,)),
-        result=(SampledRows(_LEAF, _LOGPROBS), state.sampling, _LEAF),
+        arrays.of_shards(layout.size),
+        result=(SampledRows(LEAF, _LOGPROBS), state.sampling, LEAF),
         donated=(2, 3),
-        out_shardings=(arrays.whole, _shardings(state.sampling), _shardings(state.last_tokens)),
+        out_shardings=(arrays.by_shard, shardings(state.sampling), shardings(state.last_tokens)),
     )
+    return for_each_shard(program)
 
 
-def _set_row(arrays: _Arrays) -> Program:
+def _set_row(arrays: Arrays[DeviceState]) -> Program:
     state = arrays.state.sampling
     rows = [arrays.host(state.bias.shape[1:], dtype, "vocab") for dtype in (np.int32, np.bool_, np.float32)]
-    return Program(
-        set_row, (state, arrays.host(), *rows), state, donated=(0,), out_shardings=_shardings(state), mesh=arrays.mesh
-    )
+    arguments = (state, arrays.host(), *rows)
+    program = Program(set_row, arguments, state, donated=(0,), out_shardings=shardings(state), mesh=arrays.mesh)
+    return for_each_shard(program)
 
 
-def _set_bias(arrays: _Arrays) -> Program:
+def _set_bias(arrays: Arrays[DeviceState]) -> Program:
     state = arrays.state.sampling
     entries = [arrays.host((UPDATE_SIZE,), dtype) for dtype in (np.int32, np.int32, np.float32)]
     # Each device changes its part: left to itself, the compiler would gather the whole array for it.
     function = over_vocabulary(set_bias, arrays.mesh, (SPLIT, SAME, SAME, SAME), SPLIT)
-    return Program(function, (state, *entries), state, donated=(0,), out_shardings=_shardings(state), mesh=arrays.mesh)
+    arguments = (state, *entries)
+    program = Program(function, arguments, state, donated=(0,), out_shardings=shardings(state), mesh=arrays.mesh)
+    return for_each_shard(program)
 
 
-def _set_pages(arrays: _Arrays) -> Program:
-    table, rows = arrays.state.page_table, arrays.shape.rows_at_once
-    arguments = (table, arrays.host((rows,)), arrays.host((rows, table.shape[1])))
-    return Program(set_pages, arguments, _LEAF, donated=(0,), out_shardings=_shardings(table), mesh=arrays.mesh)
+def _copy_states(arrays: Arrays[DeviceState]) -> Program:
+    states = arrays.state.kv_cache.states
+    # In one step, each slot can be read, or kept in a snapshot.
+    return make_copies(arrays, states, arrays.slots)
 
 
-def _copy_pages(arrays: _Arrays) -> Program:
-    cache = arrays.state.kv_cache
-    # In one step, each slot can get a copy of one page.
-    arguments = (cache, arrays.host((2, arrays.state.last_tokens.shape[0])), arrays.host())
-    return Program(copy_pages, arguments, _LEAF, donated=(0,), out_shardings=_shardings(cache), mesh=arrays.mesh)
-
-
-def _shardings(state: Any) -> Any:
-    """Where the leaves of a device state stay."""
-    return jax.tree.map(lambda leaf: leaf.sharding, state)
-
-
-_LEAF: Any = 0
-_LOGPROBS = Logprobs(_LEAF, _LEAF, _LEAF, _LEAF)
+_LOGPROBS = Logprobs(LEAF, LEAF, LEAF, LEAF)

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxllm.bundle.differences import CPU_FEATURES
+from jaxllm.bundle.differences import CPU_FEATURES, MEASURED_BLOCKS
+from jaxllm.pallas_kernels.measured import measured_digest
 from jaxllm.runtime.memory.capacity import devices_of
 from jaxllm.runtime.programs.executables import compiler_options
 from jaxllm.runtime.programs.program import ProgramSet
@@ -42,16 +43,20 @@ def engine_identity(resolved: ResolvedConfig, programs: ProgramSet[Any], num_pag
         "model": resolved.model.architecture,
         "model_config": _digest(dataclasses.asdict(resolved.model)),
         "dtype": resolved.dtype,
+        "kv_cache_dtype": resolved.kv_dtype,
         "max_model_len": resolved.max_model_len,
-        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_seqs": resolved.max_num_seqs,
         "max_num_batched_tokens": resolved.max_num_batched_tokens,
         "block_size": resolved.page_size,
         "num_gpu_blocks": num_pages,
         **programs.options,
         "attention_backend": resolved.forward.attention,
         "attention_checks": resolved.attention_checks,
+        "sampling_backend": resolved.sampling,
+        "moe_backend": resolved.experts,
         "layer_stack": resolved.forward.stack,
         "compiler_options": compiler_options(programs, config.compile),
+        MEASURED_BLOCKS: measured_digest(),
         # Last: for what has no name above.
         "arrays": _digest([_array(*item) for item in jax.tree.leaves_with_path((programs.parameters, programs.state))]),
         "shapes": _digest(dataclasses.asdict(programs.shape)),
@@ -75,6 +80,7 @@ def _hardware(resolved: ResolvedConfig) -> dict[str, Any]:
         # Also the order: an executable has its devices built in.
         "devices": [[device.id, *getattr(device, "coords", ())] for device in devices],
         "tensor_parallel_size": resolved.num_devices,
+        "expert_parallel": resolved.forward.expert_parallel,
     }
     if resolved.platform == "cpu":
         found["machine"] = platform.machine()

@@ -21,6 +21,7 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.runtime.inputs import PackedLayout
 from jaxllm.runtime.sampling.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
 from jaxllm.runtime.sampling.sampler import SampledRows
+from jaxllm.runtime.shards import most_of_shards
 from jaxllm.runtime.step import StepShape, sample_in_blocks
 
 Int32Array = npt.NDArray[np.int32]
@@ -34,22 +35,22 @@ class ConstrainedRows:
     """Rows of a step whose tokens are still to be chosen: what must be known of them then.
 
     rows: int32 [n], of the plan. hidden: int32 [n], places of their hidden states. ints, floats: their parameters, for
-    `SamplingRows.unpack`. `chosen` is filled by `Runner.choose`: rows of the plan, and their tokens on the device;
-    `begun` says that this was done, or is not needed.
+    `SamplingRows.unpack`. `chosen` is filled by `Runner.choose`: rows of the plan, and the places of their tokens in
+    what is on the device; `begun` says that this was done, or is not needed.
     """
 
     rows: Int32Array
     hidden: Int32Array
     ints: npt.NDArray[np.int32]
     floats: npt.NDArray[np.float32]
-    chosen: list[tuple[Int32Array, SampledRows]] = field(default_factory=list)
+    chosen: list[tuple[Int32Array, Int32Array, SampledRows]] = field(default_factory=list)
     wants_logprobs: bool = False
     begun: bool = False
 
 
-def constrained_layout(state: Any) -> PackedLayout:
-    """The packed input, for a `SamplingState` (of arrays or of shapes): [S, V] says how many rows and words."""
-    slots, vocab_size = state.bias.shape
+def constrained_layout(state: Any, shards: int = 1) -> PackedLayout:
+    """The packed input of a shard, for a `SamplingState` of all: [S, V] says how many rows and words."""
+    slots, vocab_size = state.bias.shape[0] // shards, state.bias.shape[1]
     rows, words = min(slots, CONSTRAINED_ROWS), -(-vocab_size // 32)
     return PackedLayout(
         {
@@ -77,7 +78,8 @@ def make_sample_constrained(
         inputs = layout.unpack(packed)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
         chosen = hidden[inputs["hidden_rows"]]
-        sampled, sampling = sample_in_blocks(model, chosen, rows, sampling, inputs["num_rows"], shape, inputs["masks"])
+        num_rows = most_of_shards(inputs["num_rows"])
+        sampled, sampling = sample_in_blocks(model, chosen, rows, sampling, num_rows, shape, inputs["masks"])
         slots = jnp.where(rows.valid, rows.slot, last_tokens.shape[0])
         return sampled, sampling, last_tokens.at[slots].set(sampled.token_ids, mode="drop")
 

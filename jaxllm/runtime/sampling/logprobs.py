@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
-from jaxllm.runtime.sampling.blocks import largest
-from jaxllm.runtime.sampling.vocabulary import WHOLE, Vocabulary
+from jaxllm.pallas_kernels.sampling.blocks import largest
+from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
 
 
 @register_dataclass

@@ -1,11 +1,8 @@
-"""Drawing one token per row from unnormalised probabilities."""
+"""The random numbers of a row, from its seed and the index of the token alone."""
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-
-from jaxllm.runtime.sampling.blocks import BLOCK, to_blocks
-from jaxllm.runtime.sampling.vocabulary import WHOLE, Vocabulary
 
 
 def uniforms(seed: Array, step: Array) -> Array:
@@ -19,29 +16,3 @@ def uniforms(seed: Array, step: Array) -> Array:
     bits: Array = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
     numbers: Array = (bits >> 8).astype(jnp.float32) * 2.0**-24
     return numbers
-
-
-def draw(weights: Array, seed: Array, step: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """An index for each row of `weights` float32 [R, V], with probability proportional to its weight: int32 [R].
-
-    First the block is drawn, then the place in it, each by the inverse of the cumulated weights with a number of its
-    own: rare tokens keep their share, which one 24-bit number for the whole vocabulary would round away. An index of
-    weight zero is never drawn while the row has a positive one.
-    """
-    chance = uniforms(seed, step)
-    blocks = to_blocks(weights, 0.0)
-    # The compiler for TPUs takes a third of the time for sums of something that is computed as it is added up.
-    sums = jnp.sum(jnp.where(blocks > 0, blocks, 0.0), axis=2)
-    block = _invert(vocabulary.joined(sums), chance[:, 0])
-    index = block * BLOCK + _invert(vocabulary.take(blocks, block), chance[:, 1])
-    return jnp.minimum(index, vocabulary.size(weights.shape[1]) - 1).astype(jnp.int32)
-
-
-def _invert(weights: Array, chance: Array) -> Array:
-    """First index of [R, M] whose cumulated weight exceeds `chance` [R] of the sum, among positive weights."""
-    cumulated = jnp.cumsum(weights, axis=1)
-    # Rounding may leave nothing above the target, or make the sum grow over a weight of zero.
-    positive = weights > 0
-    above = positive & (cumulated > chance[:, None] * cumulated[:, -1:])
-    last = weights.shape[1] - 1 - jnp.argmax(positive[:, ::-1], axis=1)
-    return jnp.where(jnp.any(above, axis=1), jnp.argmax(above, axis=1), last)

@@ -1,13 +1,15 @@
 """Changes of the logits before a token is chosen: bias and forbidden tokens, then penalties."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxllm.runtime.sampling.rows import IN_PROMPT, SamplingRows, SamplingState, rows_of
 
 
-def process(logits: Array, rows: SamplingRows, state: SamplingState) -> Array:
-    """`logits` float32 [R, V] with bias and penalties applied; untouched, and free of cost, when no row wants any.
+def process(logits: Array, rows: SamplingRows, state: SamplingState, unchanged: Callable[[], Array]) -> Array:
+    """`logits` float32 [R, V] with bias and penalties applied; `unchanged()` when no row wants any.
 
     Rows of the state are read inside the branches: a branch not taken reads nothing.
     """
@@ -17,7 +19,7 @@ def process(logits: Array, rows: SamplingRows, state: SamplingState) -> Array:
         penalised: Array = lax.cond(rows.any_penalty, lambda: _penalise(biased, rows, state), lambda: biased)
         return penalised
 
-    processed: Array = lax.cond(rows.any_bias | rows.any_penalty, changed, lambda: logits)
+    processed: Array = lax.cond(rows.any_bias | rows.any_penalty, changed, unchanged)
     return processed
 
 

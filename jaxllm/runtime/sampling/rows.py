@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
-from jaxllm.runtime.sampling.vocabulary import WHOLE, Vocabulary
+from jaxllm.models.sharding import within_shard
+from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
+from jaxllm.runtime.shards import most_of_shards, own_slots
 
 INT_FIELDS = ("top_k", "seed", "step", "slot", "bits")
 """Rows of the packed int32 array. `bits` holds the booleans."""
@@ -65,17 +67,14 @@ class SamplingRows:
         random = valid & (of_float["temperature"] > 0)
         filtered = (of_int["top_k"] > 0) | (of_float["top_p"] < 1) | (of_float["min_p"] > 0)
         penalised = (of_float["presence"] != 0) | (of_float["frequency"] != 0) | (of_float["repetition"] != 1)
-        return cls(
-            **of_int,
-            **of_float,
-            valid=valid,
-            use_bias=use_bias,
-            any_random=jnp.any(random),
-            any_filter=jnp.any(random & filtered),
-            any_penalty=jnp.any(valid & penalised),
-            any_bias=jnp.any(valid & use_bias),
-            any_logprobs=jnp.any(valid & wants_logprobs),
-        )
+        flags = {
+            "any_random": jnp.any(random),
+            "any_filter": jnp.any(random & filtered),
+            "any_penalty": jnp.any(valid & penalised),
+            "any_bias": jnp.any(valid & use_bias),
+            "any_logprobs": jnp.any(valid & wants_logprobs),
+        }
+        return cls(**of_int, **of_float, valid=valid, use_bias=use_bias, **most_of_shards(flags))
 
 
 @register_dataclass
@@ -102,9 +101,19 @@ def empty_state(num_slots: int, vocab_size: int) -> SamplingState:
 def set_row(state: SamplingState, slot: Array, output_counts: Array, prompt_seen: Array, bias: Array) -> SamplingState:
     """Replace the rows of `slot` (int32 []) by three rows [V]: int32, bool and float32."""
 
-    def put(array: Array, row: Array) -> Array:
-        changed: Array = lax.dynamic_update_index_in_dim(array, row, slot, 0)
-        return changed
+    if within_shard() is None:
+
+        def put(array: Array, row: Array) -> Array:
+            changed: Array = lax.dynamic_update_index_in_dim(array, row, slot, 0)
+            return changed
+
+    else:
+        own = own_slots(slot, state.bias.shape[0])
+        # Out of range, for another shard's slot, nothing changes.
+        place = jnp.where(own < 0, state.bias.shape[0], own)
+
+        def put(array: Array, row: Array) -> Array:
+            return array.at[place].set(row, mode="drop")
 
     seen = output_counts | jnp.where(prompt_seen, IN_PROMPT, 0)
     return SamplingState(put(state.seen, seen), put(state.bias, bias))
@@ -114,6 +123,7 @@ def set_bias(
     state: SamplingState, slots: Array, token_ids: Array, values: Array, vocabulary: Vocabulary = WHOLE
 ) -> SamplingState:
     """Set single entries of the bias: `bias[slots[i], token_ids[i]] = values[i]`, all [U]; a slot of -1 is padding."""
+    slots = own_slots(slots, state.bias.shape[0])
     outside = jnp.where(slots < 0, state.bias.shape[0], slots)
     place = vocabulary.place(token_ids, state.bias.shape[1])
     return replace(state, bias=state.bias.at[outside, place].set(values, mode="drop"))

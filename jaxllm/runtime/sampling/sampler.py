@@ -1,7 +1,8 @@
 """From logits to tokens, inside the step's executable: the order of operations, and what is skipped.
 
 The log-probabilities are those of the model's own logits. Then, as in vLLM: bias and forbidden tokens, penalties;
-greedy rows take the largest; the others divide by the temperature, drop what min-p, top-k and top-p cut off, and draw.
+greedy rows take the largest; the others divide by the temperature, drop what min-p, top-k and top-p cut off, and draw
+(`pallas_kernels/sampling`).
 What no row of the batch needs is skipped by conditionals over the whole batch, so no value of any parameter causes a
 compilation.
 """
@@ -13,13 +14,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
-from jaxllm.runtime.sampling.blocks import argmax, argmax_in_one_pass
-from jaxllm.runtime.sampling.filters import filter_thresholds, keep, no_thresholds, softmax_weights
+from jaxllm.pallas_kernels.sampling import WHOLE, Choice, Vocabulary, choose_tokens
 from jaxllm.runtime.sampling.logprobs import Logprobs, gather_logprobs, no_logprobs
-from jaxllm.runtime.sampling.noise import draw
+from jaxllm.runtime.sampling.noise import uniforms
 from jaxllm.runtime.sampling.penalties import process
 from jaxllm.runtime.sampling.rows import SamplingRows, SamplingState
-from jaxllm.runtime.sampling.vocabulary import WHOLE, Vocabulary
 
 
 @register_dataclass
@@ -36,40 +35,68 @@ def sample(
     rows: SamplingRows,
     state: SamplingState,
     masks: Array | None = None,
+    num_rows: Array | None = None,
     *,
     max_logprobs: int,
     vocabulary: Vocabulary = WHOLE,
-    accelerated: bool = False,
+    implementation: str = "xla",
 ) -> tuple[SampledRows, SamplingState]:
-    """Choose one token per row of `logits` float32 [R, V], and count it in `state` where the row is valid.
+    """Choose one token per row of `logits` float32 [R, V], and count it in `state` where penalties will read it.
 
     A row's token depends on its own logits, parameters and state only. `max_logprobs` is static: the number of most
     likely tokens whose log-probabilities are returned, at most V. `masks` int32 [R, W] has a bit for each token of the
     whole vocabulary, 1 where it is allowed (`jaxllm.structured.backend.Mask`); where nothing is left of a row, its
-    token is arbitrary. With a `vocabulary` that is split, `logits` and
-    `state` are one part, and the result is the same on all devices. `accelerated` (static) chooses what is faster on a
-    TPU, with the same result.
+    token is arbitrary. Rows from `num_rows` (int32 []) on need not be computed. With a `vocabulary` that is split,
+    `logits` and `state` are one part, and the result is the same on all devices. `implementation` (static) is that of
+    `choose_tokens`.
     """
-    with jax.named_scope("process"):
-        processed = process(logits, rows, state)
-    if masks is not None:
-        processed = jnp.where(_allowed(masks, logits.shape[1], vocabulary), processed, -jnp.inf)
-    greedy, maximum = (argmax_in_one_pass if accelerated else argmax)(processed, vocabulary)
-    token_ids = lax.cond(
-        rows.any_random,
-        lambda: jnp.where(rows.temperature > 0, _draw(processed, maximum, rows, vocabulary, accelerated), greedy),
-        lambda: greedy,
-    )
+    choice = _choice(rows)
+    is_allowed = None if masks is None else _allowed(masks, logits.shape[1], vocabulary)
+    if implementation == "tpu":
+        # Here, so that other machines do not load its compiler.
+        from jaxllm.pallas_kernels.sampling.tpu.sampling import tpu_choose_tokens
+
+        changed, is_changed = _changed(logits, rows, state, is_allowed)
+        token_ids = tpu_choose_tokens(logits, choice, vocabulary, changed=(changed, is_changed), num_rows=num_rows)
+    else:
+        with jax.named_scope("process"):
+            processed = process(logits, rows, state, lambda: logits)
+        processed = processed if is_allowed is None else jnp.where(is_allowed, processed, -jnp.inf)
+        token_ids = choose_tokens(processed, choice, vocabulary, implementation=implementation)
     with jax.named_scope("logprobs"):
         logprobs = lax.cond(
             rows.any_logprobs,
             lambda: gather_logprobs(logits, token_ids, max_logprobs, vocabulary),
             lambda: no_logprobs(logits.shape[0], max_logprobs),
         )
-    # Outside any conditional, so that the donated array is changed in place.
+    return SampledRows(token_ids, logprobs), _counted(token_ids, rows, state, vocabulary)
+
+
+def _choice(rows: SamplingRows) -> Choice:
+    """What rows ask for; those that do not count ask for nothing that takes time."""
+    temperature = jnp.where(rows.valid, rows.temperature, 0.0)
+    return Choice(temperature, rows.top_k, rows.top_p, rows.min_p, uniforms(rows.seed, rows.step))
+
+
+def _changed(logits: Array, rows: SamplingRows, state: SamplingState, is_allowed: Array | None) -> tuple[Array, Array]:
+    """Logits after bias, penalties and masks, and whether that changed any: if not, they are not even there."""
+    is_changed = rows.any_bias | rows.any_penalty
+    with jax.named_scope("process"):
+        changed = process(logits, rows, state, lambda: lax.empty(logits.shape, logits.dtype))
+    if is_allowed is None:
+        return changed, is_changed
+    return jnp.where(is_allowed, jnp.where(is_changed, changed, logits), -jnp.inf), jnp.bool_(True)
+
+
+def _counted(token_ids: Array, rows: SamplingRows, state: SamplingState, vocabulary: Vocabulary) -> SamplingState:
+    """The state with the tokens, where a row has penalties, which alone read them."""
     place = vocabulary.place(token_ids, state.seen.shape[1])
-    seen = state.seen.at[rows.slot, place].add(rows.valid.astype(jnp.int32), mode="drop")
-    return SampledRows(token_ids, logprobs), replace(state, seen=seen)
+
+    def count(_: Array, seen: Array) -> Array:
+        return seen.at[rows.slot, place].add(rows.valid.astype(jnp.int32), mode="drop")
+
+    # A loop of no or one trip changes the donated array in place, where a conditional would copy it.
+    return replace(state, seen=lax.fori_loop(0, rows.any_penalty.astype(jnp.int32), count, state.seen))
 
 
 def _allowed(masks: Array, size: int, vocabulary: Vocabulary) -> Array:
@@ -77,16 +104,3 @@ def _allowed(masks: Array, size: int, vocabulary: Vocabulary) -> Array:
     words = lax.dynamic_slice_in_dim(masks, vocabulary.start(size) // 32, -(-size // 32), axis=1)
     bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.int32)) & 1
     return bits.reshape(masks.shape[0], -1)[:, :size] != 0
-
-
-def _draw(logits: Array, maximum: Array, rows: SamplingRows, vocabulary: Vocabulary, accelerated: bool) -> Array:
-    """Random tokens, int32 [R]; meaningless for greedy rows."""
-    weights = softmax_weights(logits, maximum, rows.temperature)
-    thresholds = lax.cond(
-        rows.any_filter,
-        lambda: filter_thresholds(weights, logits, rows, vocabulary, by_candidates=accelerated),
-        lambda: no_thresholds(logits.shape[0]),
-    )
-    # Computed once: the compiler for TPUs would compute it again as it moves blocks, which takes eight times longer.
-    weights = lax.optimization_barrier(keep(weights, logits, thresholds))
-    return draw(weights, rows.seed, rows.step, vocabulary)

@@ -8,13 +8,20 @@ import jax.numpy as jnp
 import msgspec
 import pytest
 
-from jaxllm.doctor.attention_cases import resolve_model, suited_cases
+from jaxllm.doctor import attention
+from jaxllm.doctor.attention_cases import checks_of, resolve_model, suited_cases
 from jaxllm.doctor.engine_run import Answers
 from jaxllm.doctor.greedy import KERNEL, WITHOUT_KERNEL, other_engines
 from jaxllm.doctor.greedy import compare as compare_answers
+from jaxllm.doctor.latent_cases import suited_latent_cases
 from jaxllm.doctor.result import Context, Settings
+from jaxllm.models.attention_plan import LatentAttentionPlan
+from jaxllm.models.plan import LayerPlan
+from jaxllm.pallas_kernels.latent_attention import cases as latent
+from jaxllm.pallas_kernels.latent_attention import check as latent_check
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.paged_attention.check import Result, allowed_error, compare, run_case
+from jaxllm.runtime.resolved import ResolvedConfig
 from tests.conftest import RunPython
 
 CASE = Case("mixed", ((1, 5), (3, 29)), padding_tokens=2)
@@ -44,6 +51,14 @@ def test_a_wrong_result_a_wrong_cache_and_nan_are_found() -> None:
     assert compare(CASE, forgetful).reason == "the cache differs"
 
 
+def test_float16_has_a_limit_of_its_own() -> None:
+    case = replace(CASE, dtype="float16", kv_dtype=None)
+    result = compare(case, functools.partial(run_case, "xla"))
+    assert result.error is not None
+    assert 0 < result.error <= result.limit < 1e-2
+    assert latent.tolerance(replace(latent.CASES[0], dtype="float16")) < 1e-2
+
+
 def test_what_is_not_supported_is_not_wrong() -> None:
     def refuse(inputs: Inputs) -> Result:
         raise NotImplementedError(f"heads of {inputs.case.head_size}")
@@ -58,6 +73,44 @@ def test_cases_have_the_models_heads_and_none_comes_twice() -> None:
     assert {(case.num_heads, case.num_kv_heads, case.head_size) for case in cases} == {(8, 4, 32)}
     assert {case.page_size for case in cases} == {resolved.page_size}
     assert len({replace(case, name="") for case in cases}) == len(cases) < len(CASES)
+
+
+@pytest.fixture(scope="module")
+def latent_model() -> ResolvedConfig:
+    """A model with latent attention, as `auto` runs it here."""
+    resolved = resolve_model(Context(Settings(), lambda _: None))
+    plan = LatentAttentionPlan(rank=32, plain_size=16, rope_size=16, value_size=16)
+    model = replace(resolved.model, num_heads=2, layers=(LayerPlan(attention=plan),) * 2)
+    return replace(resolved, model=model)
+
+
+def test_latent_cases_have_the_models_latents(latent_model: ResolvedConfig) -> None:
+    cases = list(suited_latent_cases(latent_model))
+    assert {(case.num_heads, case.latent_size, case.rope_size) for case in cases} == {(2, 32, 16)}
+    assert {case.page_size for case in cases} == {latent_model.page_size}
+    assert len({replace(case, name="") for case in cases}) == len(cases) < len(latent.CASES)
+
+
+def test_latent_attention_is_compared_and_timed(latent_model: ResolvedConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = tuple(case for case in latent.CASES if case.name in ("decodes", "mixed"))
+    monkeypatch.setattr("jaxllm.doctor.latent_cases.CASES", few)
+    monkeypatch.setattr(attention, "resolve_model", lambda _: latent_model)
+    doing: list[str] = []
+    outcome = attention.run(Context(Settings(), doing.append))
+    assert outcome.status == "ok", outcome.summary
+    assert f"{latent_model.attention}, 2 heads, latents of 32 + 16, float32: 2 of 2 cases right" in outcome.summary
+    assert outcome.figures["decode_bytes_per_s"] > 0
+    assert "timing" in doing[-1]
+
+
+def test_a_wrong_latent_attention_is_found(latent_model: ResolvedConfig) -> None:
+    def shifted(name: str, inputs: latent.Inputs, *, checks: bool) -> Result:
+        assert (name, checks) == (latent_model.attention, True)
+        out, cache = latent_check.run_case("xla", inputs)
+        return out + 1e-3, cache
+
+    first = checks_of(latent_model, checks=True, implementation=shifted)[0]
+    assert first.run().is_wrong
 
 
 def test_accelerators_may_round_float32() -> None:

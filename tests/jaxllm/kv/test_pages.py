@@ -59,7 +59,7 @@ def test_blank_pages_go_first_then_the_tail_of_the_oldest_sequence() -> None:
     first, _ = pool.take(2)
     second, _ = pool.take(2)
     for page in [*first.tolist(), *second.tolist()]:
-        pool.keep_when_idle(page)
+        pool.keep_when_idle([page])
     pool.release(second)
     pool.release(first)
     assert pool.num_free == 6
@@ -72,8 +72,7 @@ def test_blank_pages_go_first_then_the_tail_of_the_oldest_sequence() -> None:
 def test_an_idle_page_that_is_shared_again_is_not_evicted() -> None:
     pool = PagePool(3)
     pages, _ = pool.take(2)
-    for page in pages.tolist():
-        pool.keep_when_idle(page)
+    pool.keep_when_idle(pages.tolist())
     pool.release(pages)
     assert pool.count_idle(pages) == 2
     pool.share(pages[:1])
@@ -85,7 +84,7 @@ def test_an_idle_page_that_is_shared_again_is_not_evicted() -> None:
 def test_forgotten_contents_leave_blank_pages() -> None:
     pool = PagePool(3)
     pages, _ = pool.take(2)
-    pool.keep_when_idle(int(pages[0]))
+    pool.keep_when_idle([int(pages[0])])
     pool.release(pages)
     pool.forget_contents()
     assert pool.kept_pages() == set()
@@ -124,7 +123,7 @@ class PoolMachine(RuleBasedStateMachine):
         pages = data.draw(st.sampled_from(self.holders))
         if pages:
             page = data.draw(st.sampled_from(pages))
-            self.pool.keep_when_idle(page)
+            self.pool.keep_when_idle([page])
             self.kept.add(page)
 
     @rule(data=st.data())

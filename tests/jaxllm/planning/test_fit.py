@@ -33,10 +33,10 @@ def absent() -> dict[str, TargetDevices]:
 def test_requests_are_as_long_as_a_chip_holds(
     absent: dict[str, TargetDevices], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Llama 3.1 8B on one v6e: its 131,072 tokens take 16 GiB beside 15 GiB of weights."""
+    """Llama 3.1 8B on one v6e: its 131,072 tokens take 16 GiB beside 15 GiB of weights; 256 requests take 0.3."""
     model = write_model(tmp_path, **LLAMA_3_1)
     found = fitted(absent["v6e-1"], model)
-    assert 105_000 < found.max_model_len < 131_072
+    assert 100_000 < found.max_model_len < 131_072
     assert found.max_model_len % 1024 == 0
     assert f"max_model_len is {found.max_model_len}, not the model's 131072: the KV cache holds no more" in caplog.text
     with pytest.raises(CapacityError, match=r"max_model_len=131072 does not fit.*would fit: --max-model-len 1\d{5}"):

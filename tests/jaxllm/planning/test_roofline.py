@@ -7,7 +7,8 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.planning.communication import communication_seconds, sum_seconds, summed_bytes
+from jaxllm.planning.communication import communication_seconds, summed_bytes
+from jaxllm.planning.links import sum_seconds
 from jaxllm.planning.roofline import attention_share, attention_work, estimate, matrix_work
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
@@ -60,6 +61,21 @@ def test_attention_takes_the_share_that_the_static_model_found(resolved: Resolve
     assert (found.attention_share, found.matrices) == (share, without.matrices)
 
 
+def test_heads_that_share_rows_compute_twice_the_products(resolved: ResolvedConfig) -> None:
+    """Llama-3.2-1B is 4 KV heads of 128 with 8 query heads each to the kernel, for which figures are known."""
+    tpu = _with_tpu_kernel(resolved)
+    narrow, wide = (
+        replace(tpu, page_size=64, model=replace(tpu.model, num_kv_heads=heads, head_size=size))
+        for heads, size in ((8, 64), (4, 128))
+    )
+    decode, prefill = (
+        [attention_share(each, CHIPS["v6e"], kernel) for each in (narrow, wide)] for kernel in ("decode", "prefill")
+    )
+    assert decode[0] == decode[1]
+    assert prefill[1] is not None
+    assert prefill[0] == prefill[1] / 2
+
+
 def test_devices_sum_over_their_links(tmp_path: Path) -> None:
     options = {"model": write_model(tmp_path / "llama"), "dtype": "bfloat16", "tensor_parallel_size": 8}
     resolved, v6e = resolve_config(EngineConfig.from_options(options)), CHIPS["v6e"]
@@ -101,3 +117,17 @@ def test_a_tied_embedding_is_read_for_the_logits(tmp_path: Path) -> None:
     untied, tied = (matrix_work(resolved, LLAMA_3_8B_WEIGHTS, 1, 1).bytes for resolved in configurations)
     # float32 on CPU.
     assert tied - untied == 2 * EMBEDDING
+
+
+def test_a_decode_reads_the_experts_it_chooses(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B: 128 experts of 768 in 48 layers, 8 for each token."""
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128}
+    folder = write_model(tmp_path / "moe", architectures=["Qwen3MoeForCausalLM"], **sizes, **experts)
+    resolved = resolve_config(EngineConfig.from_options({"model": folder, "dtype": "bfloat16"}))
+    expert, weights, table = 3 * 2048 * 768, 61_000_000_000, 128256 * 2048
+    one, many = (matrix_work(resolved, weights, tokens, 1) for tokens in (1, 10_000))
+    assert one.bytes == weights - 2 * table - 2 * 48 * 120 * expert
+    assert many.bytes == weights - 2 * table, "all experts have some token"
+    attention = 2048 * 128 * (2 * 32 + 2 * 4)
+    assert one.flops == 2 * (48 * (attention + 8 * expert + 128 * 2048) + table)

@@ -28,8 +28,22 @@ DISTIL: dict[str, Any] = {
     "hidden_dim": 48,
     "max_position_embeddings": 64,
 }
+DEBERTA: dict[str, Any] = {
+    **SMALL,
+    "relative_attention": True,
+    "position_buckets": 8,
+    "pos_att_type": ["p2c", "c2p"],
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+    "pooler_hidden_size": 32,
+}
+"""As the third version has it."""
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Albert": ("AlbertConfig", {**SMALL, "num_hidden_layers": 3, "num_hidden_groups": 2, "embedding_size": 24}),
     "Bert": ("BertConfig", SMALL),
+    "DebertaV2": ("DebertaV2Config", DEBERTA),
+    "Electra": ("ElectraConfig", {**SMALL, "embedding_size": 24}),
     "Roberta": ("RobertaConfig", SMALL),
     "XLMRoberta": ("XLMRobertaConfig", SMALL),
     "DistilBert": ("DistilBertConfig", DISTIL),
@@ -42,6 +56,26 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")},
         },
     ),
+    "Gemma3Text": (
+        "Gemma3TextConfig",
+        {
+            **DECODER,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 8,
+            "use_bidirectional_attention": True,
+        },
+    ),
+    "NomicBert": ("NomicBertConfig", {**SMALL, "bos_token_id": None, "eos_token_id": None}),
+    "Gte": ("GteConfig", {**SMALL, "bos_token_id": None, "eos_token_id": None}),
+    "JinaEmbeddingsV3": ("JinaEmbeddingsV3Config", {**SMALL, "pad_token_id": 1}),
+    "EuroBert": (
+        "EuroBertConfig",
+        {**DECODER, **{f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "mask")}},
+    ),
+    "Bloom": ("BloomConfig", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "GPT2": ("GPT2Config", {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 66}),
     "Llama": ("LlamaConfig", {**DECODER, "pad_token_id": None}),
     "Mistral": ("MistralConfig", {**DECODER, "sliding_window": 5}),
     "Qwen2": ("Qwen2Config", {**DECODER, "pad_token_id": None}),
@@ -114,7 +148,7 @@ def save_dense(folder: Path, layers: Sequence[torch.nn.Linear], activations: Seq
 def hidden_states(model: torch.nn.Module, token_ids: Sequence[int], **inputs: Any) -> np.ndarray:
     """Last hidden states [length, D] by transformers."""
     base: Any = model
-    for name in ("model", "bert", "roberta", "distilbert"):
+    for name in ("model", "bert", "roberta", "distilbert", "nomic_bert", "gte", "deberta"):
         base = getattr(base, name, base)
     with torch.no_grad():
         return base(torch.tensor([list(token_ids)]), **inputs).last_hidden_state[0].numpy()

@@ -99,6 +99,7 @@ def test_tokens_of_long_and_short_texts(engine: PoolingEngine) -> None:
         ([5], {"task": "classify"}, "does embed, token_embed"),
         ([5], {"use_activation": True}, "is for class scores"),
         ([5], {"dimensions": 129}, "have 128"),
+        ([5], {"step_tag_id": 3}, "step_tag_id: is for task='token_classify'"),
     ],
 )
 def test_wrong_requests(engine: PoolingEngine, token_ids: list[int], params: dict[str, Any], message: str) -> None:
@@ -118,7 +119,8 @@ def test_wrong_requests(engine: PoolingEngine, token_ids: list[int], params: dic
         ({"normalize": 1}, "must be true or false"),
         ({"softmax": True, "activation": False}, "mean the same"),
         ({"normalise": True}, "did you mean 'normalize'"),
-        ({"step_tag_id": 3}, "step rewards are not supported"),
+        ({"step_tag_id": -3}, "must be an integer of at least 0"),
+        ({"returned_token_ids": [0, True]}, "returned_token_ids: True must be an integer"),
     ],
 )
 def test_wrong_parameters(params: dict[str, Any], message: str) -> None:
@@ -132,6 +134,9 @@ def test_wrong_parameters(params: dict[str, Any], message: str) -> None:
         ({"runner": "pooling", "convert": "none"}, "convert='none': LlamaForCausalLM generates"),
         ({"runner": "pooling", "pooler_config": {"pooling_tpye": "last"}}, "did you mean 'pooling_type'"),
         ({"runner": "pooling", "pooler_config": {"pooling_type": "max"}}, "choose one of last, mean, cls"),
+        ({"runner": "pooling", "pooler_config": {"tok_pooling_type": "LAST"}}, "choose one of all, step"),
+        ({"runner": "pooling", "pooler_config": {"pooling_type": "STEP"}}, "give step_tag_id"),
+        ({"runner": "pooling", "pooler_config": {"task": "classify"}}, "does embed, token_embed"),
         ({"runner": "pooling", "tensor_parallel_size": 2}, "one device so far"),
         ({"convert": "classify"}, "score.weight"),
     ],

@@ -123,7 +123,7 @@ def measure(folder: Path, devices: Any, count: int, layers: int, bucket: Bucket)
     seconds = time.process_time() - start
     memory = cast(Any, compiled.memory_analysis())
     text = compiled.as_text() or ""
-    cache = programs.state.kv_cache
+    cache: Any = programs.state.kv_cache.pages[0]
     assert cache.sharding is not None
     return {
         "devices": count,

@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from jaxllm.errors import ConfigError
+from jaxllm.pallas_kernels.latent_attention import LatentSizes
 from jaxllm.runtime.attention import AttentionShape, choose_attention
 
 LLAMA = AttentionShape(group=4, head_size=128, page_size=16, dtype="bfloat16")
+BY_TOKEN = replace(LLAMA, dtype="int8", dynamic_scales=True)
+DEEPSEEK = replace(LLAMA, group=16, head_size=64, latent=LatentSizes(512, 64))
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ CPU, V6E = Device("cpu", "cpu"), Device("tpu", "TPU v6 lite")
         (H100, LLAMA, "gpu"),
         (H100, replace(LLAMA, dtype="float16"), "gpu"),
         (H100, replace(LLAMA, dtype="float8_e4m3fn"), "gpu"),
+        (H100, replace(LLAMA, dtype="int8"), "gpu"),
+        (H100, BY_TOKEN, "xla"),
+        (CPU, BY_TOKEN, "cpu"),
+        (V6E, replace(LLAMA, dtype="int8"), "tpu"),
         (H100, replace(LLAMA, dtype="float32"), "xla"),
         (H100, replace(LLAMA, head_size=72), "xla"),
         (H100, replace(LLAMA, group=128), "xla"),
@@ -39,6 +46,14 @@ CPU, V6E = Device("cpu", "cpu"), Device("tpu", "TPU v6 lite")
         (V6E, LLAMA, "tpu"),
         (CPU, LLAMA, "cpu"),
         (CPU, replace(LLAMA, head_size=72), "xla"),
+        (CPU, DEEPSEEK, "cpu"),
+        (CPU, replace(DEEPSEEK, dtype="float16"), "xla"),
+        (CPU, replace(DEEPSEEK, latent=LatentSizes(512, 40)), "xla"),
+        (H100, DEEPSEEK, "xla"),
+        (V6E, DEEPSEEK, "tpu"),
+        (V6E, replace(DEEPSEEK, dtype="float8_e4m3fn"), "xla"),
+        (CPU, replace(DEEPSEEK, dtype="float8_e4m3fn"), "xla"),
+        (V6E, replace(DEEPSEEK, dtype="float16"), "xla"),
         (Device("rocm", "MI300X"), LLAMA, "xla"),
     ],
 )
@@ -53,6 +68,11 @@ def test_auto(device: Device, shape: AttentionShape, expected: str) -> None:
         ("gpu", H100, replace(LLAMA, dtype="float32"), "KV cache of float32"),
         ("gpu", CPU, LLAMA, "needs a GPU; this is a CPU"),
         ("cpu", CPU, replace(LLAMA, page_size=8), "multiples of"),
+        ("cpu", CPU, replace(DEEPSEEK, page_size=8), "these are 512, 64 and 8, and bfloat16"),
+        ("gpu", H100, DEEPSEEK, "no kernel of latent attention"),
+        ("gpu", H100, BY_TOKEN, "attention_backend='gpu' has no scales by token and head"),
+        ("auto", V6E, BY_TOKEN, "on TPUs the checkpoint must have scales"),
+        ("auto", CPU, replace(DEEPSEEK, dtype="int8", dynamic_scales=True), "a latent and its rotary part"),
     ],
 )
 def test_what_cannot_be_is_refused(asked: str, device: Device, shape: AttentionShape, message: str) -> None:

@@ -1,12 +1,16 @@
 """The start of an engine whose memory is an accelerator's. The devices are those of the CPU, and say what we like."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.hosts.leader import LeaderGroup
 from jaxllm.runtime import largest_step
+from jaxllm.runtime.build import build_runner
 from jaxllm.runtime.largest_step import bytes_beside_cache
 from jaxllm.runtime.resolved import resolve_config
 from tests.conftest import RunPython
@@ -28,7 +32,8 @@ jax.monitoring.register_event_duration_secs_listener(listen)
 
 def start(in_use):
     stats = {"bytes_limit": 600 << 20, "bytes_in_use": in_use}
-    build.devices_of = lambda _: (SimpleNamespace(memory_stats=lambda: stats, device_kind="test chip", platform="gpu"),)
+    chip = SimpleNamespace(memory_stats=lambda: stats, device_kind="test chip", platform="gpu")
+    build.local_devices_of = lambda _: (chip,)
     lowered.clear()
     options = {"max_num_batched_tokens": 8, "max_num_seqs": 256, "max_model_len": 2048, "layer_stack": "scan",
                "attention_backend": "xla", "optimization_level": 0, "compilation_cache_dir": sys.argv[1]}
@@ -60,3 +65,29 @@ def test_what_the_compiler_said_is_asked_once(tmp_path: Path, monkeypatch: pytes
     assert bytes_beside_cache(resolved, None) == found
     monkeypatch.setattr(largest_step, "_ask_compiler", lambda *_: pytest.fail("asked again"))
     assert bytes_beside_cache(resolved, tmp_path) == found
+
+
+class Noting(LeaderGroup):
+    """The first process of an engine of one: notes what it agrees on, and what it tells."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def gather(self, stage: str, value: Any) -> list[Any]:
+        self.said.append(stage)
+        return [value]
+
+    def publish(self, name: str, arrays: Sequence[Any]) -> None:
+        self.said.append(name)
+
+
+def test_several_processes_run_nothing_before_all_have_compiled() -> None:
+    """Devices wait for those of other processes for seconds, and compiling may take minutes where nothing is cached."""
+    options = {"max_num_batched_tokens": 8, "attention_backend": "xla", "compilation_cache_dir": ""}
+    group = Noting()
+    _, runner, _ = build_runner(
+        resolve_config(EngineConfig.from_options({**options, "optimization_level": 0, "max_num_seqs": 4})), group=group
+    )
+    runner.close()
+    assert group.said[:4] == ["free memory", "KV pages", "engine", "ready to run"]
+    assert group.said[4] == "empty_state"

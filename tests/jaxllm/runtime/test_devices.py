@@ -28,6 +28,8 @@ from tests.jaxllm.planning.llama import write_model
         ({"mesh": "data=1, model=8"}, 8),
         ({"mesh": "model=2", "tensor_parallel_size": 2}, 2),
         ({"mesh": "data=1"}, 1),
+        ({"mesh": "data=2,model=4"}, 4),
+        ({"mesh": "data=2", "tensor_parallel_size": 4}, 4),
     ],
 )
 def test_sizes(options: dict[str, Any], size: int | None) -> None:
@@ -37,7 +39,6 @@ def test_sizes(options: dict[str, Any], size: int | None) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mesh": "data=2,model=2"}, "mesh: data=2: one engine has one copy"),
         ({"mesh": "modle=2"}, "unknown axis 'modle'.*data, model"),
         ({"mesh": "model"}, "expected names and numbers"),
         ({"mesh": "model=0"}, "expected names and numbers"),

@@ -11,6 +11,11 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
+from jaxllm.models.attention_plan import LatentAttentionPlan
+from jaxllm.models.plan import LayerPlan
+from jaxllm.pallas_kernels.latent_attention import LatentSizes
+from jaxllm.pallas_kernels.latent_attention import check as latent_check
+from jaxllm.pallas_kernels.latent_attention.cases import Inputs as LatentInputs
 from jaxllm.pallas_kernels.paged_attention.check import Result, run_case
 from jaxllm.pallas_kernels.paged_attention.inputs import Inputs
 from jaxllm.runtime import self_test
@@ -75,6 +80,24 @@ def test_one_that_is_not_is_replaced(broken: Implementation, reason: str, caplog
     assert reason in caplog.text
 
 
+def test_latent_attention_is_tested_with_latents() -> None:
+    latent = LatentAttentionPlan(rank=32, plain_size=16, rope_size=16, value_size=16)
+    before = resolved()
+    model = dataclasses.replace(before.model, layers=(LayerPlan(attention=latent),) * 2)
+    before = dataclasses.replace(before, model=model, attention="tpu")
+    asked = []
+
+    def wrong(name: str, inputs: LatentInputs, *, checks: bool = False) -> Result:
+        asked.append((name, inputs.case.sizes, checks))
+        out, cache = latent_check.run_case("xla", inputs)
+        return out + (0.0 if checks else 1.0), cache
+
+    after = with_tested_attention(before, wrong)
+    assert asked == [("tpu", LatentSizes(32, 16), False), ("tpu", LatentSizes(32, 16), True)]
+    assert after.attention_checks
+    assert after.attention == "tpu"
+
+
 def on_a_tpu() -> ResolvedConfig:
     return dataclasses.replace(resolved(), attention="tpu")
 
@@ -123,7 +146,7 @@ def test_that_it_is_right_is_kept(cache_folder: Path) -> None:
 def test_there_is_a_case_for_layers_with_and_without_a_window() -> None:
     before = resolved()
     windows = (0, 4096) * (before.model.num_layers // 2)
-    mixed = dataclasses.replace(before, model=dataclasses.replace(before.model, windows=windows))
+    mixed = dataclasses.replace(before, model=before.model.with_windows(windows))
     assert [case.window for case in cases_of(mixed)] == [None, 100]
     assert {case.num_heads for case in cases_of(mixed)} == {before.model.num_heads}
 

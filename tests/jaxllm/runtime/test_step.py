@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.step import StepShape, _update_pages, copy_pages, set_pages
+from jaxllm.runtime.step import StepShape, _update_pages, copy_places, set_pages
 
 SLOTS, WIDTH, PAGE_SIZE, ROWS = 5, 6, 4, 4
 
-update_pages = jax.jit(partial(_update_pages, page_size=PAGE_SIZE))
+SHAPE = StepShape(table_width=WIDTH, page_size=PAGE_SIZE, max_logprobs=1, sample_rows=1)
+update_pages = jax.jit(partial(_update_pages, shape=SHAPE))
 set_pages_jit = jax.jit(set_pages)
 
 
@@ -63,7 +64,7 @@ def test_a_packed_step_does_not_grow_with_the_context() -> None:
 def test_copied_pages_need_no_room_for_the_cache() -> None:
     cache = np.arange(2 * 6 * 4 * 2 * 8, dtype=np.float32).reshape(2, 6, 4, 2, 8)
     pages = np.array([[1, 3, 0], [4, 2, 0]], np.int32)
-    copy = jax.jit(copy_pages, donate_argnums=0).lower(jax.numpy.asarray(cache), pages, np.int32(2)).compile()
+    copy = jax.jit(copy_places, donate_argnums=0).lower(jax.numpy.asarray(cache), pages, np.int32(2)).compile()
     memory = copy.memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes >= cache.nbytes

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from jaxllm.beam.group import BeamGroup
 from jaxllm.beam.options import BeamOptions
 from jaxllm.beam.policy import BeamSearch, Candidates
+from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.prefix import extend_digests
 from jaxllm.owner import Owner
@@ -110,13 +111,17 @@ class Device:
         written: set[tuple[int, int]] = set()
         for (slot, start, count), expected in zip(rows, states, strict=True):
             end = start + count
-            self.table[slot, (end - 1) // self.size] = table.block_table[slot, (end - 1) // self.size]
-            places = self._places(slot, end)
-            assert self._read(places[:start]) == expected[:start], "read from another's page"
-            for place, state in zip(places[start:], expected[start:], strict=True):
-                assert place not in written, "two rows write to one place"
-                written.add(place)
-                self.contents[place] = state
+            last = (end - 1) // self.size
+            if start // self.size < last and table.groups.gives_back:
+                self.table[slot] = table.block_table[slot]
+            self._tables(self.table[slot])[:, last] = table.tables(slot)[:, last]
+            for own, begin in zip(self._tables(self.table[slot]), self._seen(start), strict=True):
+                places = self._places(own, range(begin, start))
+                assert self._read(places) == expected[begin:start], "read from another's page"
+                for place, state in zip(self._places(own, range(start, end)), expected[start:], strict=True):
+                    assert place not in written, "two rows write to one place"
+                    written.add(place)
+                    self.contents[place] = state
         self.last_tokens.update(
             (slot, int(ranked(state[-1]).token_ids[0])) for (slot, *_), state in zip(rows, states, strict=True)
         )
@@ -137,10 +142,18 @@ class Device:
         tokens: list[int] = self.scheduler.table.token_ids[slot, : min(end, known)].tolist()
         return tokens if end <= known else [*tokens, self.last_tokens[slot]]
 
-    def _places(self, slot: int, end: int) -> list[tuple[int, int]]:
-        pages = [int(self.table[slot, position // self.size]) for position in range(end)]
+    def _tables(self, row: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        return row.reshape(-1, self.scheduler.table.width)
+
+    def _seen(self, start: int) -> list[int]:
+        """The first position that a token at `start` sees in each page table."""
+        windows = self.scheduler.table.groups.windows
+        return [max(start - window + 1, 0) if window else 0 for window in windows]
+
+    def _places(self, table: npt.NDArray[np.int32], positions: range) -> list[tuple[int, int]]:
+        pages = [int(table[position // self.size]) for position in positions]
         assert all(pages), "the null page belongs to nobody"
-        return [(page, position % self.size) for position, page in enumerate(pages)]
+        return [(page, position % self.size) for page, position in zip(pages, positions, strict=True)]
 
     def _read(self, places: list[tuple[int, int]]) -> list[int]:
         return [int(self.contents[place]) for place in places]
@@ -152,9 +165,9 @@ class Device:
             if request is not None:
                 end = min(int(table.num_computed[slot]), int(table.num_tokens[slot]))
                 expected = states_of(table.token_ids[slot, :end].tolist(), request.cache_salt)
-                pages = [int(table.block_table[slot, place // self.size]) for place in range(end)]
-                got = self._read([(page, place % self.size) for place, page in enumerate(pages)])
-                assert got == expected, "somebody wrote into a shared page"
+                for own, begin in zip(table.tables(slot), self._seen(end), strict=True):
+                    got = self._read(self._places(own, range(begin, end)))
+                    assert got == expected[begin:], "somebody wrote into a shared page"
         self._check_digests()
 
 
@@ -162,9 +175,18 @@ class Run:
     """A scheduler and its device; `ahead` steps are scheduled before the host learns the tokens of the first."""
 
     def __init__(
-        self, *, num_pages: int, block_size: int, caching: bool, ahead: int, num_owners: int = 1, **options: Any
+        self,
+        *,
+        num_pages: int,
+        block_size: int,
+        caching: bool,
+        ahead: int,
+        num_owners: int = 1,
+        windows: tuple[int, ...] = (0,),
+        **options: Any,
     ) -> None:
-        self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching)
+        groups = CacheGroups(windows, block_size, options["max_num_batched_tokens"])
+        self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching, groups=groups)
         self.scheduler = Scheduler(pages=self.pages, max_model_len=MAX_MODEL_LEN, **options)
         self.device = Device(self.scheduler, num_pages, block_size)
         self.ahead, self.num_owners, self.options = ahead, num_owners, options
@@ -176,9 +198,8 @@ class Run:
 
     def fits(self, prompt: list[int], width: int, max_tokens: int | None) -> bool:
         """What `BeamOptions.check_fits` asks for."""
-        size, shared = self.pages.block_size, len(prompt) // self.pages.block_size
         longest = MAX_MODEL_LEN if max_tokens is None else min(MAX_MODEL_LEN, len(prompt) + max_tokens)
-        needed = shared + width * (-(-longest // size) - shared)
+        needed = self.pages.groups.most_pages(longest, width, len(prompt))
         most = min(self.options["max_num_seqs"], self.options["max_num_batched_tokens"])
         return width <= most and needed < self.pages.num_pages
 
@@ -255,6 +276,7 @@ options_of = st.fixed_dictionaries(
         "ahead": st.integers(0, 1),
         "max_num_seqs": st.integers(2, 8),
         "max_num_batched_tokens": st.integers(4, 30),
+        "windows": st.just((0,)) | st.sampled_from([(3,), (0, 4), (1, 6)]),
         "policy": st.sampled_from(["fcfs", "priority"]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 2]),
     }
@@ -265,6 +287,9 @@ prompts = st.lists(st.integers(0, 2), min_size=1, max_size=16)
 class BeamMachine(RuleBasedStateMachine):
     @initialize(options=options_of, num_owners=st.integers(1, 3))
     def start(self, options: dict[str, Any], num_owners: int) -> None:
+        # At least what one request of the longest kind needs.
+        groups = CacheGroups(options["windows"], options["block_size"], options["max_num_batched_tokens"])
+        options["num_pages"] = max(options["num_pages"], 1 + groups.most_pages(MAX_MODEL_LEN))
         self.run = Run(num_owners=num_owners, **options)
 
     @rule(prompt=prompts, count=st.integers(1, 9), priority=st.integers(-1, 1), salt=st.sampled_from([None, "a"]))
@@ -318,11 +343,15 @@ TestBeamMachine = BeamMachine.TestCase
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("num_owners", [1, 2])
-def test_searches_in_a_tiny_pool_finish(caching: bool, ahead: int, num_owners: int) -> None:
+@pytest.mark.parametrize(("windows", "num_pages"), [((0,), 20), ((0, 3), 34)], ids=["one table", "two tables"])
+def test_searches_in_a_tiny_pool_finish(
+    caching: bool, ahead: int, num_owners: int, windows: tuple[int, ...], num_pages: int
+) -> None:
     """Preemption all the time, of whole groups, and every hypothesis is still right."""
     rng = np.random.default_rng(5)
     run = Run(
-        num_pages=20,
+        num_pages=num_pages,
+        windows=windows,
         block_size=3,
         caching=caching,
         ahead=ahead,

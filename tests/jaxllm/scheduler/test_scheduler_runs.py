@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
+from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.owner import NOBODY, Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
@@ -123,9 +125,12 @@ class PagedModel:
     Where the device goes on with a token that it sampled and the host knows better, the state is `WRONG`.
     """
 
-    def __init__(self, num_pages: int, block_size: int) -> None:
+    def __init__(self, num_pages: int, block_size: int, *, has_states: bool) -> None:
         self.block_size = block_size
+        # Of recurrent layers: by slot, those of requests and of snapshots. What they hold at first is nobody's.
+        self.kept: dict[int, int] | None = {} if has_states else None
         self.last_tokens: dict[int, int] = {}  # by slot
+        self.knows_tokens = False  # whether all rows' tokens must be known on the host
         self.contents = np.full(num_pages * block_size, -1, np.int64)
 
     def run(
@@ -137,23 +142,30 @@ class PagedModel:
         of_row = [stories[request.request_id] for request in plan.requests]
         written: list[int] = []
         computed: list[Ints] = []
+        self._copy(plan.states_before)
         for (slot, start, end), story in zip(rows, of_row, strict=True):
             known = min(end, int(scheduler.table.num_tokens[slot]))
             assert np.array_equal(scheduler.table.token_ids[slot, :known], story.tokens[:known])
             states = story.states[:end].copy()
             if known < end:
+                assert not self.knows_tokens, "runs before its last token is known"
                 assert start == end - 1, "the device knows the last token only"
                 if self.last_tokens[slot] != story.tokens[start]:
                     states[start] = WRONG
-            places = self._places(scheduler, slot, end)
-            assert np.array_equal(self.contents[places[:start]], states[:start]), "read from another's page"
-            self.contents[places[start:]] = states[start:]
-            written += places[start:].tolist()
+            for table, begin in self._seen(scheduler, start):
+                places = self._places(scheduler, slot, table, range(begin, start))
+                assert np.array_equal(self.contents[places], states[begin:start]), "read from another's page"
+                places = self._places(scheduler, slot, table, range(start, end))
+                self.contents[places] = states[start:]
+                written += places.tolist()
             computed.append(states)
+            self._go_on(slot, start, first_state(plan.requests[len(computed) - 1]), states)
+        self._copy(plan.states_behind)
         assert len(set(written)) == len(written), "two rows write to one place"
-        for (slot, _, end), states in zip(rows, computed, strict=True):
-            places = self._places(scheduler, slot, end)
-            assert np.array_equal(self.contents[places], states), "wrote into a page that another reads"
+        for (slot, start, end), states in zip(rows, computed, strict=True):
+            for table, begin in self._seen(scheduler, start):
+                places = self._places(scheduler, slot, table, range(begin, end))
+                assert np.array_equal(self.contents[places], states[begin:]), "wrote into a page that another reads"
         sampled = [WRONG if states[-1] == WRONG else next_token(int(states[-1])) for states in computed]
         self.last_tokens.update(
             (slot, token) for (slot, *_), token, counts in zip(rows, sampled, plan.samples, strict=True) if counts
@@ -162,9 +174,29 @@ class PagedModel:
         counts = np.array([len(tokens) for tokens in by_row], np.int32)
         return np.array(list(chain.from_iterable(by_row)), np.int32), counts if (counts > 1).any() else None
 
-    def _places(self, scheduler: Scheduler, slot: int, end: int) -> Ints:
-        positions = np.arange(end)
-        pages = scheduler.table.block_table[slot, positions // self.block_size]
+    def _copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy states from slots to slots."""
+        assert self.kept is not None or not copies
+        for source, target in copies:
+            assert self.kept is not None
+            self.kept[target] = self.kept[source]
+
+    def _go_on(self, slot: int, start: int, first: int, states: Ints) -> None:
+        """Compute the positions of a row from `start` on; a state cannot be looked up, only gone on from."""
+        if self.kept is None:
+            return
+        before = self.kept.get(slot) if start else first
+        assert before == (states[start - 1] if start else first), "went on from another's state"
+        self.kept[slot] = int(states[-1])
+
+    def _seen(self, scheduler: Scheduler, start: int) -> list[tuple[int, int]]:
+        """The page tables, each with the first position that a token at `start` sees."""
+        windows = scheduler.table.groups.windows
+        return [(table, max(start - window + 1, 0) if window else 0) for table, window in enumerate(windows)]
+
+    def _places(self, scheduler: Scheduler, slot: int, table: int, which: range) -> Ints:
+        positions = np.array(which, np.int64)
+        pages = scheduler.table.tables(slot)[table, positions // self.block_size]
         assert pages.all(), "the null page belongs to nobody"
         return pages * self.block_size + positions % self.block_size
 
@@ -175,10 +207,25 @@ class Run:
     `ahead` steps are scheduled before the host learns the tokens of the first.
     """
 
-    def __init__(self, *, num_pages: int, block_size: int, caching: bool, ahead: int, **options: Any) -> None:
-        self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching)
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        block_size: int,
+        caching: bool,
+        ahead: int,
+        windows: tuple[int, ...] = (0,),
+        snapshots: int | None = None,
+        **options: Any,
+    ) -> None:
+        """`snapshots` are slots for states of recurrent layers; None: there are no such layers."""
+        has_states = snapshots is not None
+        groups = CacheGroups(windows, block_size, options["max_num_batched_tokens"], has_states)
+        pool = None if snapshots is None else SnapshotPool(options["max_num_seqs"], snapshots)
+        self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching, groups=groups, snapshots=pool)
         self.scheduler = Scheduler(pages=self.pages, **options)
-        self.model = PagedModel(num_pages, block_size)
+        self.model = PagedModel(num_pages, block_size, has_states=has_states)
+        self.model.knows_tokens = options.get("stages", 1) > 1
         self.options = options
         self.ahead = ahead
         self.under_way: deque[tuple[StepPlan, npt.NDArray[np.int32], npt.NDArray[np.int32] | None]] = deque()
@@ -283,6 +330,11 @@ class Run:
         assert last_only == [row < plan.num_decodes for row in range(plan.num_rows)], "decodes first"
         # Who runs: all decodes, and the first in order always.
         stayed = [request for request in running if request not in plan.preempted]
+        stages = self.options.get("stages", 1)
+        if stages > 1:
+            # With stages those whose tokens are known, and no more of them than other steps get.
+            assert plan.num_decodes <= -(-len(running) // stages) + len(plan.admitted)
+            return
         assert {request for request in stayed if behind.get(request) == 1} <= set(plan.requests)
         assert ([request for request in stayed if request in behind] + plan.admitted)[0] in plan.requests
 
@@ -330,18 +382,34 @@ params_of = st.builds(
 )
 
 
+# Not a window of 1 alone: such a request holds nothing between its steps, which looks idle.
+windows_of = st.just((0,)) | st.sampled_from([(3,), (2,), (0, 4), (0, 0, 7), (0, 1, 1, 6), (2, 9)])
+"""Of each page table."""
+
+
 @st.composite
 def options_of(draw: st.DrawFn) -> dict[str, Any]:
     block_size = draw(st.integers(1, 5))
     max_model_len = 24
-    at_least = -(-max_model_len // block_size) + 1
+    windows = draw(windows_of)
+    snapshots = draw(st.sampled_from([None, None, 0, 1, 3, 20]))
+    stages = draw(st.sampled_from([1, 1, 2, 3])) if snapshots is None else 1
+    max_num_batched_tokens = draw(st.integers(1, 30))
+    at_least = 1 + CacheGroups(windows, block_size, max_num_batched_tokens).most_pages(max_model_len)
     return {
         "block_size": block_size,
-        "ahead": draw(st.sampled_from([0, 1, 1, MOST_AHEAD])),
+        # Engines schedule one step ahead; with more, a state would go on with a token that is not the one.
+        "ahead": draw(st.sampled_from([0, 1, 1, MOST_AHEAD] if snapshots is None else [0, 1]))
+        if stages == 1
+        else stages - 1,
+        "stages": stages,
+        "snapshots": snapshots,
+        "mamba_block_size": draw(st.integers(1, 12)),
         "num_pages": draw(st.integers(at_least, 3 * at_least)),
         "caching": draw(st.booleans()),
         "max_num_seqs": draw(st.integers(1, 6)),
-        "max_num_batched_tokens": draw(st.integers(1, 30)),
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "windows": windows,
         "max_model_len": max_model_len,
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 4])),
@@ -389,6 +457,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.run.scheduler.reset_prefix_cache() == idle
         if idle:
             assert self.run.pages.num_cached_pages == 0
+            assert not self.run.pages.snapshots
 
     def teardown(self) -> None:
         if hasattr(self, "run"):
@@ -421,16 +490,33 @@ def test_outcomes_do_not_depend_on_how_they_were_scheduled(data: st.DataObject, 
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("num_owners", [1, 3])
-def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool, ahead: int, num_owners: int) -> None:
+@pytest.mark.parametrize(
+    ("windows", "num_pages", "budget", "snapshots"),
+    [((0,), 13, 16, None), ((0, 3, 3), 23, 6, None), ((0,), 13, 16, 5)],
+    ids=["one table", "three tables", "states"],
+)
+def test_a_crowd_in_a_tiny_pool_finishes(
+    policy: str,
+    caching: bool,
+    ahead: int,
+    num_owners: int,
+    windows: tuple[int, ...],
+    num_pages: int,
+    budget: int,
+    snapshots: int | None,
+) -> None:
     """Preemption all the time, many times per request, and every output is still right."""
     rng = np.random.default_rng(3)
     run = Run(
-        num_pages=13,
+        num_pages=num_pages,
+        windows=windows,
+        snapshots=snapshots,
+        mamba_block_size=4,
         block_size=2,
         caching=caching,
         ahead=ahead,
         max_num_seqs=8,
-        max_num_batched_tokens=16,
+        max_num_batched_tokens=budget,
         max_model_len=24,
         policy=policy,
         long_prefill_token_threshold=0,
@@ -440,8 +526,8 @@ def test_a_crowd_in_a_tiny_pool_finishes(policy: str, caching: bool, ahead: int,
         params = SamplingParams(max_tokens=None, ignore_eos=True)
         run.add(prompt, params, priority=index % 3, owner=OWNERS[index % num_owners])
     run.drain()
-    assert run.scheduler.num_preemptions > 20
-    assert max(each.num_preemptions for each in run.requests.values()) > 1
+    assert run.scheduler.num_preemptions > (20 if windows == (0,) else 5)
+    assert max(each.num_preemptions for each in run.requests.values()) > 1 or windows != (0,)
     assert (run.pages.prefix_hits > 0) == caching
 
 
@@ -466,4 +552,23 @@ def test_later_arrivals_do_not_starve_a_long_prompt() -> None:
         run.add([1], SamplingParams(max_tokens=20, ignore_eos=True))
         run.step()
     assert "3" not in run.live
+    run.drain()
+
+
+def test_a_threshold_above_the_budget_finishes_with_windows() -> None:
+    """Known tokens of a contended request ask for no more pages than a step can fill."""
+    run = Run(
+        num_pages=5,
+        windows=(3,),
+        block_size=1,
+        caching=False,
+        ahead=0,
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        max_model_len=24,
+        policy="fcfs",
+        long_prefill_token_threshold=4,
+    )
+    for owner in OWNERS[:2]:
+        run.add([0], SamplingParams(max_tokens=None, ignore_eos=True), owner=owner)
     run.drain()

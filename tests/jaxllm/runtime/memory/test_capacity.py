@@ -54,7 +54,7 @@ def test_an_accelerator_counts_again_once_the_compiler_has_said_what_a_step_need
     beside = bytes_beside_cache(resolved, None)
     stats = {"bytes_limit": (beside + 100 * resolved.cache.page_bytes) * 100 // 98 + 4096, "bytes_in_use": 0}
     device = SimpleNamespace(memory_stats=lambda: stats, device_kind="test chip", platform="gpu")
-    monkeypatch.setattr(build, "devices_of", lambda _: (device,))
+    monkeypatch.setattr(build, "local_devices_of", lambda _: (device,))
     shorter, runner, pages = build.build_runner(resolved)
     runner.close()
     assert shorter.max_model_len == 1024

@@ -1,13 +1,15 @@
-"""One thread at a time uses libtpu."""
+"""One thread at a time uses libtpu, and options that a compiler does not know."""
 
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import pytest
 
-from jaxllm.runtime.programs.compiler import compile_lowered
+from jaxllm.runtime.programs.compiler import LARGE_LAYOUT, compile_lowered
 from tests.conftest import RunPython
 
 
@@ -42,5 +44,19 @@ def test_one_thread_at_a_time_compiles_for_tpus(platform: str, most: int) -> Non
 def test_processes_survive_compiling_for_an_absent_tpu_on_many_threads(run_python: RunPython) -> None:
     """`scripts/bench tpu_crashes` runs more of them, also without the lock."""
     pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
-    done = run_python("-m", "benchmarks.tpu_crashes", "--processes", "4", timeout=900)
+    done = run_python("-m", "benchmarks.tpu_crashes", "--processes", "2", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_option_that_only_makes_programs_faster_may_be_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    lowered = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((2,), "float32"))
+    with caplog.at_level(logging.WARNING, "jaxllm"):
+        compiled = compile_lowered(lowered, "cpu", {LARGE_LAYOUT: "0", "xla_embed_ir_in_executable": False})
+    assert list(compiled(jax.numpy.zeros(2))) == [1, 1]
+    assert LARGE_LAYOUT in caplog.text
+
+
+def test_other_unknown_options_are_errors() -> None:
+    lowered = jax.jit(lambda x: x + 2).lower(jax.ShapeDtypeStruct((2,), "float32"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        compile_lowered(lowered, "cpu", {"xla_no_such_option": "0"})

@@ -20,7 +20,7 @@ def test_a_step_copies_neither_cache_nor_sampling_state(bucket: Bucket, stack: s
     quickly: dict[str, Any] = {"xla_backend_optimization_level": 0}
     memory = programs.step(bucket).compile(quickly).memory_analysis()
     assert memory is not None
-    cache = int(np.prod(programs.state.kv_cache.shape)) * 4
+    cache = int(np.prod(programs.state.kv_cache.pages[0].shape)) * 4
     assert cache > 200e6
     assert memory.alias_size_in_bytes > cache
     assert memory.temp_size_in_bytes < cache / 10

@@ -9,6 +9,7 @@ import pytest
 import jaxllm
 from jaxllm.bundle.differences import differences
 from jaxllm.config import EngineConfig
+from jaxllm.pallas_kernels.measured import keep_measured
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.programs.identity import SOURCES, _version, cpu_features, engine_identity
 from jaxllm.runtime.resolved import resolve_config
@@ -31,7 +32,8 @@ def test_the_same_engine_has_no_differences() -> None:
         ({"max_num_batched_tokens": 32}, "max_num_batched_tokens: 512 in the bundle, 32 here"),
         ({"max_model_len": 100}, "max_model_len: 2048 in the bundle, 100 here"),
         ({"block_size": 32}, "block_size: 16 in the bundle, 32 here"),
-        ({"dtype": "bfloat16"}, "dtype: float32 in the bundle, bfloat16 here"),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, "dtype: float32 in the bundle, bfloat16 here"),
+        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype: float32 in the bundle, bfloat16 here"),
         ({"layer_stack": "loop"}, "layer_stack: scan in the bundle, loop here"),
         (
             {"attention_backend": "reference", "layer_stack": "scan"},
@@ -63,6 +65,16 @@ def test_another_machine_or_version_is_named(name: str) -> None:
 def test_a_digest_is_explained(name: str, message: str) -> None:
     ours = identity()
     assert differences({**ours, name: "0"}, ours) == [message]
+
+
+def test_measured_blocks_are_another_engine_but_no_reason_to_reject_a_bundle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = identity()
+    keep_measured("paged_attention", "TPU v6 lite", {"key": {"kernel": "decode"}, "blocks": {}})
+    assert identity() != before
+    assert differences(before, identity()) == differences(identity(), before) == []
 
 
 def test_consequences_of_a_difference_are_left_out() -> None:

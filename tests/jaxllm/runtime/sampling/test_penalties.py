@@ -25,7 +25,8 @@ STATE = make_state(COUNTS, SEEN, BIAS)
 
 @jax.jit
 def processed(ints: jax.Array, floats: jax.Array) -> jax.Array:
-    return process(jnp.asarray(LOGITS), SamplingRows.unpack(ints, floats), STATE)
+    logits = jnp.asarray(LOGITS)
+    return process(logits, SamplingRows.unpack(ints, floats), STATE, lambda: logits)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,0 +1,1 @@
+"""One engine in processes on several hosts: the first leads, the others repeat its calls of programs."""

@@ -1,0 +1,39 @@
+"""The KV pages of several data shards, as one looks at them from outside."""
+
+from collections.abc import Sequence
+
+from jaxllm.kv.manager import KVManager
+from jaxllm.kv.snapshots import SnapshotPool
+
+
+class ShardedPages:
+    """Counts what the shards' managers have together."""
+
+    snapshots: SnapshotPool | None = None
+
+    def __init__(self, shards: Sequence[KVManager]) -> None:
+        self.shards = tuple(shards)
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages that running requests hold."""
+        return sum(shard.num_held_pages for shard in self.shards)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` tokens of a request fill, in one table."""
+        return self.shards[0].pages_for(num_tokens)
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that running requests hold, 0 to 1."""
+        return sum(shard.usage for shard in self.shards) / len(self.shards)
+
+    @property
+    def prefix_queries(self) -> int:
+        """Prompt tokens looked up in the prefix caches."""
+        return sum(shard.prefix_queries for shard in self.shards)
+
+    @property
+    def prefix_hits(self) -> int:
+        """Prompt tokens found there."""
+        return sum(shard.prefix_hits for shard in self.shards)

@@ -1,0 +1,70 @@
+"""Snapshots of recurrent states, found again by the digest of the tokens that led to them."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class SnapshotPool:
+    """Slots from `first` on, `count` of them, each either blank, taken by a step under way, or cached under a digest.
+
+    The state that a slot holds is that behind the last token of a full page, and its digest that of the page. `take`
+    prefers blank slots, then evicts the snapshot that was used longest ago. A snapshot that was found may be evicted at
+    once: the device copies it before any later step writes it.
+    """
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first, self.count = first, count
+        self._blank = list(range(first, first + count))[::-1]
+        self._taken: set[int] = set()
+        self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        """How many can be found."""
+        return len(self._slot_of)
+
+    def find(self, digest: bytes) -> int | None:
+        """The slot of a snapshot, which counts as used now; None when there is none."""
+        slot = self._slot_of.get(digest)
+        if slot is not None:
+            self._slot_of.move_to_end(digest)
+        return slot
+
+    def longest(self, digests: Sequence[bytes]) -> int:
+        """How many of these pages the longest prefix has that ends with a snapshot."""
+        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self._slot_of), 0)
+
+    def take(self) -> int | None:
+        """A slot for a new snapshot, to be published or given back; None when all are taken."""
+        if self._blank:
+            slot = self._blank.pop()
+        elif self._slot_of:
+            _, slot = self._slot_of.popitem(last=False)
+        else:
+            return None
+        self._taken.add(slot)
+        return slot
+
+    def publish(self, digest: bytes, slot: int) -> None:
+        """Let a slot that was taken be found. Where another has the same already, that one stays."""
+        self._taken.remove(slot)
+        if digest in self._slot_of:
+            self._blank.append(slot)
+            self._slot_of.move_to_end(digest)
+        else:
+            self._slot_of[digest] = slot
+
+    def give_back(self, slot: int) -> None:
+        """What was to be written to a slot that was taken is of no use."""
+        self._taken.remove(slot)
+        self._blank.append(slot)
+
+    def clear(self) -> None:
+        """Forget all that can be found."""
+        self._blank += self._slot_of.values()
+        self._slot_of.clear()
+
+    def check_integrity(self, taken: Iterable[int]) -> None:
+        """Assert that every slot is exactly one of blank, cached and taken, the latter by whom it is known."""
+        assert sorted(taken) == sorted(self._taken)
+        every = [*self._blank, *self._taken, *self._slot_of.values()]
+        assert sorted(every) == list(range(self.first, self.first + self.count))

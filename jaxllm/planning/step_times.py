@@ -1,0 +1,22 @@
+"""What an engine's steps should take, to compare with what they do."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from jaxllm.pallas_kernels.chips import chip_of
+from jaxllm.planning.roofline import estimate
+from jaxllm.runtime.memory.capacity import bytes_on_device
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.resolved import ResolvedConfig
+
+
+def planned_step_seconds(resolved: ResolvedConfig, parameters: Any, buckets: Iterable[Bucket]) -> dict[int, float]:
+    """Seconds that `jaxllm plan` estimates for a full step of each bucket, by its tokens.
+
+    `parameters` are arrays or their shapes. Empty where the chip's figures are not known.
+    """
+    chip = chip_of(resolved.device_kind)
+    if chip is None:
+        return {}
+    weights, page = bytes_on_device(parameters), resolved.cache.page_bytes // resolved.num_devices
+    return {bucket.tokens: estimate(resolved, chip, weights, page, bucket).seconds for bucket in buckets}

@@ -1,0 +1,1 @@
+"""Products with experts: which implementation computes them."""

@@ -1,0 +1,87 @@
+"""The programs of an engine whose layers are in stages: a step is a program of each stage, one behind the other.
+
+All are dispatched at once and run when their input is there. So stages work at the same time, on different steps, as
+soon as several are under way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from jaxllm.runtime.device_calls import DeviceCalls, Parameters
+from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.programs.executables import Executables
+from jaxllm.runtime.programs.program import Executable
+
+OF_ALL = frozenset({"empty_state", "set_pages", "copy_pages"})
+"""Programs beside the steps that every stage has. The others are the last one's."""
+
+
+@dataclass(frozen=True)
+class EarlierStage:
+    """A stage that is not the last, and where the next one wants the hidden states, by the name of the step."""
+
+    calls: DeviceCalls
+    places: Mapping[str, Sharding]
+
+
+class StagedExecutables(Executables):
+    """The executables of the last stage, which looks after those of the stages `before` it."""
+
+    def __init__(self, last: Executables, before: Sequence[Executables]) -> None:
+        self._last, self._before = last, before
+
+    def has_step(self, bucket: Bucket) -> bool:
+        """See `Executables.has_step`."""
+        return all(each.has_step(bucket) for each in (*self._before, self._last))
+
+    def get(self, name: str) -> Executable:
+        """That of the last stage, once all have theirs."""
+        if name in OF_ALL or name.startswith("step_"):
+            for each in self._before:
+                each.get(name)
+        return self._last.get(name)
+
+    def make_again(self, why: str) -> bool:
+        """See `Executables.make_again`."""
+        made = [each.make_again(why) for each in (*self._before, self._last)]
+        return any(made)
+
+    def close(self) -> None:
+        """See `Executables.close`."""
+        for each in (*self._before, self._last):
+            each.close()
+
+
+class StagedCalls(DeviceCalls):
+    """`DeviceCalls` of the last stage, whose calls run the stages `before` it first. `state` is that of the last."""
+
+    def __init__(self, executables: Executables, parameters: Parameters, before: Sequence[EarlierStage]) -> None:
+        super().__init__(StagedExecutables(executables, [each.calls.executables for each in before]), parameters)
+        self._before = before
+
+    def call(self, name: str, *arrays: Any) -> Any:
+        """See `DeviceCalls.call`: the results are those of the last stage."""
+        if name in OF_ALL:
+            for stage in self._before:
+                stage.calls.call(name, *arrays)
+        elif name.startswith("step_"):
+            for stage in self._before:
+                hidden = stage.calls.call(name, *arrays)
+                arrays = (arrays[0], jax.device_put(hidden, stage.places[name]))
+        return super().call(name, *arrays)
+
+    def delete_state(self) -> None:
+        """Free the memory of all states."""
+        for stage in self._before:
+            stage.calls.delete_state()
+        super().delete_state()
+
+    def close(self) -> None:
+        """Free the device memory. There are no calls afterwards."""
+        for stage in self._before:
+            stage.calls.close()
+        super().close()

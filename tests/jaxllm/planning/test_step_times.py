@@ -1,0 +1,33 @@
+"""What an engine says its steps should take is what `jaxllm plan` says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.planning.memory import estimate_memory
+from jaxllm.planning.roofline import estimate
+from jaxllm.planning.step_times import planned_step_seconds
+from jaxllm.planning.target import find_target
+from jaxllm.runtime.programs.generation import generation_programs
+from jaxllm.runtime.resolved import resolve_config
+from tests.jaxllm.planning.llama import write_model
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_as_planned(tmp_path: Path, devices: int) -> None:
+    pytest.importorskip("libtpu")
+    target = find_target("v6e", None, devices)
+    options = {"model": write_model(tmp_path), "tensor_parallel_size": devices}
+    resolved = resolve_config(EngineConfig.from_options(options), target.devices)
+    programs = generation_programs(resolved, 4)
+    buckets = programs.buckets.all
+    found = planned_step_seconds(resolved, programs.parameters, buckets)
+    assert list(found) == [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
+    memory = estimate_memory(resolved, target)
+    assert target.chip is not None
+    for bucket in buckets:
+        assert found[bucket.tokens] == estimate(resolved, target.chip, memory.weights, memory.page, bucket).seconds
+    unknown = replace(resolved, device_kind="a chip of another maker")
+    assert planned_step_seconds(unknown, programs.parameters, buckets) == {}

@@ -1,0 +1,125 @@
+"""Pipeline parallel: how layers are cut into stages, what each loads, and what has no stages."""
+
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.models.causal_lm import load_model
+from jaxllm.models.errors import ModelError
+from jaxllm.runtime.programs.generation import generation_programs
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from jaxllm.runtime.stages import balanced
+from tests.e2e.driving import make_engine, request
+from tests.models.every_family import FAMILIES
+
+
+def resolved_in(stages: int, **options: Any) -> ResolvedConfig:
+    return resolve_config(EngineConfig.from_options({"pipeline_parallel_size": stages} | options))
+
+
+@given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(0, 9), st.integers(0, 9))
+def test_the_largest_stage_is_as_small_as_can_be(
+    data: st.DataObject, weights: list[int], first: int, last: int
+) -> None:
+    count = data.draw(st.integers(1, len(weights)))
+
+    def largest(cuts: tuple[int, ...]) -> int:
+        sums = [sum(weights[start:stop]) for start, stop in pairwise((0, *cuts, len(weights)))]
+        sums[0] += first
+        sums[-1] += last
+        return max(sums)
+
+    found = balanced(weights, count, first=first, last=last)
+    stops = tuple(stop for _, stop in found)
+    assert [start for start, _ in found] == [0, *stops[:-1]]
+    assert stops[-1] == len(weights)
+    assert all(start < stop for start, stop in found)
+    assert largest(stops[:-1]) == min(map(largest, combinations(range(1, len(weights)), count - 1)))
+
+
+def test_each_stage_has_its_layers_devices_and_part_of_the_cache() -> None:
+    """The demo model has four layers and a tied embedding, which is in the first stage and in the last."""
+    parts = resolved_in(2, tensor_parallel_size=2).by_stage
+    devices = [device for part in parts if part.mesh is not None for device in part.mesh.devices.flat]
+    assert devices == jax.devices()[:4]
+    programs = [generation_programs(part, 5) for part in parts]
+    assert [each.state.kv_cache.pages[0].shape[0] for each in programs] == [2, 2]
+    assert [hasattr(each.state, "sampling") for each in programs] == [False, True]
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(programs[0].parameters)]
+    assert not any("norm" in name and "layers" not in name for name in names)
+    assert sum("embedding" in name for name in names) == 1
+
+
+def _loaded_bytes(part: ResolvedConfig, folder: Path) -> int:
+    read = [0]
+    load_model(folder, part.model, part.forward, jnp.float32, progress=lambda done, total: read.append(total))
+    return read[-1]
+
+
+def test_a_stage_reads_only_its_tensors(tmp_path: Path, demo_folder: Path) -> None:
+    whole = resolve_config(EngineConfig.from_options({}))
+    parts = resolved_in(3).by_stage
+    table = whole.model.vocab_size * whole.model.hidden_size * 2
+    read = [_loaded_bytes(part, demo_folder) for part in parts]
+    everything = _loaded_bytes(whole, demo_folder)
+    assert sum(read) in (everything + table, everything + 2 * table)  # bfloat16 or float32
+    tensors = load_file(demo_folder / "model.safetensors")
+    (tmp_path / "config.json").write_text((demo_folder / "config.json").read_text())
+    save_file(tensors | {"model.layers.0.extra.weight": np.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"unexpected tensor in the checkpoint: model\.layers\.0\.extra"):
+        load_model(tmp_path, parts[0].model, parts[0].forward, jnp.float32)
+    load_model(tmp_path, parts[1].model, parts[1].forward, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipeline_parallel_size": 5}, "the model has 4 layers"),
+        ({"mesh": "data=2"}, "data shards have one stage"),
+        ({"executables": "folder"}, "bundles of executables"),
+        ({"data_parallel_backend": "ray"}, "engines that Ray starts"),
+        ({"tensor_parallel_size": 8}, "stages of 8 devices need 16, and there are 8|there are 8 devices"),
+    ],
+)
+def test_what_has_no_stages(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved_in(stages=options.pop("pipeline_parallel_size", 2), **options)
+
+
+@pytest.mark.parametrize(("family", "message"), [("mamba2", "recurrent layers"), ("gemma3n", "have one stage")])
+def test_models_without_stages(tmp_path: Path, family: str, message: str) -> None:
+    FAMILIES[family].save(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        resolved_in(2, model=str(tmp_path))
+
+
+def test_a_request_is_in_one_step_under_way() -> None:
+    """As many steps are under way as there are stages, each of other requests; they have what they had alone."""
+    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 32, "block_size": 4}
+    engine = make_engine(**options, pipeline_parallel_size=2, num_gpu_blocks_override=40)
+    for index in range(4):
+        engine.add_request(request(index, range(5, 9), temperature=0, max_tokens=12, ignore_eos=True))
+    tokens: dict[str, list[int]] = {}
+    most = 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        while len(engine._under_way) < engine._depth and engine._start():
+            pass
+        sampling = [set(step.plan.slots[step.plan.samples].tolist()) for _, step in engine._under_way]
+        assert len(set().union(*sampling)) == sum(map(len, sampling))
+        most = max(most, len(sampling))
+    assert most == 2
+    assert len(set(map(tuple, tokens.values()))) == 1
+    assert engine.runner.watch.count == 0
+    engine.close()
