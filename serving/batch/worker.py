@@ -66,7 +66,7 @@ async def run_batch(
         llm = loading.result()
         try:
             work = BatchRun(llm, options, batch, record)
-            return await work.run(signals, concurrency or 2 * llm.info.max_num_seqs)
+            return await work.run(signals, concurrency or 2 * llm.info.max_running)
         finally:
             await llm.shutdown()
 
@@ -79,7 +79,7 @@ class BatchRun:
         state = ServerState(
             llm=llm,
             options=options,
-            metrics=Metrics(llm.info, names[0], options.metrics_prefix),
+            metrics=Metrics(llm.info, names[0], options.metrics_prefix, llm.config.parallel.data_parallel_size),
             model_names=names,
             accepting=True,
             created=int(time.time()),

@@ -33,14 +33,14 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     resolved, target = find_config(args)
     from jaxllm.bundle.write import check_target
-    from jaxllm.planning.memory import pages_for
+    from jaxllm.planning.memory import sized_for
     from jaxllm.runtime.bundles import compile_bundle
     from jaxllm.serving.llm.progress import LoadProgress
 
     check_target(folder)
     start = time.monotonic()
     with LoadProgress() as progress:
-        manifest = compile_bundle(resolved, pages_for(resolved, target), folder, progress)
+        manifest = compile_bundle(*sized_for(resolved, target), folder, progress)
     size = sum(saved.size for saved in manifest.executables.values())
     sys.stdout.write(
         f"{folder}: {len(manifest.executables)} executables, {size / 2**20:.1f} MiB, for {target.name}, "

@@ -55,8 +55,11 @@ COMMANDS = {
     "bench": Entry("", "Measurements of a server or of an engine.", BENCH),
     "generate": Entry("jaxllm.serving.cli.generate", "Generate text from prompts, offline."),
     "run-batch": Entry("jaxllm.serving.cli.run_batch", "Answer a file of requests in OpenAI's batch format."),
+    "models": Entry("jaxllm.serving.cli.models", "List the models that are known, and what they are compared with."),
     "plan": Entry("jaxllm.serving.cli.plan", "Work out whether a model fits some devices, and how fast it may be."),
     "compile": Entry("jaxllm.serving.cli.compile", "Compile for this machine or another, so that an engine need not."),
+    "quantize": Entry("jaxllm.serving.cli.quantize", "Write a copy of a checkpoint in 8 or 4 bits, for vLLM as well."),
+    "manifest": Entry("jaxllm.serving.cli.manifest", "Write what serves a model on Kubernetes, on what holds it."),
     "doctor": Entry("jaxllm.serving.cli.doctor", "Check this machine: devices, their speed, kernels, a model on them."),
     "collect-env": Entry("jaxllm.serving.cli.collect_env", "Print what a bug report needs: versions, devices, memory."),
 }

@@ -55,12 +55,17 @@ def _say() -> Callable[[str], None]:
 
 def _text(report: "Report") -> Iterator[str]:
     devices = "1 device" if report.num_devices == 1 else f"{report.num_devices} devices"
-    yield f"{report.model} on {report.device}, {devices}: {report.dtype}, attention {report.attention_backend}"
+    types = (
+        report.dtype if report.kv_cache_dtype == report.dtype else f"{report.dtype}, KV cache {report.kv_cache_dtype}"
+    )
+    yield f"{report.model} on {report.device}, {devices}: {types}, attention {report.attention_backend}"
+    yield f"steps of up to {report.max_num_seqs:,} requests and {report.max_num_batched_tokens:,} tokens"
     yield ""
     if report.fits:
         yield (
             f"fits: the KV cache holds {report.kv_tokens:,} tokens, {report.max_concurrency:.1f} requests of "
             f"{report.max_model_len:,} at once"
+            + (f", and {report.state_snapshots:,} snapshots of states" if report.memory.recurrent else "")
         )
     else:
         yield f"does not fit: {report.reason}"
@@ -80,6 +85,7 @@ def _memory(report: "Report") -> Iterator[str]:
     parts = {
         "weights": memory.weights,
         "KV cache": memory.kv_cache,
+        **({"recurrent": memory.recurrent} if memory.recurrent else {}),
         "state": memory.state,
         "temporaries": None if unknown else memory.temporaries,
         "code": None if unknown else memory.code,
@@ -104,6 +110,24 @@ def _steps(report: "Report") -> Iterator[str]:
     yield (
         f"Decodes have {report.decode_context:,} tokens behind them; prefill is the beginning of one prompt. "
         "Operations between the matrices are not counted."
+    )
+    yield from _by_compiler(report)
+
+
+def _by_compiler(report: "Report") -> "Iterator[str]":
+    """What the compiler estimates of the same steps, as far as they were compiled."""
+    known = [(step, step.compiler, step.estimate) for step in report.steps if step.compiler and step.estimate]
+    if not known:
+        return
+    yield ""
+    yield "by the compiler, ms      = operations +  links + copies + attention    over the estimate"
+    for step, found, guess in known:
+        parts = (found.seconds, found.operations, found.links, found.copies, found.attention)
+        times = [f"{part * 1000:{width}.2f}" for part, width in zip(parts, (10, 13, 9, 9, 12), strict=True)]
+        yield f"  {step.tokens:5} tokens {''.join(times)} {found.seconds / guess.seconds:19.1f} x"
+    yield (
+        "Operations: XLA's own estimate of the same program. Links: what it waits for collectives, at a ring's "
+        "bandwidth and 1 us a hop. Attention as above; other kernels are not counted."
     )
 
 

@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   JAXLLM_API_KEY=secret jaxllm serve MODEL        only for who knows the key
   jaxllm serve MODEL --served-model-name gpt-4o small --max-model-len 8K --max-num-seqs 128
   jaxllm serve --config server.yaml --port 9000   flags from a file; those given here come first
+  jaxllm serve MODEL --nnodes 2 --node-rank 1 --master-addr HOST0     the second of two hosts of one engine
 
 and then, from elsewhere:
   curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
@@ -51,7 +52,14 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to end; errors are raised."""
     config, options = configuration(args)
     # From here on things take their time: a wrong flag should not have to wait for these.
+    from jaxllm.load import is_follower
     from jaxllm.serving.llm.progress import LoadProgress
+
+    if is_follower(config):
+        from jaxllm.serving.server.following import run_follower
+
+        with LoadProgress() as progress:
+            return run_follower(config, options, progress)
     from jaxllm.serving.server.server import run_server
 
     with LoadProgress() as progress:

@@ -14,6 +14,8 @@ from jaxllm.errors import (
     QueueFullError,
     QuotaError,
     RequestError,
+    ScalingBusyError,
+    ScalingTimeoutError,
     StorageError,
     nearest,
 )
@@ -162,11 +164,8 @@ def describe(error: Exception, request_id: str) -> HttpError:
             return HttpError(400, str(error), param=error.parameter, code="context_length_exceeded")
         case RequestError():
             return HttpError(400, str(error), param=error.parameter, code="invalid_value")
-        case QueueFullError():
-            headers = {"Retry-After": str(max(1, round(error.retry_after)))}
-            return HttpError(503, str(error), code="queue_full", headers=headers)
-        case StorageError():
-            return HttpError(400, str(error), code="storage_limit_exceeded")
+        case CapacityError():
+            return _no_room(error)
         case QuotaError():
             headers = {"Retry-After": retry_after(error.retry_after)}
             return HttpError(429, f"{error}: try again later", code="rate_limit_exceeded", headers=headers)
@@ -175,12 +174,26 @@ def describe(error: Exception, request_id: str) -> HttpError:
         case EngineError(retry_after=float(seconds)):
             headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
             return HttpError(503, str(error), code="engine_unavailable", headers=headers)
-        case EngineError() | CapacityError():
+        case EngineError():
             return HttpError(503, str(error), code="engine_unavailable")
     logger.error("internal error in request %s", request_id, exc_info=error, extra={"request_id": request_id})
     return HttpError(
         500, f"internal error; the server's log has the details of request {request_id}", code="internal_error"
     )
+
+
+def _no_room(error: CapacityError) -> HttpError:
+    match error:
+        case QueueFullError():
+            headers = {"Retry-After": str(max(1, round(error.retry_after)))}
+            return HttpError(503, str(error), code="queue_full", headers=headers)
+        case StorageError():
+            return HttpError(400, str(error), code="storage_limit_exceeded")
+        case ScalingTimeoutError():
+            return HttpError(408, str(error), code="drain_timeout")
+        case ScalingBusyError():
+            return HttpError(409, str(error), code="scaling")
+    return HttpError(503, str(error), code="engine_unavailable")
 
 
 def routing_error(error: HTTPException, method: str, path: str, *, hint: str, allowed: Iterable[str]) -> HttpError:

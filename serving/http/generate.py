@@ -29,6 +29,8 @@ from jaxllm.serving.text.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 
+ENGINE_HEADER = "X-data-parallel-rank"
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -98,12 +100,23 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     request.scope[ENGINE_REQUESTS] = requests
+    engine = asked_engine(request)
     with owned(request, server, requests) as owner:
         if server.options.isolate_prefix_cache:
             for child in (child for each in requests for child in each.children):
                 # No name of an owner has a line break.
                 child.cache_salt = f"{owner.name}\n{child.cache_salt or ''}"
-        return server.llm.submit(requests)
+        return server.llm.submit(requests, engine)
+
+
+def asked_engine(request: Request) -> int | None:
+    """The number of the engine that shall answer, from the header that vLLM has for it. Raises `RequestError`."""
+    asked = request.headers.get(ENGINE_HEADER)
+    if asked is None:
+        return None
+    if not asked.isdecimal() or len(asked) > 4:
+        raise RequestError(f"{ENGINE_HEADER}: expected the number of an engine, got {asked[:40]!r}", ENGINE_HEADER)
+    return int(asked)
 
 
 @contextmanager

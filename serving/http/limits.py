@@ -88,7 +88,7 @@ class AdmissionLimits:
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             max_logprobs=info.max_logprobs,
-            max_sequences=info.max_num_seqs + options.max_queued_requests,
+            max_sequences=info.max_running + options.max_queued_requests,
             by_priority=config.scheduler.scheduling_policy == "priority",
         )
 

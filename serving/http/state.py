@@ -55,9 +55,11 @@ class ServerState:
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
         own = self.llm.chat_template or self.tokenizer.hf.chat_template
-        self.chat_template = own if isinstance(own, str) else ""
-        self.replies = ReplyFormats.choose(options.tool_call_parser, options.reasoning_parser, self.chat_template)
-        identity = f"{__version__} {info.model} {info.dtype} {info.device_kind} {info.num_devices}"
+        self.chat_template = own if isinstance(own, str) else "\n".join((own or {}).values())
+        self.replies = ReplyFormats.of(options, self.chat_template)
+        identity = (
+            f"{__version__} {info.model} {info.dtype} {info.kv_cache_dtype} {info.device_kind} {info.num_devices}"
+        )
         self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
     def check_accepting(self) -> None:

@@ -52,7 +52,7 @@ class FrameEncoder:
 
     def __init__(self, *, share: bool = False) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_array)
-        self._share = share and hasattr(os, "memfd_create")
+        self.share = share and hasattr(os, "memfd_create")
         self._frames: list[Frame] = []
         self._handles: set[int] = set()
 
@@ -68,7 +68,7 @@ class FrameEncoder:
         described = _Array(array.dtype.str, array.shape)
         if array.nbytes < INLINE_BYTES:
             described.data = array.tobytes()
-        elif self._share and array.nbytes >= SHARED_BYTES:
+        elif self.share and array.nbytes >= SHARED_BYTES:
             described.shared = (os.getpid(), self._put(array))
         else:
             self._frames.append(array.reshape(-1).view(np.uint8).data)

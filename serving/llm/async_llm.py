@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -11,16 +11,17 @@ from typing import Any, Self, TypeVar
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import EngineError, RequestError
+from jaxllm.errors import ConfigError, EngineError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.owner import NOBODY, Owner
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.progress import Progress, silent
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.ipc.client.group import EngineGroup
+from jaxllm.serving.ipc.client.members import GroupOptions
+from jaxllm.serving.ipc.client.placement import on_own_devices
 from jaxllm.serving.ipc.client.process import EngineProcess
-from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.ipc.messages import Add, Pool
 from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.output_stream import OutputStream
@@ -34,7 +35,7 @@ from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.structured.checking import CanaryChecker
+from jaxllm.structured.canary.checker import CanaryChecker
 
 TEXT_THREADS = 2
 """Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""
@@ -44,24 +45,25 @@ Result = TypeVar("Result")
 
 
 class AsyncLLM:
-    """An engine process and its requests. Make one with `start`; everything belongs to the event loop of that call.
+    """Engine processes and their requests. Make one with `start`; everything belongs to the event loop of that call.
 
-    It brings text to an `AsyncEngine`, which has the requests in flight; of a model that generates with an
+    It brings text to an `EngineGroup`, which has the requests in flight; of a model that generates with an
     `InputProcessor`, of one that pools with `PoolingInputs`.
     """
 
-    def __init__(self, config: EngineConfig, engine: AsyncEngine, chat_template: str | None) -> None:
+    def __init__(self, config: EngineConfig, engines: EngineGroup, chat_template: str | None) -> None:
         """See `start`."""
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.default_params = SamplingParams()
-        self.observers: list[Observer] = engine.observers
-        """They see every message of the engine; a list to append to."""
-        self.on_restart: list[Callable[[EngineInfo], None]] = engine.on_restart
+        self.observers: list[Observer] = engines.state.observers
+        """They see every message of the engines; a list to append to."""
+        self.on_restart: list[Callable[[EngineInfo, int], None]] = engines.state.on_restart
         """Called when another engine has taken the place of one that ended; a list to append to."""
-        self.loss: asyncio.Future[EngineError] = engine.health.loss
-        """Done when the engine is gone for good, with the reason."""
-        self._engine = engine
+        self.loss: asyncio.Future[EngineError] = engines.loss
+        """Done when all engines are gone for good, with the reason."""
+        self.engines = engines
+        """Where requests go."""
         self.chat_template = chat_template
         """The operator's, as Jinja text; None: the model's own is used."""
         self._loop = asyncio.get_running_loop()
@@ -84,30 +86,43 @@ class AsyncLLM:
         log_level: str = "info",
         json_logs: bool = False,
         launch: Launch = EngineProcess,
+        launch_of: Callable[[int], Launch] | None = None,
+        is_guest: bool = False,
+        scale: Callable[[int, float], Awaitable[None]] | None = None,
         max_restarts: int | None = 0,
         restart_window: float = 600.0,
     ) -> Self:
-        """Start the engine process and load model and tokenizer, side by side.
+        """Start the engine processes and load model and tokenizer, side by side.
 
         `max_queued_requests` limits the sequences that wait beside those that can run; None: no limit. An engine that
         says nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
         again `max_restarts` times within `restart_window` seconds (None: always); what it had gets an `EngineError`.
-        `chat_template` is Jinja text or a file; `launch` starts the engine process. Raises `ConfigError`,
-        `CapacityError` and `EngineError`.
+        `chat_template` is Jinja text or a file; `launch` starts an engine process, or `launch_of` tells by an engine's
+        number how that is done. With `is_guest` another process has the engines, and `scale` changes how many there
+        are. Raises `ConfigError`, `CapacityError` and `EngineError`.
         """
+        if launch_of is None and config.parallel.data_parallel_size_local is not None:
+            raise ConfigError("data_parallel_size_local: engines on other hosts are for `jaxllm serve`; leave it out")
         template = None if chat_template is None else load_chat_template(chat_template)
         # Weights may take minutes to download and to read: not for nothing.
         await asyncio.to_thread(loading.find_tokenizer, config.model)
-        engine = AsyncEngine(
+        options = GroupOptions(
+            size=config.parallel.data_parallel_size,
+            routing=config.parallel.data_parallel_routing,
             max_queued_requests=max_queued_requests,
             step_timeout=step_timeout,
-            launch=launch,
-            restarts=RestartBudget(max_restarts, restart_window),
+            launch_of=launch_of or partial(on_own_devices, launch, config),
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            settings={"log_level": log_level, "json_logs": json_logs},
+            is_guest=is_guest,
+            scale=scale,
         )
-        llm = cls(config, engine, template)
+        engines = EngineGroup(options)
+        llm = cls(config, engines, template)
         tokenizer = llm.run_text(loading.load_tokenizer_for_server, config.model)
         try:
-            await engine.start(config, progress=progress, log_level=log_level, json_logs=json_logs)
+            await engines.members.start(config, progress)
             llm._take_tokenizer(await tokenizer)
         except BaseException:
             tokenizer.cancel()
@@ -122,28 +137,28 @@ class AsyncLLM:
         self.default_params = loading.default_params(self.config.model, Path(info.model_folder))
         if info.pooling is not None:
             self.inputs = PoolingInputs(tokenizer, info)
-            self._engine.serve(PoolingProcessor())
+            self.engines.members.serve(PoolingProcessor)
         else:
             self._forms = loading.form_checker(self.config, info, tokenizer)
             self.inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
             # Starting it takes some of the processor, which others need more until the first requests are served.
             self._canary_start = self._loop.call_later(CANARY_SECONDS, self.run_text, self._forms.start)
-            self._engine.serve(OutputProcessor(tokenizer, measure=True))
+            self.engines.members.serve(partial(OutputProcessor, tokenizer, measure=True))
 
     @property
     def info(self) -> EngineInfo:
         """The model and its limits."""
-        return self._engine.info
+        return self.engines.info
 
     @property
     def num_unfinished(self) -> int:
         """Requests in flight."""
-        return len(self._engine)
+        return len(self.engines)
 
     @property
-    def engine_pid(self) -> int:
-        """Process id of the engine."""
-        return self._engine.pid
+    def engine_pids(self) -> list[int]:
+        """Process ids of the engines."""
+        return [engine.pid for engine in self.engines.engines]
 
     # Text
 
@@ -167,16 +182,18 @@ class AsyncLLM:
         *,
         priority: int = 0,
         stream: bool = True,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt. A stream's results are deltas; otherwise there is one, at the end.
 
-        Whoever stops reading aborts the request. Raises `RequestError`, `QueueFullError` and `EngineError`.
+        `data_parallel_rank` is the number of the engine that shall do it; None: any may. Whoever stops reading aborts
+        the request. Raises `RequestError`, `QueueFullError` and `EngineError`.
         """
         name = request_id if request_id is not None else f"generate-{next(self._numbers)}"
         chosen = self.default_params if params is None else params
         await self.try_grammar(chosen)
         requests = await self.prepare([prompt], chosen, [name], priority=priority, stream=stream)
-        (results,) = self.submit(requests)
+        (results,) = self.submit(requests, data_parallel_rank)
         with closing(results):
             async for output in results:
                 yield output
@@ -211,13 +228,13 @@ class AsyncLLM:
         settings: dict[str, Any] = {"priority": priority, "stream": stream, "add_special_tokens": add_special_tokens}
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 
-    def submit(self, requests: Sequence[TextRequest]) -> list[OutputStream]:
-        """Send prepared requests to the engine, all or none; one stream of results for each.
+    def submit(self, requests: Sequence[TextRequest], data_parallel_rank: int | None = None) -> list[OutputStream]:
+        """Send prepared requests to engines, all or none; one stream of results for each.
 
         Raises `QueueFullError` when too many wait already, `EngineError` when the engine is dead or hangs, and
         `RequestError` for an id in use.
         """
-        return self._engine.submit(requests, OutputStream, Add.of)
+        return self.engines.submit(requests, OutputStream, Add.of, data_parallel_rank)
 
     # Pooling
 
@@ -251,9 +268,13 @@ class AsyncLLM:
         settings: dict[str, Any] = {"priority": priority, "add_special_tokens": add_special_tokens}
         return await self.run_text(partial(inputs.prepare, prompts, params, request_ids, **settings))
 
-    async def pool(self, requests: Sequence[PooledText]) -> list[PoolingRequestOutput]:
+    async def pool(
+        self, requests: Sequence[PooledText], data_parallel_rank: int | None = None
+    ) -> list[PoolingRequestOutput]:
         """Results of prepared texts, in their order; if this is cancelled, the rest is aborted. Raises as `submit`."""
-        waiting: list[PooledResult] = self._engine.submit(requests, PooledResult, lambda children: Pool.of(children[0]))
+        waiting: list[PooledResult] = self.engines.submit(
+            requests, PooledResult, lambda children: Pool.of(children[0]), data_parallel_rank
+        )
         try:
             return [await each.get() for each in waiting]
         finally:
@@ -267,39 +288,39 @@ class AsyncLLM:
 
         Whoever waits for the result of a pooling model gets a `RequestError`. Unknown ids are ignored.
         """
-        self._engine.abort(request_ids)
+        self.engines.abort(request_ids)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while requests run."""
-        return bool(await self._engine.call("reset_prefix_cache"))
+        return bool(await self.engines.call("reset_prefix_cache"))
 
     async def start_profile(self) -> str:
         """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""
-        return str(await self._engine.call("start_profile"))
+        return str(await self.engines.call("start_profile"))
 
     async def stop_profile(self) -> str:
         """Write the trace, for xprof or TensorBoard; returns its folder. Raises `RequestError` where none was begun."""
-        return str(await self._engine.call("stop_profile"))
+        return str(await self.engines.call("stop_profile"))
 
     def check_health(self) -> None:
         """Raise `EngineError`, saying why, when the engine is dead or hangs."""
-        self._engine.health.check()
+        self.engines.check_health()
 
     async def wait_for_engine(self) -> None:
         """Wait while there is no engine. Raises `EngineError` when there will be none."""
-        await self._engine.health.wait()
+        await self.engines.wait()
 
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing is in flight. False when that takes longer."""
-        return await self._engine.drain(seconds)
+        return await self.engines.drain(seconds)
 
     def fail_all(self, message: str) -> None:
         """End every stream with `EngineError(message)`."""
-        self._engine.fail_all(message)
+        self.engines.fail_all(message)
 
     async def shutdown(self) -> None:
         """End the engine process; whoever still waits gets an error. May be called again."""
-        await self._engine.shutdown()
+        await self.engines.shutdown()
         if self._canary_start is not None:
             self._canary_start.cancel()
         self._text_threads.shutdown(wait=False)

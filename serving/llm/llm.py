@@ -63,7 +63,8 @@ class LLM:
         """Load the model and compile its steps.
 
         `chat_template` is Jinja text or a file. With `skip_tokenizer_init`, prompts and results are token ids alone.
-        `background_engine` runs the engine in a process of its own, which leaves this one its memory and its CPU time.
+        `background_engine` runs the engine in a process of its own, which leaves this one its memory and its CPU time;
+        with `data_parallel_size` there are so many of them.
         `show_progress` shows bars while loading; by default only in a terminal or notebook.
         """
         known = drop_meaningless(options, MEANINGLESS, logger.warning)
@@ -232,6 +233,17 @@ class LLM:
         """Probabilities of the classes of each text; the rest is as in `encode`."""
         results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "classify")
         return Results(ClassificationRequestOutput.of(each) for each in results)
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        /,
+        *,
+        pooling_params: PoolingParamsOf = None,
+        use_tqdm: UseTqdm = True,
+    ) -> Results[PoolingRequestOutput]:
+        """Rewards of tokens or of steps, as a reward model or a classifier gives them; the rest is as in `encode`."""
+        return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "token_classify"))
 
     def score(
         self,

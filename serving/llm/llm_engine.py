@@ -131,11 +131,12 @@ def open_engine(
     background: bool = False,
     progress: Progress = silent,
 ) -> LLMEngine | PoolingLLMEngine:
-    """Load model and tokenizer, side by side; with `background`, the engine in a process of its own.
+    """Load model and tokenizer, side by side; with `background`, or if there are several, engines in other processes.
 
     The model decides whether it generates or pools. Raises `ConfigError` and `CapacityError`.
     """
-    load = _background_engine if background else _engine_here
+    elsewhere = background or config.parallel.data_parallel_size > 1 or config.is_on_ray
+    load = _background_engine if elsewhere else _engine_here
     with ThreadPoolExecutor(1, "load-tokenizer") as pool:
         loading = None
         if not skip_tokenizer_init:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,7 +16,9 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
 from jaxllm.serving.text.tokenizer import Tokenizer, check_files
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.checking import CanaryChecker, make_canary_checker
+
+if TYPE_CHECKING:
+    from jaxllm.structured.canary.checker import CanaryChecker
 
 _NAMES = {
     "repetition_penalty": "repetition_penalty",
@@ -114,8 +116,10 @@ def _model_folder(options: ModelOptions) -> Path:
         raise ConfigError(str(error)) from error
 
 
-def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> CanaryChecker:
+def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> "CanaryChecker":
     """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
+    from jaxllm.structured.canary.checker import make_canary_checker
+
     options = config.model
     ends = info.eos_token_ids
     if not ends and tokenizer is not None and tokenizer.eos_token_id is not None:

@@ -37,7 +37,7 @@ WITHOUT_EFFECT = {
            "lora-modules"),
     **only((), "say --max-queued-requests", "max-num-queued-reqs", "max-num-queued-tokens"),
     **off("leave tools out of such requests", "exclude-tools-when-tool-choice-none"),
-    **off("not supported; the server speaks HTTP, text and token ids", "grpc", "headless", "tokens-only"),
+    **off("not supported; the server speaks HTTP, text and token ids", "grpc", "tokens-only"),
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from jaxllm.config import Section, option
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, section_flags
+from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,10 @@ class ServerOptions(Section):
         (), "ASGI middleware to wrap the server in, as module.attribute; a class or a function of the application."
     )
     include_router: tuple[str, ...] = option((), "FastAPI routers with routes of your own, as module.attribute.")
-    chat_template: str | None = option(None, "Chat template to use instead of the model's: a file, or Jinja text.")
+    chat_template: str | None = option(
+        None,
+        f"Chat template to use instead of the model's: a file, Jinja text, or one of {', '.join(NAMED_TEMPLATES)}.",
+    )
     allow_special_tokens_in_content: bool = option(
         False, "Encode the text of a special token in a chat message, such as <|im_end|>, as the token."
     )
@@ -78,6 +82,12 @@ class ServerOptions(Section):
         "How the model writes its reasoning: a name (docs/reasoning.md), or a class as module:attribute. Default: what "
         "its chat template shows.",
     )
+    tool_parser_plugin: str | None = option(
+        None, "File of Python with formats of calls of your own: a dictionary TOOL_FORMATS of classes by name."
+    )
+    reasoning_parser_plugin: str | None = option(
+        None, "File of Python with formats of reasoning of your own: a dictionary REASONING_FORMATS of classes by name."
+    )
     response_role: str = option("assistant", "The role of messages that the model writes.")
     strict_fields: bool = option(
         False, "Refuse requests with fields that are unknown or not served, instead of ignoring these."
@@ -91,9 +101,24 @@ class ServerOptions(Section):
     )
     api_server_count: int = option(
         1,
-        "Processes that answer HTTP, before one engine: for many streams. --max-queued-requests is for each.",
+        "Processes that answer HTTP, before the same engines: for many streams. --max-queued-requests is for each.",
         minimum=1,
         maximum=64,
+    )
+    headless: bool = option(
+        False, "Run engines for the server at --data-parallel-address, and answer no HTTP. See docs/data_parallel.md."
+    )
+    data_parallel_secret_file: str | None = option(
+        None,
+        "File of the secret that lets hosts join a server (--headless), the same on each. Default: the environment "
+        "variable JAXLLM_DATA_PARALLEL_SECRET.",
+    )
+    data_parallel_curve_key: str | None = option(
+        None,
+        "Certificate of this host with its secret key (ZeroMQ's CURVE, *.key_secret), in place of a secret for all.",
+    )
+    data_parallel_curve_peers: str | None = option(
+        None, "With it, the certificate of the server; at the server, the one of a host, or a folder of them (*.key)."
     )
     max_stored_responses: int = option(
         1000,

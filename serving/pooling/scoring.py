@@ -1,4 +1,4 @@
-"""How well two texts fit: by a cross-encoder that reads both, or by the angle between their embeddings."""
+"""How well two texts fit: by a cross-encoder that reads both, by the angle between their embeddings, or by MaxSim."""
 
 from collections.abc import Sequence
 
@@ -28,13 +28,16 @@ class Scoring:
             )
         self._count = len(second)
         self._one_first = len(first) == 1
-        self._crosses = "score" in pooling.tasks
-        if not self._crosses and "embed" not in pooling.tasks:
+        task = next((each for each in ("score", "embed", "token_embed") if each in pooling.tasks), None)
+        if task is None:
             raise RequestError(
                 f"this model tells {len(pooling.labels)} classes apart; scores of two texts need a model with one "
                 "label, or an embedding model",
                 "model",
             )
+        self.is_late_interaction = task == "token_embed"
+        """Whether `scores` has more to compute than an event loop should."""
+        self._crosses, self._measure = task == "score", _maxsim if task == "token_embed" else _cosine
         own = PoolingParams() if params is None else params
         cut = own.truncate_prompt_tokens
         self.prompts: list[str | TextPair]
@@ -46,7 +49,7 @@ class Scoring:
             if own.activates is not None:
                 raise RequestError("use_activation: scores of an embedding model are cosines", "use_activation")
             self.prompts = [*first, *second]
-            self.params = PoolingParams(task="embed", truncate_prompt_tokens=cut, normalize=True)
+            self.params = PoolingParams(task=task, truncate_prompt_tokens=cut, normalize=True)
 
     def scores(self, results: Sequence[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
         """One score for each second text, from the results of all `prompts`."""
@@ -58,11 +61,21 @@ class Scoring:
         firsts, seconds = results[: -self._count], results[-self._count :]
         if self._one_first:
             firsts = [*firsts] * self._count
-        return [_cosine(first, second) for first, second in zip(firsts, seconds, strict=True)]
+        return [self._scored(first, second) for first, second in zip(firsts, seconds, strict=True)]
+
+    def _scored(self, first: PoolingRequestOutput, second: PoolingRequestOutput) -> ScoringRequestOutput:
+        score = self._measure(first.outputs.data, second.outputs.data)
+        tokens = first.prompt_token_ids + second.prompt_token_ids
+        return ScoringRequestOutput(second.request_id, ScoringOutput(score), tokens)
 
 
-def _cosine(first: PoolingRequestOutput, second: PoolingRequestOutput) -> ScoringRequestOutput:
+def _cosine(first: np.ndarray, second: np.ndarray) -> float:
     # Rounding may lead a little beyond 1.
-    score = float(np.clip(np.dot(first.outputs.data, second.outputs.data), -1.0, 1.0))
-    tokens = first.prompt_token_ids + second.prompt_token_ids
-    return ScoringRequestOutput(second.request_id, ScoringOutput(score), tokens)
+    return float(np.clip(np.dot(first, second), -1.0, 1.0))
+
+
+def _maxsim(query: np.ndarray, document: np.ndarray) -> float:
+    """Late interaction: the sum over tokens of the query of the best cosine with one of the document's."""
+    if not len(query) or not len(document):
+        return 0.0
+    return float((query @ document.T).max(axis=1).sum())

@@ -4,7 +4,8 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.parts import ContentDelta, ReplyPart, ToolCallArguments, ToolCallStart
@@ -16,9 +17,22 @@ Schemas = Mapping[str, Mapping[str, Any]]
 NAME = re.compile(r"[\w.\-]*")
 """Characters of functions' names."""
 
-_ARGUMENTS = ("arguments", "parameters")
-_OTHER_KEYS = ("id", "type")
-_KEYS = ("name", *_ARGUMENTS, *_OTHER_KEYS)
+
+@dataclass(frozen=True)
+class CallKeys:
+    """The keys of a call that is an object of JSON."""
+
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: str = "id"
+    others: tuple[str, ...] = ("type",)
+
+    def __contains__(self, key: str | None) -> bool:
+        return key in (self.name, *self.arguments, self.id, *self.others)
+
+
+CALL_KEYS: Final = CallKeys()
+"""As OpenAI calls them, and nearly everybody."""
 
 
 class Calls:
@@ -32,19 +46,25 @@ class Calls:
         self.schemas = schemas
         self.enabled = enabled
         self._new_id = new_id
+        self._ids = set[str]()
         self._count = 0
 
     def start(self, name: str, call_id: str | None = None) -> ToolCallStart:
-        """The beginning of the next call."""
+        """The beginning of the next call; an id that another call has is replaced."""
         self._count += 1
-        return ToolCallStart(self._count - 1, call_id or self._new_id(), name)
+        if not call_id or call_id in self._ids:
+            call_id = self._new_id()
+        self._ids.add(call_id)
+        return ToolCallStart(self._count - 1, call_id, name)
 
     def arguments(self, text: str) -> ToolCallArguments:
         """Arguments of the call that was started last."""
         return ToolCallArguments(self._count - 1, text)
 
 
-def json_call(source: Source, calls: Calls, *, needs_arguments: bool = False) -> Parsing[bool]:
+def json_call(
+    source: Source, calls: Calls, *, needs_arguments: bool = False, keys: CallKeys = CALL_KEYS
+) -> Parsing[bool]:
     """Read a call such as `{"name": "add", "arguments": {"a": 1}}`; False, and nothing is read: this is none.
 
     Arguments come as they are written, from the moment when name and opening brace are known. The key `parameters` is
@@ -52,18 +72,19 @@ def json_call(source: Source, calls: Calls, *, needs_arguments: bool = False) ->
     `type` may come too. In another order than name, arguments, the call comes when it is complete.
     """
     start = source.at
-    if (yield from _JsonCall(source, calls, needs_arguments=needs_arguments).read()):
+    if (yield from _JsonCall(source, calls, keys, needs_arguments=needs_arguments).read()):
         return True
-    source.at = start
+    source.back(start)
     return False
 
 
 class _JsonCall:
     """Reads one call."""
 
-    def __init__(self, source: Source, calls: Calls, *, needs_arguments: bool) -> None:
+    def __init__(self, source: Source, calls: Calls, keys: CallKeys, *, needs_arguments: bool) -> None:
         self._source = source
         self._calls = calls
+        self._keys = keys
         self._needs_arguments = needs_arguments
         self._name: str | None = None
         self._id: str | None = None
@@ -78,7 +99,7 @@ class _JsonCall:
             # When the call has begun, what is wrong behind its arguments changes nothing.
             yield from source.skip()
             key = yield from source.json_string()
-            if key not in _KEYS and not self._started:
+            if key not in self._keys and not self._started:
                 return False
             yield from source.skip()
             if key is None or not (yield from source.match(":")):
@@ -95,10 +116,10 @@ class _JsonCall:
 
     def _value(self, key: str) -> Parsing[bool]:
         source = self._source
-        if key == "name" and self._name is None:
+        if key == self._keys.name and self._name is None:
             self._name = yield from source.json_string()
             return bool(self._name)
-        if key in _ARGUMENTS and self._arguments is None and not self._started:
+        if key in self._keys.arguments and self._arguments is None and not self._started:
             if self._name is not None and (yield from source.peek()) == "{":
                 self._started = True
                 yield self._calls.start(self._name, self._id)
@@ -106,8 +127,8 @@ class _JsonCall:
             self._arguments = yield from self._held_arguments()
             return self._arguments is not None
         start = source.at
-        whole = (self._started or key in _OTHER_KEYS) and (yield from source.json_value())
-        if key == "id" and whole:
+        whole = (self._started or key in (self._keys.id, *self._keys.others)) and (yield from source.json_value())
+        if key == self._keys.id and whole:
             self._id = source.text[start : source.at].strip('"')
         return whole
 
@@ -139,16 +160,19 @@ def is_object(text: str) -> bool:
         return False
 
 
-def json_calls(source: Source, calls: Calls) -> Parsing[bool]:
+def json_calls(
+    source: Source, calls: Calls, keys: CallKeys = CALL_KEYS, *, needs_arguments: bool = False
+) -> Parsing[bool]:
     """Read a list of calls, or a single one; False, and nothing is read: the first is none.
 
     What comes where a further call was expected is left to be read.
     """
     start = source.at
+    yield from source.skip()
     listed = yield from source.match("[")
     yield from source.skip()
-    if not (yield from json_call(source, calls)):
-        source.at = start
+    if not (yield from json_call(source, calls, needs_arguments=needs_arguments, keys=keys)):
+        source.back(start)
         return False
     while listed:
         yield from source.skip()
@@ -156,7 +180,7 @@ def json_calls(source: Source, calls: Calls) -> Parsing[bool]:
         if following != ",":
             break
         yield from source.skip()
-        if not (yield from json_call(source, calls)):
+        if not (yield from json_call(source, calls, keys=keys)):
             break
     return True
 
@@ -167,9 +191,11 @@ def tagged_calls(
     """Read text in which certain tags begin calls, to its end.
 
     `read` is called with the tag and reads what is behind it; where it returns False, having read nothing, the tag is
-    content. One of `ends` behind calls is dropped, and space around them but between one text and another.
+    content. One of `ends` behind calls is dropped, and space around them but between one text and another; so is what
+    the source says is markup.
     """
     spoken = False
+    every = (*begins, *(tag for tag in source.dropped if tag not in begins))
 
     def content(text: str) -> ContentDelta:
         nonlocal spoken
@@ -178,11 +204,13 @@ def tagged_calls(
 
     make: Callable[[str], ReplyPart] = content
     while True:
-        marker, space = yield from source.until(begins, make)
+        marker, space = yield from source.until(() if source.tired else every, make)
         if marker is None:
             return
-        if (yield from read(marker)):
-            yield from _close(source, ends)
+        is_call = marker in begins and (yield from read(marker))
+        if is_call:
+            yield from close(source, ends)
+        if is_call or marker in source.dropped:
             space = yield from source.skip()
             make = behind(space, content) if spoken else content
         else:
@@ -190,17 +218,29 @@ def tagged_calls(
             make = content
 
 
-def _close(source: Source, ends: Sequence[str]) -> Parsing[None]:
+def marked_text(source: Source) -> Parsing[None]:
+    """Read text without calls to its end, and leave out what the source says is markup."""
+
+    def none(marker: str) -> Parsing[bool]:
+        yield from ()
+        return False
+
+    return tagged_calls(source, (), none)
+
+
+def close(source: Source, ends: Sequence[str]) -> Parsing[None]:
     """Read over the end of a call, and brackets that a model writes too many of before it."""
     start = source.at
     yield from source.skip(SPACE + "]}")
     if not (yield from source.match(*ends)):
-        source.at = start
+        source.back(start)
 
 
-def named_object(lark: Lark, name: str, schema: Mapping[str, Any], arguments: str = "arguments") -> str:
+def named_object(
+    lark: Lark, name: str, schema: Mapping[str, Any], arguments: str = "arguments", key: str = "name"
+) -> str:
     """The grammar of `{"name": "add", "arguments": {...}}`."""
-    head = '{"name": ' + json.dumps(name) + f', "{arguments}": '
+    head = f'{{"{key}": ' + json.dumps(name) + f', "{arguments}": '
     return f"{lark.text(head)} {lark.json(schema)} {lark.text('}')}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxllm.serving.reply.calls import Calls, Schemas, new_call_id
+from jaxllm.serving.reply.calls import Calls, Schemas, marked_text, new_call_id
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
 from jaxllm.serving.reply.lark import FREE_TEXT, Lark, either
 from jaxllm.serving.reply.parts import (
@@ -48,6 +48,8 @@ def make_parser(
             yield from reasoning.parse(source, calls, inside=inside)
         if tools is not None:
             yield from tools.parse(source, calls)
+        elif source.dropped:
+            yield from marked_text(source)
         else:
             yield from source.until((), ContentDelta, trim="")
 
@@ -90,17 +92,17 @@ def calls_grammar(
         return None
     lark = Lark({marker: token_ids[marker] for marker in markers if marker in token_ids})
     calls = [
-        lark.rule(format_.call(lark, name, parameters_schema(schema, strict=strict)))
+        format_.call(lark, name, parameters_schema(schema, strict=strict))
         for name, (schema, strict) in functions.items()
     ]
-    call = lark.rule(either(calls))
+    call = lark.rule(either([lark.rule(each) for each in calls]))
     opening, separator, closing = (lark.text(text) for text in (format_.opening, format_.separator, format_.closing))
     more = f"({separator} {call})*" if several else ""
     whole = f"{opening} {call} {more} {closing}"
     if optional and instead is not None:
         whole = either([whole, lark.json(instead)])
     elif optional:
-        if not lark.has_token(format_.markers[0]):
+        if not all(lark.begins_with_token(each) for each in ([opening] if format_.opening else calls)):
             return None
         whole = f"{lark.rule(FREE_TEXT)} ({whole})?"
     if reasoning is not None and reasoning.start and not format_.forces_reasoning:

@@ -26,6 +26,10 @@ class Lark:
         """Whether this text is one token that no other text can be."""
         return text in self._token_ids
 
+    def begins_with_token(self, expression: str) -> bool:
+        """Whether an expression begins with a token that no text can be."""
+        return expression.startswith("<[")
+
     def text(self, text: str) -> str:
         """An expression for exactly this text."""
         parts = [text] if self._markers is None else self._markers.split(text)
@@ -48,14 +52,16 @@ class Lark:
 
     def text_until(self, end: str, without: Sequence[str] = ()) -> str:
         """An expression for any text up to the first `end`, with it; the text has nothing of `without` in it."""
-        text = FREE_TEXT
+        head, *rest = [end] if self._markers is None else self._markers.split(end, maxsplit=1)
+        text = f"/(?s:.*){_regex(head)}/" if rest else FREE_TEXT
         if without:
             # Only terminals, whose names are in capitals, may be negated.
             name = f"T{len(self._rules)}"
-            self._rules.append(f"{name}: {FREE_TEXT} & ~/(?s:.*)({'|'.join(map(_regex, without))})(?s:.*)/")
+            self._rules.append(f"{name}: {text} & ~/(?s:.*)({'|'.join(map(_regex, without))})(?s:.*)/")
             text = name
-        if self.has_token(end):
-            return f"{self.rule(text)} {self.text(end)}"
+        if rest:
+            # A token ends the text, which no character can be; what stands before it is read with the text.
+            return f"{self.rule(text)} {self.text(''.join(rest))}"
         return self.rule(text, f"[suffix={json.dumps(end)}]")
 
     def grammar(self, start: str) -> str:
@@ -71,3 +77,17 @@ def _regex(text: str) -> str:
 def either(expressions: Sequence[str]) -> str:
     """One of several."""
     return f"({' | '.join(expressions)})"
+
+
+def parameter_list(lark: Lark, expressions: Mapping[str, str], required: Sequence[str], separator: str) -> str:
+    """Named parameters in order with separators between them, of which those not required may be missing.
+
+    `first` is what may come while nothing has been written, `rest` what may follow something.
+    """
+    between = lark.text(separator)
+    first = rest = lark.rule('""')
+    for key, expression in reversed(list(expressions.items())):
+        skipped_first, skipped_rest = ("", "") if key in required else (f" | {first}", f" | {rest}")
+        first = lark.rule(f"{expression} {rest}{skipped_first}")
+        rest = lark.rule(f"{between} {expression} {rest}{skipped_rest}")
+    return first

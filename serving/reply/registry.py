@@ -1,55 +1,57 @@
 """The formats by name, and which one a model writes."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Final
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeAlias
 
 from jaxllm.errors import ConfigError, nearest
-from jaxllm.serving.reply.formats import thinking
+from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS, FormatEntry
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
-from jaxllm.serving.reply.formats.deepseek import DeepSeekV3, DeepSeekV31
-from jaxllm.serving.reply.formats.granite import Granite
-from jaxllm.serving.reply.formats.harmony import Harmony
-from jaxllm.serving.reply.formats.hermes import Hermes
-from jaxllm.serving.reply.formats.llama import Llama3Json
-from jaxllm.serving.reply.formats.mistral import Mistral, MistralNamed
-from jaxllm.serving.reply.formats.pythonic import Pythonic
-from jaxllm.serving.reply.formats.qwen3_coder import Qwen3Coder
 
-TOOL_FORMATS: Final[Mapping[str, Callable[[], ToolFormat]]] = {
-    "deepseek_v3": DeepSeekV3,
-    "deepseek_v31": DeepSeekV31,
-    "granite": Granite,
-    "hermes": Hermes,
-    "llama3_json": Llama3Json,
-    "llama4_pythonic": Pythonic,
-    "mistral": Mistral,
-    "mistral_v11": MistralNamed,
-    "openai": Harmony,
-    "pythonic": Pythonic,
-    "qwen3_coder": Qwen3Coder,
-}
+_FORMATS = "jaxllm.serving.reply.formats"
 
-REASONING_FORMATS: Final[Mapping[str, Callable[[], ReasoningFormat]]] = {
-    "deepseek_r1": lambda: thinking.think(always=True),
-    "granite": thinking.granite,
-    "mistral": thinking.mistral,
-    "openai": Harmony,
-    "openai_gptoss": Harmony,
-    "qwen3": thinking.think,
-}
-
+# ruff: noqa: RUF001  (DeepSeek's tokens are written with a wide bar)
 _TOOL_SIGNS: Final = (
-    ("<arg_key>", None),  # GLM: its tags are those of hermes, with something else inside
+    ("]<]minimax[>[", "minimax_m3"),
+    ("<ifm|arg_key>", "k2_horizon"),
+    ("<tool_sep>", "hy_v3"),
+    ("<arg_key>", "glm45"),
+    ("<|tool_call>call:", "gemma4"),
+    ("<start_function_call>", "functiongemma"),
     ("<|channel|>", "openai"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<dots_function_call>", "dots"),
+    ("<steptml:invoke", "step3"),
+    ("<｜DSML｜ ", "deepseek_v41"),
+    ("｜DSML｜tool_calls", "deepseek_v4"),
+    ("｜DSML｜", "deepseek_v32"),
+    ("<param name=", "minicpm5"),
     ("<function=", "qwen3_coder"),
-    ("<｜tool▁sep｜>", "deepseek_v3"),  # noqa: RUF001  (the tokens are written with a wide bar)
+    ("<｜tool▁sep｜>", "deepseek_v3"),
     ("[ARGS]", "mistral_v11"),
     ("[TOOL_CALLS]", "mistral"),
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<longcat_tool_call>", "longcat"),
+    ("<|START_ACTION|>", "cohere_command3"),
+    ("<|tools_prefix|>", "apertus"),
+    ("<|action_start|>", "internlm"),
+    ("function call<|role_sep|>", "gigachat3"),
+    ("<|function_call|>", "gigachat3"),
+    ("plamo:begin_tool_request", "plamo3"),
+    ("<|tool_call_start|>", "lfm2"),
+    ("functools[", "phi4_mini_json"),
     ("<|tool_call|>", "granite"),
     ("<tool_call>", "hermes"),
+    ("<tool_calls>", "jamba"),
+    ("<function_calls>", "olmo3"),
+    ("<function_call>", "granite-20b-fc"),
     ("<|python_start|>", "pythonic"),
     ('"parameters": dictionary of argument', "llama3_json"),
     ("<|python_tag|>", "llama3_json"),
@@ -59,10 +61,32 @@ _TOOL_SIGNS: Final = (
 
 _REASONING_SIGNS: Final = (
     ("<|channel|>", "openai"),
+    ("<|channel>", "gemma4"),
     ("[THINK]", "mistral"),
+    ("<|START_THINKING|>", "cohere_command3"),
+    ("<seed:think>", "seed_oss"),
+    ("<mm:think>", "minimax_m3"),
+    ("<ifm|think>", "k2_horizon"),
+    ("plamo:begin_think", "plamo3"),
     ("thought process", "granite"),
     ("<think>", "qwen3"),
 )
+
+_MORE_REASONING_SIGNS: Final = (
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<arg_key>", "glm45"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<|extra_0|>", "hunyuan_a13b"),
+    ("think_mode=", "ernie45"),
+    ("｜DSML｜tool_calls", "deepseek_v4"),
+)
+"""What tells those apart that have Qwen's tags."""
+
+AUTO: Final = "auto"
+"""Names the format that the chat template shows."""
+
+Plugin: TypeAlias = Mapping[str, Callable[[], Any]]
+"""Formats of a user's own, by name."""
 
 
 @dataclass(frozen=True)
@@ -77,35 +101,90 @@ class ReplyFormats:
     explicit: bool = False
 
     @classmethod
-    def choose(cls, tools: str | None, reasoning: str | None, template: str) -> "ReplyFormats":
-        """Formats by name, or by the chat template where no name is given. Raises `ConfigError`."""
-        tool_name = guess_tool_format(template) if tools is None else tools
-        reasoning_name = guess_reasoning_format(template) if reasoning is None else reasoning
+    def of(cls, options: ServerOptions, template: str) -> "ReplyFormats":
+        """The formats that options name or this chat template shows. Raises `ConfigError`."""
+        return cls.choose(
+            options.tool_call_parser,
+            options.reasoning_parser,
+            template,
+            tool_plugin=options.tool_parser_plugin,
+            reasoning_plugin=options.reasoning_parser_plugin,
+        )
+
+    @classmethod
+    def choose(
+        cls,
+        tools: str | None,
+        reasoning: str | None,
+        template: str,
+        *,
+        tool_plugin: str | None = None,
+        reasoning_plugin: str | None = None,
+    ) -> "ReplyFormats":
+        """Formats by name, or by the chat template where no name, or `auto`, is given. Raises `ConfigError`.
+
+        Plugins are files of Python with further formats by name: `TOOL_FORMATS` and `REASONING_FORMATS`.
+        """
+        more_tools = load_plugin(tool_plugin, "tool_parser_plugin", "TOOL_FORMATS")
+        more_reasoning = load_plugin(reasoning_plugin, "reasoning_parser_plugin", "REASONING_FORMATS")
+        guessed = guess_tool_format(template)
+        # vLLM has one name for both of Mistral's.
+        newer = tools == "mistral" and guessed == "mistral_v11"
+        tool_name = guessed if newer or tools in (None, AUTO) else tools
+        reasoning_name = guess_reasoning_format(template) if reasoning in (None, AUTO) else reasoning
         return cls(
-            None if tool_name is None else tool_format(tool_name),
-            None if reasoning_name is None else reasoning_format(reasoning_name),
-            explicit=reasoning is not None,
+            None if tool_name is None else tool_format(tool_name, more_tools),
+            None if reasoning_name is None else reasoning_format(reasoning_name, more_reasoning),
+            explicit=reasoning not in (None, AUTO),
         )
 
 
-def tool_format(name: str) -> ToolFormat:
+def tool_format(name: str, more: Plugin | None = None) -> ToolFormat:
     """The format of this name, or of a class as `module:attribute`. Raises `ConfigError`."""
-    if ":" in name:
-        made: ToolFormat = _import(name, "tool_call_parser")()
-        return made
-    if name not in TOOL_FORMATS:
-        raise _unknown("tool_call_parser", name, TOOL_FORMATS)
-    return TOOL_FORMATS[name]()
+    made: ToolFormat = _make(name, "tool_call_parser", TOOL_FORMATS, more or {})
+    return made
 
 
-def reasoning_format(name: str) -> ReasoningFormat:
+def reasoning_format(name: str, more: Plugin | None = None) -> ReasoningFormat:
     """The format of this name, or of a class as `module:attribute`. Raises `ConfigError`."""
+    made: ReasoningFormat = _make(name, "reasoning_parser", REASONING_FORMATS, more or {})
+    return made
+
+
+def _make(name: str, option: str, known: Mapping[str, FormatEntry], more: Plugin) -> Any:
+    if name in more:
+        return more[name]()
     if ":" in name:
-        made: ReasoningFormat = _import(name, "reasoning_parser")()
-        return made
-    if name not in REASONING_FORMATS:
-        raise _unknown("reasoning_parser", name, REASONING_FORMATS)
-    return REASONING_FORMATS[name]()
+        return _import(name, option)()
+    if name not in known:
+        raise _unknown(option, name, {**known, **more})
+    return _import(f"{_FORMATS}.{known[name].path}", option)()
+
+
+def load_plugin(file: str | None, option: str, attribute: str) -> Plugin:
+    """The formats that a file of Python has under this name; none, if there is no file. Raises `ConfigError`."""
+    if file is None:
+        return {}
+    found = getattr(_run_file(file, option), attribute, None)
+    if not isinstance(found, Mapping) or not all(callable(each) for each in found.values()):
+        raise ConfigError(
+            f"{option}={file!r}: the file must have {attribute}, a dictionary of formats by name, whose values are "
+            "classes or functions"
+        )
+    return found
+
+
+def _run_file(file: str, option: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"jaxllm_plugin_{Path(file).stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{option}={file!r}: not a file of Python (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    # It is a program of somebody else's: it raises what it likes.
+    except Exception as error:
+        raise ConfigError(f"{option}={file!r}: cannot be loaded: {error}") from error
+    return module
 
 
 def guess_tool_format(template: str) -> str | None:
@@ -118,9 +197,13 @@ def guess_tool_format(template: str) -> str | None:
 def guess_reasoning_format(template: str) -> str | None:
     """The name of the format in which a chat template's model reasons; None: it does not, as far as can be seen."""
     found = next((name for sign, name in _REASONING_SIGNS if sign in template), None)
+    if found != "qwen3":
+        return found
+    more = next((name for sign, name in _MORE_REASONING_SIGNS if sign in template), None)
+    if more is not None:
+        return more
     # DeepSeek's tokens are written with a wide bar, which no other template has.
-    deepseek = "<｜Assistant｜>" in template and "thinking" not in template  # noqa: RUF001
-    return "deepseek_r1" if found == "qwen3" and deepseek else found
+    return "deepseek_r1" if "<｜Assistant｜>" in template and "thinking" not in template else found
 
 
 def _unknown(option: str, name: str, known: Mapping[str, object]) -> ConfigError:

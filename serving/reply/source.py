@@ -8,7 +8,8 @@ reading one long piece.
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from jaxllm.serving.reply.nesting import Nesting
@@ -22,6 +23,9 @@ SPACE = " \t\r\n"
 MOST_TRIMMED = 1024
 """Characters that are held back at most for being trimmed: some models go on with spaces for ever."""
 
+MOST_REREAD = 2**20
+"""Characters that are read in vain at most: by far more than any reply has that is not made for it."""
+
 _IN_STRING = re.compile(r'["\\]')
 _SCALAR = re.compile(r"[-+.\w]*")
 
@@ -32,16 +36,34 @@ class Source:
     A reader may go back to an `at` it has remembered, until `commit` forgets what was read.
     """
 
-    __slots__ = ("at", "ended", "text")
+    __slots__ = ("at", "dropped", "ended", "reread", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
+        self.dropped: tuple[str, ...] = ()
+        """Markup around the answer that is no part of it."""
+        self.reread = 0
+        """Characters that were read in vain, to be read again."""
 
     def commit(self) -> None:
-        """Forget what was read."""
-        self.text, self.at = self.text[self.at :], 0
+        """Forget what was read, when it is so much that the copy of the rest costs no more than reading it did."""
+        if self.at * 2 >= len(self.text):
+            self.text, self.at = self.text[self.at :], 0
+
+    def back(self, start: int) -> None:
+        """Go back to where a call began that turned out to be none."""
+        self.reread += self.at - start
+        self.at = start
+
+    @property
+    def tired(self) -> bool:
+        """Whether so much was read in vain that no further calls should be looked for.
+
+        Text that begins calls again and again within each other would otherwise take time by the square of its length.
+        """
+        return self.reread > MOST_REREAD
 
     def more(self) -> Parsing[bool]:
         """Wait for more text; False: there is no more."""
@@ -90,11 +112,11 @@ class Source:
         """Read up to one of `markers` and over it, making parts of the text before it.
 
         Returns the marker (None: the text ended first) and the characters of `trim` right before it, which are in no
-        part. No marker may begin another. The marker may be read again: it begins at 0. Text is held back only while
-        it may belong to a marker, or to what is trimmed.
+        part. No marker may begin another. The marker may be read again: it is still there before `at`. Text is held
+        back only while it may belong to a marker, or to what is trimmed.
         """
         while True:
-            found = self._find(markers)
+            found = self._find(markers, self.at)
             end = len(self.text) - self._partial(markers) if found is None else found[0]
             piece = self.text[self.at : end]
             shown = piece[: max(len(piece.rstrip(trim)), len(piece) - MOST_TRIMMED)]
@@ -103,13 +125,13 @@ class Source:
             if found is not None:
                 self.at = end
                 self.commit()
-                self.at = len(found[1])
+                self.at += len(found[1])
                 return found[1], piece[len(shown) :]
             self.at += len(shown)
             self.commit()
             if not (yield from self.more()):
-                if self.text:
-                    yield make(self.text)
+                if self.at < len(self.text):
+                    yield make(self.text[self.at :])
                 self.at = len(self.text)
                 return None, ""
 
@@ -118,16 +140,19 @@ class Source:
 
         None, and nothing is read, when the text ends without one. No marker may begin another.
         """
-        while (found := self._find(markers)) is None:
+        searched, most = self.at, max(map(len, markers))
+        while (found := self._find(markers, searched)) is None:
+            searched = max(self.at, len(self.text) - most + 1)
             if not (yield from self.more()):
+                self.reread += len(self.text) - self.at
                 return None
         text = self.text[self.at : found[0]]
         self.at = found[0] + len(found[1])
         return text, found[1]
 
-    def _find(self, markers: Iterable[str]) -> tuple[int, str] | None:
-        places = [(place, marker) for marker in markers if (place := self.text.find(marker, self.at)) >= 0]
-        return min(places, default=None)
+    def _find(self, markers: Sequence[str], start: int) -> tuple[int, str] | None:
+        found = _any_of(tuple(markers)).search(self.text, start) if markers else None
+        return None if found is None else (found.start(), found[0])
 
     def _partial(self, markers: Sequence[str]) -> int:
         """Length of the longest end of the text that begins a marker."""
@@ -182,11 +207,17 @@ class Source:
             if make is not None and self.at > start:
                 yield make(self.text[start : self.at])
                 self.commit()
-                start = 0
+                start = self.at
             if end:
                 return True
             if not (yield from self.more()):
                 return False
+
+
+@lru_cache(maxsize=256)
+def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """All of them in one search, which takes time for the text up to the first alone."""
+    return re.compile("|".join(map(re.escape, markers)))
 
 
 def behind(prefix: str, make: Callable[[str], ReplyPart]) -> Callable[[str], ReplyPart]:

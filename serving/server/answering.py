@@ -39,7 +39,7 @@ async def answer(
     started: float,
 ) -> int:
     """Answer requests until a signal comes, then end."""
-    state = _make_state(llm, options, None if worker is None else worker.shared_metrics)
+    state = make_state(llm, options, None if worker is None else worker.shared_metrics)
     connections = Connections(HttpLimits.of(options))
     app = create_app(state)
     stores = stores_of(app)
@@ -68,11 +68,15 @@ async def answer(
     return signals.exit_code
 
 
-def _make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetrics | None) -> ServerState:
+def make_state(llm: AsyncLLM, options: ServerOptions, shared_metrics: SharedMetrics | None = None) -> ServerState:
+    """What all routes share, with metrics that follow the engine."""
     names = options.served_model_name or (llm.info.model,)
-    metrics = Metrics(llm.info, names[0], options.metrics_prefix)
+    metrics = Metrics(
+        llm.info, names[0], options.metrics_prefix, llm.engines.members.size, llm.config.parallel.first_rank
+    )
     llm.observers.append(metrics)
     llm.on_restart.append(metrics.count_engine_restart)
+    llm.engines.state.on_resize.append(metrics.resize)
     before = None if shared_metrics is None else shared_metrics.own()
     if before is not None:
         # Of the process that this one replaces: counters do not go back.

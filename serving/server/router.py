@@ -1,10 +1,11 @@
 """The operations of the server itself."""
 
 from jaxllm.serving.http.operation import Operation, make_router
-from jaxllm.serving.server import answers, routes
+from jaxllm.serving.server import answers, routes, scaling
 
 OPERATIONS = (
     Operation(path="/health", handler=routes.health, tag="Operation", public=True),
+    Operation(path="/live", handler=routes.live, tag="Operation", public=True),
     Operation(path="/ready", handler=routes.ready, tag="Operation", public=True),
     Operation(path="/ping", methods=("GET", "POST"), handler=routes.ping, tag="Operation", public=True),
     Operation(path="/metrics", handler=routes.metrics, tag="Operation", content_type="text/plain", public=True),
@@ -16,6 +17,30 @@ OPERATIONS = (
         handler=routes.reset_prefix_cache,
         tag="Operation",
         response=answers.CacheReset,
+    ),
+    Operation(path="/scale", handler=scaling.show_scale, tag="Operation", response=scaling.ScaleAnswer),
+    Operation(
+        path="/scale",
+        methods=("POST",),
+        handler=scaling.scale,
+        tag="Operation",
+        request=scaling.ScaleRequest,
+        response=scaling.ScaleAnswer,
+    ),
+    Operation(
+        path="/scale_elastic_ep",
+        methods=("POST",),
+        handler=scaling.scale_elastic_ep,
+        tag="Operation",
+        request=scaling.ScaleRequest,
+        response=scaling.ScaledMessage,
+    ),
+    Operation(
+        path="/is_scaling_elastic_ep",
+        methods=("GET", "POST"),
+        handler=scaling.is_scaling,
+        tag="Operation",
+        response=scaling.IsScaling,
     ),
     Operation(
         path="/start_profile",

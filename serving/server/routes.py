@@ -10,7 +10,7 @@ from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.server.answers import CacheReset, Degraded, Load, Profile, Version
-from jaxllm.serving.telemetry.metrics import Measured
+from jaxllm.serving.telemetry.metrics import ProcessMeasured
 from jaxllm.serving.telemetry.shared_metrics import Published
 from jaxllm.version import __version__
 
@@ -26,6 +26,15 @@ async def health(request: Request) -> Response:
     if info.attention_problem is None:
         return Response()
     return json_response(Degraded(attention_backend=info.attention_backend, attention_problem=info.attention_problem))
+
+
+async def live(_: Request) -> Response:
+    """Say with status 200 that this process answers, whatever the engine does: for a liveness probe.
+
+    An engine that ends is restarted by the server, which itself ends once that is of no use. Whoever restarts it
+    earlier, because of /health, restarts the good with the bad.
+    """
+    return Response()
 
 
 async def ping(request: Request) -> Response:
@@ -67,12 +76,12 @@ async def metrics(request: Request) -> Response:
     return Response(body, media_type=content_type)
 
 
-def _exposition(server: ServerState, own: Measured | None, accept: str) -> tuple[bytes, str]:
+def _exposition(server: ServerState, own: ProcessMeasured | None, accept: str) -> tuple[bytes, str]:
     if server.shared_metrics is None:
         return server.metrics.exposition(accept)
     # Whichever process is asked answers for all; which one it was would make no sense in a series.
     others = [each.measured for each in server.shared_metrics.others()]
-    joined = server.metrics.with_others(others, server.shared_metrics.engine(), own)
+    joined = server.metrics.with_others(others, server.shared_metrics.engines(), own)
     return joined.exposition(accept, process=False)
 
 

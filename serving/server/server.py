@@ -14,6 +14,7 @@ from jaxllm.progress import Progress, silent
 from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess
+from jaxllm.serving.ipc.remote.layout import arranged, launches
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.files.store import lock_folder
 from jaxllm.serving.options.server import ServerOptions
@@ -30,7 +31,14 @@ _log = logging.getLogger(__name__)
 def run_server(
     config: EngineConfig, options: ServerOptions, progress: Progress = silent, launch: Launch = EngineProcess
 ) -> int:
-    """`serve` on an event loop of its own, the fastest there is."""
+    """`serve` on an event loop of its own, the fastest there is; without HTTP for a server elsewhere if `headless`."""
+    config = arranged(config, headless=options.headless)
+    if options.headless:
+        configure_logging(options.log_level, json_lines=options.log_format == "json")
+        from jaxllm.serving.ipc.remote.host import run_host
+        from jaxllm.serving.ipc.remote.security import keys_of
+
+        return run_host(config, keys_of(options, config.parallel.data_parallel_address), launch)
     return on_fast_loop(serve(config, options, progress=progress, launch=launch))
 
 
@@ -70,14 +78,14 @@ async def serve(
     Access.of(options)
     if options.files_dir is not None:
         lock_folder(Path(options.files_dir)).close()
-    ReplyFormats.choose(options.tool_call_parser, options.reasoning_parser, "")
-    with Listener(options) as listener:
+    ReplyFormats.of(options, "")
+    with Listener(options) as listener, launches(config, options, launch) as launch_of:
         if options.api_server_count == 1:
-            return await serve_at(listener, config, options, progress=progress, launch=launch)
+            return await serve_at(listener, config, options, progress=progress, launch_of=launch_of)
         from jaxllm.serving.server.workers.supervisor import supervise
 
         with Signals() as signals:
-            return await supervise(listener, signals, config, options, progress=progress, launch=launch)
+            return await supervise(listener, signals, config, options, progress=progress, launch_of=launch_of)
 
 
 async def serve_at(
@@ -86,7 +94,7 @@ async def serve_at(
     options: ServerOptions,
     *,
     progress: Progress = silent,
-    launch: Launch = EngineProcess,
+    launch_of: Callable[[int], Launch] | None = None,
     worker: WorkerContext | None = None,
 ) -> int:
     """`serve` with this process alone answering, at `listener`; `worker`: as one of several."""
@@ -103,7 +111,9 @@ async def serve_at(
                 chat_template=options.chat_template,
                 log_level=options.log_level,
                 json_logs=json_lines,
-                launch=launch if worker is None else worker.launch,
+                launch_of=launch_of if worker is None else worker.launch_of,
+                is_guest=worker is not None,
+                scale=None if worker is None else worker.scale,
                 # Among others, this process does not start the engine: it is told of the next one.
                 max_restarts=options.max_restarts if worker is None else None,
                 restart_window=options.restart_window,
@@ -116,6 +126,8 @@ async def serve_at(
             await cancel(loading)
             return signals.exit_code
         llm = loading.result()
+        if worker is not None:
+            worker.follow(llm)
         try:
             answer = await answering
             return await answer(llm, options, listener, signals, worker, started)

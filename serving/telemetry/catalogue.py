@@ -37,6 +37,7 @@ METRICS = (
     ),
     Described("kv_cache_usage_perc", "gauge", "Share of the KV cache that running requests hold, 0 to 1."),
     Described("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", "kv_cache_usage_perc"),
+    Described("state_snapshots", "gauge", "Snapshots of recurrent layers' states that prefixes can be found with."),
     Described("cache_config_info", "gauge", "Always 1; its labels tell size and type of the KV cache."),
     Described("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
     Described("prefix_cache_hits", "counter", "Prompt tokens found in the prefix cache."),

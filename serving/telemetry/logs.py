@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.engine.stats import StepStats
+from jaxllm.engine.stats import StepStats, together
 from jaxllm.info import EngineInfo
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__
@@ -130,6 +130,7 @@ class ThroughputLog:
         self._refused = 0
         self._clock = clock
         self._stats = StepStats()
+        self._engines: dict[int, StepStats] = {}
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._begin: float | None = None
@@ -142,11 +143,12 @@ class ThroughputLog:
         self._preemptions = 0
         self._interval = _Interval()
 
-    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
-        """Take one message of the engine."""
+    def observe(self, stats: StepStats | None, measured: Measurements | None, engine: int = 0) -> None:
+        """Take one message of an engine."""
         now = self._clock()
         if stats is not None:
-            self._stats = stats
+            self._engines[engine] = stats
+            self._stats = stats if len(self._engines) == 1 else together(self._engines.values())
         if measured is not None:
             self._prompt_tokens += measured.prompt_tokens
             self._generation_tokens += measured.generation_tokens
@@ -220,7 +222,8 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
     """What is served, with which room, and where: a few lines for a person."""
     devices = info.device_kind if info.num_devices == 1 else f"{info.num_devices} x {info.device_kind}"
     room = f"{info.kv_tokens:,} tokens: {info.max_concurrency:,.1f} requests of {info.max_model_len:,} tokens at once"
-    cache = ("KV cache", f"{room}; prefix cache {'on' if info.enable_prefix_caching else 'off'}")
+    kind = "" if info.kv_cache_dtype in ("auto", info.dtype) else f"{info.kv_cache_dtype}; "
+    cache = ("KV cache", f"{room}; {kind}prefix cache {'on' if info.enable_prefix_caching else 'off'}")
     if info.pooling is not None:
         tasks = ", ".join(info.pooling.tasks)
         cache = ("pooling", f"{tasks}: {info.pooling.size:,} numbers of texts up to {info.max_model_len:,} tokens")

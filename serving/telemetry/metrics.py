@@ -1,6 +1,6 @@
-"""Counts what the engine tells and what its requests measure, and says it to Prometheus."""
+"""Counts what engines tell and what their requests measure, and says it to Prometheus."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -18,159 +18,96 @@ from prometheus_client.registry import Collector
 
 from jaxllm.engine.stats import StepStats
 from jaxllm.info import EngineInfo
-from jaxllm.serving.telemetry.catalogue import BY_REASON, METRICS, OF_ENGINE, new_histograms
+from jaxllm.serving.telemetry.catalogue import METRICS, Described
+from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
-from jaxllm.serving.text.measurements import FinishedRequest, Measurements
+from jaxllm.serving.telemetry.step_times import collect_steps
+from jaxllm.serving.text.measurements import Measurements
 
-FINISHED_REASONS = ("stop", "length", "abort")
-ENGINE = "0"
-"""Value of the label `engine`: there is one."""
-
-# What one finished sequence adds to the histograms.
-_OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
-    "e2e_request_latency_seconds": lambda request: request.e2e_seconds,
-    "request_queue_time_seconds": lambda request: request.queue_seconds,
-    "request_inference_time_seconds": lambda request: request.inference_seconds,
-    "request_prefill_time_seconds": lambda request: request.prefill_seconds,
-    "request_decode_time_seconds": lambda request: request.decode_seconds,
-    "request_time_per_output_token_seconds": lambda request: request.seconds_per_output_token,
-    "request_prompt_tokens": lambda request: request.prompt_tokens,
-    "request_generation_tokens": lambda request: request.generation_tokens,
-    "request_max_num_generation_tokens": lambda request: request.max_generation_tokens,
-    "request_params_n": lambda request: request.n,
-}
+Labels = dict[str, str]
 
 
-class Measured(msgspec.Struct):
-    """What was measured of requests so far: by name, counts, and of histograms the counts and the sum."""
+class ProcessMeasured(msgspec.Struct):
+    """What one process has measured so far: of the requests to each engine, and of HTTP."""
 
-    counters: dict[str, int]
-    finished: dict[str, int]
-    histograms: dict[str, tuple[list[int], float]]
+    engines: list[Measured]
     http: HttpMeasured = msgspec.field(default_factory=HttpMeasured)
 
 
-class EngineState(msgspec.Struct):
-    """What an engine has told: its state after the last step, and what was counted of its steps."""
-
-    stats: StepStats
-    measured: Measured
-
-
 class Metrics(Collector):
-    """What Prometheus is told, from numbers of its own in a registry of its own.
+    """What Prometheus is told, from numbers of its own in a registry of its own. Each engine is a label.
 
     One thread observes; any thread may ask for the exposition, which takes some milliseconds.
-
-    Aborted sequences are counted in `request_success` and nowhere else: how long somebody waited who then left says
-    nothing about the engine.
     """
 
-    def __init__(self, info: EngineInfo, model_name: str, prefix: str = "jaxllm") -> None:
-        self._info = info
+    def __init__(
+        self, info: EngineInfo, model_name: str, prefix: str = "jaxllm", engines: int = 1, first: int = 0
+    ) -> None:
+        """Of so many engines, all of which are as `info` says; the number of the `first` may be another than 0."""
+        self._first = first
         self._model_name = model_name
         self._prefix = prefix
-        self._stats = StepStats()
+        self._engines = [EngineMetrics(info) for _ in range(engines)]
         self.http = HttpMetrics()
         """What is counted of HTTP requests."""
-        counters = (metric.source for metric in METRICS if metric.kind == "counter")
-        self._counters = {name: 0 for name in counters if name not in BY_REASON}
-        self._finished = dict.fromkeys(FINISHED_REASONS, 0)
-        self._histograms = new_histograms(info.max_model_len)
 
-    def measured(self) -> Measured:
+    def measured(self) -> ProcessMeasured:
         """What was measured of requests so far, for `with_others` in another process."""
-        return Measured(
-            {name: count for name, count in self._counters.items() if name not in OF_ENGINE},
-            dict(self._finished),
-            {name: histogram.state() for name, histogram in self._histograms.items() if name not in OF_ENGINE},
-            self.http.measured(),
-        )
+        return ProcessMeasured([engine.measured() for engine in self._engines], self.http.measured())
 
-    def engine_state(self) -> EngineState:
-        """What the engine has told, for `with_others` in another process."""
-        return EngineState(
-            self._stats,
-            Measured(
-                {name: count for name, count in self._counters.items() if name in OF_ENGINE},
-                {},
-                {name: histogram.state() for name, histogram in self._histograms.items() if name in OF_ENGINE},
-            ),
-        )
+    def engine_states(self) -> list[EngineState]:
+        """What the engines have told, for `with_others` in another process."""
+        return [engine.state() for engine in self._engines]
 
     def with_others(
-        self, others: Sequence[Measured], engine: EngineState | None = None, own: Measured | None = None
+        self,
+        others: Sequence[ProcessMeasured],
+        engines: Sequence[EngineState] | None = None,
+        own: ProcessMeasured | None = None,
     ) -> "Metrics":
-        """These metrics and what other processes have measured of their requests before the same engine.
+        """These metrics and what other processes have measured of their requests before the same engines.
 
-        `engine` is what was told of it, where somebody has heard more of it than this process; `own` is what this one
-        has measured, if not up to now.
+        `engines` is what was told of them, where somebody has heard more of them than this process; `own` is what this
+        one has measured, if not up to now.
         """
-        joined = Metrics(self._info, self._model_name, self._prefix)
-        engine = engine or self.engine_state()
-        joined._stats = engine.stats
-        for measured in (own or self.measured(), engine.measured, *others):
+        states = engines or self.engine_states()
+        joined = Metrics(self._engines[0].info, self._model_name, self._prefix, len(states), self._first)
+        for number, (known, joint) in enumerate(zip(states, joined._engines, strict=True)):
+            joint.info, joint.stats, joint.is_there = self._engine(number).info, known.stats, known.is_there
+            joint.add(known.measured)
+        for measured in (own or self.measured(), *others):
             joined.add(measured)
         return joined
 
-    def add(self, other: Measured) -> None:
+    def add(self, other: ProcessMeasured) -> None:
         """Add what another process has measured."""
-        for name, count in other.counters.items():
-            self._counters[name] += count
-        for reason, count in other.finished.items():
-            self._finished[reason] += count
-        for name, state in other.histograms.items():
-            self._histograms[name].add(*state)
+        for number, measured in enumerate(other.engines):
+            self._engine(number).add(measured)
         self.http.add(other.http)
 
-    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
-        """Take one message of the engine."""
-        if stats is not None:
-            self._take_stats(stats)
-        if measured is not None:
-            counters, histograms = self._counters, self._histograms
-            counters["prompt_tokens"] += measured.prompt_tokens
-            counters["generation_tokens"] += measured.generation_tokens
-            histograms["time_to_first_token_seconds"].observe_all(measured.first_token_seconds)
-            histograms["inter_token_latency_seconds"].observe_all(measured.inter_token_seconds)
-            if measured.finished:
-                self._take_finished(measured.finished)
+    def observe(self, stats: StepStats | None, measured: Measurements | None, engine: int = 0) -> None:
+        """Take one message of an engine."""
+        self._engine(engine).observe(stats, measured)
+
+    def resize(self, size: int) -> None:
+        """There are so many engines now. What was counted of others stays: counters do not go back."""
+        self._engine(size - 1)
+        for number, engine in enumerate(self._engines):
+            engine.is_there = number < size
+
+    def _engine(self, number: int) -> EngineMetrics:
+        while number >= len(self._engines):
+            self._engines.append(EngineMetrics(self._engines[0].info))
+        return self._engines[number]
 
     def count_api_server_restart(self) -> None:
         """Another API server process has taken the place of one that ended."""
-        self._counters["api_server_restarts"] += 1
+        self._engines[0].counters["api_server_restarts"] += 1
 
-    def count_engine_restart(self, info: EngineInfo) -> None:
+    def count_engine_restart(self, info: EngineInfo, engine: int = 0) -> None:
         """Another engine has taken the place of one that ended."""
-        self._info = info
-        self._counters["engine_restarts"] += 1
-
-    def _take_stats(self, stats: StepStats) -> None:
-        before, self._stats = self._stats, stats
-        counters, histograms, steps = self._counters, self._histograms, stats.num_steps
-        counters["prefix_cache_queries"] += _grown(before.prefix_queries, stats.prefix_queries)
-        counters["prefix_cache_hits"] += _grown(before.prefix_hits, stats.prefix_hits)
-        counters["num_preemptions"] += _grown(before.num_preemptions, stats.num_preemptions)
-        counters["compilations_after_warmup"] += _grown(before.num_compilations, stats.num_compilations)
-        if stats.preemptions:
-            histograms["request_num_preemptions"].observe_all(stats.preemptions)
-        if steps:
-            # Of several steps in one message only the sum is known.
-            histograms["iteration_tokens_total"].observe((stats.num_tokens + stats.num_last) / steps, steps)
-            histograms["step_seconds"].observe(stats.step_seconds / steps, steps)
-            histograms["batch_fill"].observe(stats.num_tokens / stats.bucket_tokens, steps)
-
-    def _take_finished(self, finished: Sequence[FinishedRequest]) -> None:
-        for request in finished:
-            self._finished[request.reason] += 1
-        done = [request for request in finished if request.reason != "abort"]
-        for name, value_of in _OF_FINISHED.items():
-            values = [value for value in map(value_of, done) if value is not None]
-            self._histograms[name].observe_all(values)
-        longest = self._info.max_model_len
-        self._histograms["request_params_max_tokens"].observe_all(
-            [longest - each.prompt_tokens if each.max_tokens is None else each.max_tokens for each in done]
-        )
+        self._engine(engine).info = info
+        self._engine(engine).counters["engine_restarts"] += 1
 
     def exposition(self, accept: str = "", *, process: bool = True) -> tuple[bytes, str]:
         """(body, content type) for an Accept header: Prometheus' text format, or OpenMetrics where it is asked for.
@@ -189,64 +126,74 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now; the registry calls it."""
-        labels = {"model_name": self._model_name, "engine": ENGINE}
+        engines = [
+            ({"model_name": self._model_name, "engine": str(n)}, each)
+            for n, each in enumerate(self._engines, self._first)
+        ]
         for metric in METRICS:
-            name = f"{self._prefix}:{metric.name}"
-            match metric.kind:
-                case "gauge":
-                    gauge = GaugeMetricFamily(name, metric.meaning)
-                    if metric.source == "num_requests_waiting_by_reason":
-                        for reason, number in self._waiting().items():
-                            gauge.add_sample(name, {**labels, "reason": reason}, number)
-                    else:
-                        own, value = self._gauge(metric.source)
-                        gauge.add_sample(name, own or labels, value)
-                    yield gauge
-                case "counter":
-                    counter = CounterMetricFamily(name, metric.meaning)
-                    for more, count in self._counts(metric.source):
-                        counter.add_sample(f"{name}_total", {**labels, **more}, count)
-                    yield counter
-                case "histogram":
-                    histogram = self._histograms[metric.source]
-                    family = HistogramMetricFamily(name, metric.meaning, labels=list(labels))
-                    family.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
-                    yield family
+            yield self._family(metric, engines)
+        yield from collect_steps(
+            self._prefix, [(labels, each.steps, each.info.planned_step_seconds) for labels, each in engines]
+        )
         yield from self.http.collect()
 
-    def _waiting(self) -> dict[str, int]:
-        """Requests that wait, by reason."""
-        deferred = self._stats.num_deferred
-        return {"capacity": self._stats.num_waiting - deferred, "deferred": deferred}
-
-    def _counts(self, name: str) -> list[tuple[dict[str, str], int]]:
-        """Values of a counter, with the labels that tell them apart."""
-        if name == "request_success":
-            return [({"finished_reason": reason}, count) for reason, count in self._finished.items()]
-        if name == "admission_rejections":
-            return [({"reason": reason}, count) for reason, count in self.http.rejections.items()]
-        return [({}, self._counters[name])]
-
-    def _gauge(self, name: str) -> tuple[dict[str, str], float]:
-        """Value of a gauge, with its labels if they are not the usual ones."""
-        match name:
-            case "num_requests_running":
-                return {}, self._stats.num_running
-            case "num_requests_waiting":
-                return {}, self._stats.num_waiting
-            case "kv_cache_usage_perc":
-                return {}, self._stats.kv_usage
-        assert name == "cache_config_info"
-        info = self._info
-        return {
-            "block_size": str(info.block_size),
-            "num_gpu_blocks": str(info.num_pages - 1),
-            "cache_dtype": info.dtype,
-            "enable_prefix_caching": str(info.enable_prefix_caching),
-            "engine": ENGINE,
-        }, 1.0
+    def _family(self, metric: Described, engines: Sequence[tuple[Labels, EngineMetrics]]) -> Metric:
+        """One metric of all engines."""
+        name = f"{self._prefix}:{metric.name}"
+        match metric.kind:
+            case "gauge":
+                gauge = GaugeMetricFamily(name, metric.meaning)
+                for labels, engine in engines:
+                    if not engine.is_there:
+                        continue
+                    for own, value in _gauges(metric.source, labels, engine):
+                        gauge.add_sample(name, own, value)
+                return gauge
+            case "counter":
+                counter = CounterMetricFamily(name, metric.meaning)
+                # What is counted of HTTP belongs to no engine: the first one has it.
+                for number, (labels, engine) in enumerate(engines):
+                    rejections = self.http.rejections if number == 0 else {}
+                    for more, count in _counts(metric.source, engine, rejections):
+                        counter.add_sample(f"{name}_total", {**labels, **more}, count)
+                return counter
+            case "histogram":
+                family = HistogramMetricFamily(name, metric.meaning, labels=list(engines[0][0]))
+                for labels, engine in engines:
+                    histogram = engine.histograms[metric.source]
+                    family.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
+                return family
 
 
-def _grown(before: int, now: int) -> int:
-    """By how much a total has grown; an engine that was started again counts from 0."""
-    return now - before if now >= before else now
+def _counts(name: str, engine: EngineMetrics, rejections: dict[str, int]) -> list[tuple[Labels, int]]:
+    """Values of a counter, with the labels that tell them apart."""
+    if name == "request_success":
+        return [({"finished_reason": reason}, count) for reason, count in engine.finished.items()]
+    if name == "admission_rejections":
+        return [({"reason": reason}, count) for reason, count in rejections.items()]
+    return [({}, engine.counters[name])]
+
+
+def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labels, float]]:
+    """Values of a gauge, with their labels."""
+    match name:
+        case "num_requests_running":
+            return [(labels, engine.stats.num_running)]
+        case "num_requests_waiting":
+            return [(labels, engine.stats.num_waiting)]
+        case "num_requests_waiting_by_reason":
+            return [({**labels, "reason": reason}, number) for reason, number in engine.waiting().items()]
+        case "kv_cache_usage_perc":
+            return [(labels, engine.stats.kv_usage)]
+        case "state_snapshots":
+            return [(labels, engine.stats.num_snapshots)]
+    assert name == "cache_config_info"
+    info = engine.info
+    config = {
+        "block_size": str(info.block_size),
+        "num_gpu_blocks": str(info.num_pages - 1),
+        "cache_dtype": info.kv_cache_dtype,
+        "enable_prefix_caching": str(info.enable_prefix_caching),
+        "engine": labels["engine"],
+    }
+    return [(config, 1.0)]

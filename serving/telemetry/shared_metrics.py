@@ -1,17 +1,21 @@
 """Where API server processes write what they have measured, so that each can answer for all."""
 
 import mmap
+import os
 import struct
+import tempfile
 import zlib
 from typing import IO, Any
 
 import msgspec
 
-from jaxllm.serving.telemetry.metrics import EngineState, Measured
+from jaxllm.config import MAX_ENGINES
+from jaxllm.serving.telemetry.engine_metrics import EngineState
+from jaxllm.serving.telemetry.metrics import ProcessMeasured
 
 _HEAD = struct.Struct("!QII")
-_HALF_BYTES = 1 << 17
-_SLOT_BYTES = 2 * _HALF_BYTES
+_HALF_BYTES = MAX_ENGINES << 17
+"""Room for that many engines; what is not used takes no memory."""
 _ATTEMPTS = 20
 
 
@@ -19,7 +23,7 @@ class Published(msgspec.Struct):
     """What one process has to say: its requests in flight, and all that was measured in its place."""
 
     load: int
-    measured: Measured
+    measured: ProcessMeasured
 
 
 class SharedMetrics:
@@ -33,6 +37,7 @@ class SharedMetrics:
         """`handle` is a file of `size_of(count)` bytes; this process writes slot `index`."""
         self._map = mmap.mmap(handle, size_of(count))
         self._index, self._count = index, count
+        self._half = _HALF_BYTES
         self._last = b""
 
     def publish(self, published: Published) -> None:
@@ -51,16 +56,16 @@ class SharedMetrics:
         found = (self._decode(index, Published) for index in range(self._count) if index != self._index)
         return [published for published in found if published is not None]
 
-    def publish_engine(self, state: EngineState) -> None:
-        """Write what is known of the engine: for the supervisor."""
-        data = msgspec.msgpack.encode(state)
+    def publish_engines(self, states: list[EngineState]) -> None:
+        """Write what is known of the engines: for the supervisor."""
+        data = msgspec.msgpack.encode(states)
         if data != self._last:
             self._write(self._count, data)
             self._last = data
 
-    def engine(self) -> EngineState | None:
-        """What is known of the engine."""
-        return self._decode(self._count, EngineState)
+    def engines(self) -> list[EngineState] | None:
+        """What is known of the engines."""
+        return self._decode(self._count, list[EngineState])
 
     def clear_load(self, index: int) -> None:
         """The process of this place is gone, and its requests with it; what it has measured stays."""
@@ -70,10 +75,10 @@ class SharedMetrics:
             self._write(index, msgspec.msgpack.encode(published))
 
     def _write(self, index: int, data: bytes) -> None:
-        assert len(data) <= _HALF_BYTES - _HEAD.size
+        assert len(data) <= self._half - _HEAD.size
         number, _ = self._newest(index)
         number += 1
-        start = index * _SLOT_BYTES + number % 2 * _HALF_BYTES
+        start = (2 * index + number % 2) * self._half
         head = _HEAD.pack(number, len(data), _checksum(number, data))
         self._map[start : start + _HEAD.size + len(data)] = head + data
 
@@ -84,7 +89,7 @@ class SharedMetrics:
     def _newest(self, index: int) -> tuple[int, bytes]:
         """The newer of the halves that are whole, with its number; (0, empty) when nothing was said yet."""
         for _ in range(_ATTEMPTS):
-            halves = (self._read(index * _SLOT_BYTES + half * _HALF_BYTES) for half in (0, 1))
+            halves = (self._read((2 * index + half) * self._half) for half in (0, 1))
             newest = max(halves, key=lambda half: half[0])
             if newest[0]:
                 return newest
@@ -92,7 +97,7 @@ class SharedMetrics:
 
     def _read(self, start: int) -> tuple[int, bytes]:
         number, length, checksum = _HEAD.unpack(self._map[start : start + _HEAD.size])
-        data = self._map[start + _HEAD.size : start + _HEAD.size + min(length, _HALF_BYTES - _HEAD.size)]
+        data = self._map[start + _HEAD.size : start + _HEAD.size + min(length, self._half - _HEAD.size)]
         return (number, data) if _checksum(number, data) == checksum else (0, b"")
 
     def close(self) -> None:
@@ -106,7 +111,14 @@ def _checksum(number: int, data: bytes) -> int:
 
 def size_of(count: int) -> int:
     """Bytes of the file for `count` processes."""
-    return (count + 1) * _SLOT_BYTES
+    return 2 * (count + 1) * _HALF_BYTES
+
+
+def open_file() -> IO[bytes]:
+    """An empty file without a name: in memory where the system has that, so that a full disk ends nobody."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("jaxllm-metrics"), "r+b")
+    return tempfile.TemporaryFile()
 
 
 def make_file(file: IO[bytes], count: int) -> int:

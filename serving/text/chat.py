@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, RequestError, nearest
+from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -38,7 +39,8 @@ def render_chat(
         )
     if chat_template is None and not tokenizer.hf.chat_template:
         raise RequestError(
-            "this model's tokenizer has no chat template: give one with chat_template=..., or use generate() with "
+            "this model's tokenizer has no chat template: give one with chat_template=... (--chat-template): "
+            f"a file, Jinja text, or one of {', '.join(NAMED_TEMPLATES)}; or use generate() (/v1/completions) with "
             "plain text",
             "chat_template",
         )
@@ -145,13 +147,20 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
     return dict(tool)
 
 
-def load_chat_template(text_or_path: str) -> str:
-    """A chat template given as a file's name or as Jinja text. Raises `ConfigError` when it is neither."""
-    if "{" in text_or_path or "\n" in text_or_path:
-        return text_or_path
+def load_chat_template(name: str) -> str:
+    """A chat template given by a name of `NAMED_TEMPLATES`, by a file, or as Jinja text.
+
+    A file with such a name is given as `./name`. Raises `ConfigError` when it is none of these.
+    """
+    if "{" in name or "\n" in name:
+        return name
+    named = named_template(name)
+    if named is not None:
+        return named
     try:
-        return Path(text_or_path).read_text(encoding="utf-8")
+        return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"chat template {text_or_path!r} is neither Jinja text nor a readable file: {error}"
+            f"chat template {name!r} is neither Jinja text nor a readable file ({error}), nor one of "
+            f"{', '.join(NAMED_TEMPLATES)}{nearest(name, NAMED_TEMPLATES)}"
         ) from None

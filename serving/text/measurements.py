@@ -179,7 +179,7 @@ class SequenceTimes:
 
 
 class Observer(Protocol):
-    """Sees every message of the engine, on the event loop."""
+    """Sees every message of every engine, on the event loop."""
 
-    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
-        """Take the state after a step, and what was measured of the requests in it."""
+    def observe(self, stats: StepStats | None, measured: Measurements | None, engine: int = 0) -> None:
+        """Take the state after a step of an engine, and what was measured of the requests in it."""

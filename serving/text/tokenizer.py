@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.models.checkpoint.other_formats import TOKENIZER_PROBLEM
 from jaxllm.serving.text.control_tokens import ChatPrompt, ControlTokens
 from jaxllm.serving.text.length import TextLength
 
@@ -101,6 +102,8 @@ def import_transformers() -> Any:
 
 def check_files(folder: Path) -> None:
     """Raise `ConfigError` for a folder without files of a tokenizer. Anything else may be a hub id."""
+    if (folder / TOKENIZER_PROBLEM).is_file():
+        raise ConfigError((folder / TOKENIZER_PROBLEM).read_text(encoding="utf-8"))
     if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
         raise ConfigError(f"no tokenizer files (tokenizer.json, ...) in {folder}: give another with tokenizer=...")
 

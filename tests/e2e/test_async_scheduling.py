@@ -116,7 +116,7 @@ def test_the_device_has_the_page_table_of_the_host(crowded: Engine, prompts: lis
     table, compared = crowded.scheduler.table, 0
     while crowded.has_unfinished_requests():
         crowded.step()
-        on_device = np.asarray(crowded.runner._state.page_table)
+        on_device = np.asarray(crowded.runner.calls.state.page_table)
         for slot in (each.slot for each in table.requests if each is not None):
             used = crowded.pages.pages_for(int(table.num_computed[slot]))
             assert np.array_equal(on_device[slot, :used], table.block_table[slot, :used])

@@ -47,7 +47,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is a list": (lambda folder: (folder / "config.json").write_text("[]"), "config.json"),
     "unknown architecture": (
         lambda folder: edit_config(folder, architectures=["LlamaForCausalLMM"]),
-        "LlamaForCausalLMM is not supported; did you mean 'LlamaForCausalLM'",
+        "LlamaForCausalLMM is not supported; the nearest names are LlamaForCausalLM",
     ),
 }
 

@@ -76,7 +76,12 @@ def test_an_aborted_prompt_says_when_it_was_scheduled(engine: Engine) -> None:
 def test_merged_steps() -> None:
     first = StepStats(3, 4, 0.5, 2, 17, 32, 0.25, 100, 50, 1, 2, 1)
     then = StepStats(1, 0, 0.25, 1, 7, 8, 0.5, 120, 60, 1, 2, 1)
-    assert first.merged(then) == StepStats(1, 0, 0.25, 3, 24, 40, 0.75, 120, 60, 1, 2, 2)
+    shapes = ((32, 1, 0.25), (8, 1, 0.5))
+    assert first.merged(then) == StepStats(1, 0, 0.25, 3, 24, 40, 0.75, 120, 60, 1, 2, 2, merged_shapes=shapes)
+    again = first.merged(then).merged(first)
+    assert again.shapes() == ((32, 2, 0.5), (8, 1, 0.5))
+    assert first.shapes() == ((32, 1, 0.25),)
+    assert StepStats().shapes() == StepStats().merged(StepStats()).shapes() == ()
 
 
 def test_travels_as_a_message() -> None:

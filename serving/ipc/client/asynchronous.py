@@ -16,6 +16,7 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch
 from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation
 from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
+from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
     Abort,
@@ -30,7 +31,7 @@ from jaxllm.serving.ipc.messages import (
     ToEngine,
 )
 from jaxllm.serving.text.engine import Follower
-from jaxllm.serving.text.measurements import Measurements, Observer
+from jaxllm.serving.text.measurements import Measurements
 from jaxllm.serving.text.output_processor import Processed
 
 logger = logging.getLogger(__name__)
@@ -44,21 +45,20 @@ class AsyncEngine:
     """
 
     def __init__(
-        self, *, max_queued_requests: int | None, step_timeout: float, launch: Launch, restarts: RestartBudget
+        self, number: int, shared: SharedState, *, step_timeout: float, launch: Launch, restarts: RestartBudget
     ) -> None:
-        """As `AsyncLLM.start`."""
-        self.observers: list[Observer] = []
-        self.on_restart: list[Callable[[EngineInfo], None]] = []
+        """As `AsyncLLM.start`. It is engine `number` of those that share a state."""
+        self.number = number
+        self._shared = shared
         self.health = EngineHealth()
         self.info: EngineInfo
         """The model and its limits."""
         self._loop = asyncio.get_running_loop()
-        self._max_queued = max_queued_requests
         self._events = EventQueue[tuple[int, FromEngine | EngineError]](self._take_events)
         self._supervisor = EngineSupervisor(self, launch, restarts)
         self._heartbeat = Heartbeat(step_timeout)
         self._followed: Follower[Any] | None = None
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(shared.admission)
         self._reconciliation = Reconciliation(self._in_flight)
         self._replies: dict[int, asyncio.Future[Called]] = {}
         self._numbers = itertools.count()
@@ -85,6 +85,11 @@ class AsyncEngine:
         return len(self._in_flight)
 
     @property
+    def idle(self) -> asyncio.Event:
+        """Set while no request is in flight."""
+        return self._in_flight.idle
+
+    @property
     def _outputs(self) -> Follower[Any]:
         assert self._followed is not None, "nothing is served yet"
         return self._followed
@@ -102,14 +107,11 @@ class AsyncEngine:
     ) -> list[Any]:
         """Send prepared requests, all or none; a reader for each, made of it and of what ends it early.
 
-        `make_message` is called with the children of a request. Raises `QueueFullError` when too many wait already,
-        `EngineError` when there is no engine and none to come soon, and `RequestError` for an id in use.
+        They have been admitted, and the engine is there, or will be soon. `make_message` is called with the children of
+        a request.
         """
         outputs, send = self._outputs, self._supervisor.connection.send
         readers = [make_reader(request, self._abort_one) for request in requests]
-        self.health.check_soon()
-        most = None if self._max_queued is None else self.info.max_num_seqs + self._max_queued
-        self._in_flight.check(requests, most)
         if self.health.down is None:
             self._heartbeat.expect()
         for request, reader in zip(requests, readers, strict=True):
@@ -156,15 +158,9 @@ class AsyncEngine:
 
     # Life and death
 
-    async def drain(self, seconds: float) -> bool:
-        """Wait until nothing is in flight. False when that takes longer. An engine that ends now is not replaced."""
+    def retire(self) -> None:
+        """From now on an engine that ends is not replaced."""
         self._supervisor.retire()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._in_flight.idle.wait()
-        except TimeoutError:
-            return False
-        return True
 
     def fail_all(self, message: str) -> None:
         """End every request with `EngineError(message)`."""
@@ -225,8 +221,8 @@ class AsyncEngine:
         self.info = info
         self._heartbeat.heard(owed=self._owes())
         self.health.resume()
-        for restarted in self.on_restart:
-            restarted(info)
+        for restarted in self._shared.on_restart:
+            restarted(info, self.number)
 
     def take_loss(self, error: EngineError) -> None:
         """There will be no other engine."""
@@ -281,8 +277,8 @@ class AsyncEngine:
         self._observe(stats, processed.measurements)
 
     def _observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
-        for observer in self.observers:
-            observer.observe(stats, measured)
+        for observer in self._shared.observers:
+            observer.observe(stats, measured, self.number)
 
     # Which requests there are
 

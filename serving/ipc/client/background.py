@@ -1,12 +1,13 @@
-"""The synchronous client: an engine in a process of its own, driven as if it were in this one."""
+"""The synchronous client: engines in processes of their own, driven as if there were one in this process."""
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import EngineError
+from jaxllm.errors import ConfigError, EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.limits import PoolingLimits
@@ -14,6 +15,9 @@ from jaxllm.pooling.request import PoolingRequest
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import EngineConnection
+from jaxllm.serving.ipc.client.placement import as_first, on_own_devices
+from jaxllm.serving.ipc.client.process import EngineProcess
+from jaxllm.serving.ipc.client.router import Router
 from jaxllm.serving.ipc.messages import (
     Abort,
     Add,
@@ -28,30 +32,57 @@ from jaxllm.serving.ipc.messages import (
 
 
 class BackgroundEngine:
-    """What `jaxllm.engine.engine.Engine` does, in another process: the caller's work and the steps go on side by side.
+    """What `jaxllm.engine.engine.Engine` does, in other processes: the caller's work and the steps go on side by side.
 
-    Not thread-safe, like the engine. When the process ends, every call raises `EngineError`.
+    There are `data_parallel_size` engines, among which requests are shared out. Not thread-safe, like the engine. When
+    a process ends, every call raises `EngineError`.
     """
 
     def __init__(self, config: EngineConfig, progress: Progress) -> None:
-        self._events: SimpleQueue[FromEngine | EngineError] = SimpleQueue()
-        self._connection = EngineConnection(self._events.put, self._events.put)
-        info = self._connection.start(config, progress=progress, log_level="warning")
+        if config.parallel.data_parallel_size_local is not None:
+            raise ConfigError("data_parallel_size_local: engines on other hosts are for `jaxllm serve`; leave it out")
+        self._events: SimpleQueue[tuple[int, FromEngine | EngineError]] = SimpleQueue()
+        self._router = Router(config.parallel.data_parallel_routing)
+        self._numbers = range(config.parallel.data_parallel_size)
+        self._connections = [self._connect(number, config) for number in self._numbers]
+        try:
+            info = self._start(config, progress)
+        except BaseException:
+            self._close()
+            raise
         self._limits = RequestLimits.of(info) if info.pooling is None else PoolingLimits.of(info)
-        self._unfinished: set[str] = set()
+        self._unfinished: dict[str, int] = {}
         self._waiting: list[EngineOutput] = []
         self._calls = 0
         self._error: EngineError | None = None
 
+    def _connect(self, number: int, config: EngineConfig) -> EngineConnection:
+        def hear(message: FromEngine | EngineError) -> None:
+            self._events.put((number, message))
+
+        return EngineConnection(hear, hear, on_own_devices(EngineProcess, config, number))
+
+    def _start(self, config: EngineConfig, progress: Progress) -> EngineInfo:
+        """The first process compiles; the others, which come after it at once, find everything on disk."""
+        first, *others = self._connections
+        info = first.start(config, progress=progress, log_level="warning")
+        config = as_first(config, info)
+        with ThreadPoolExecutor(max(len(others), 1), "engine-start") as pool:
+            starting = [pool.submit(each.start, config, log_level="warning") for each in others]
+            for done, each in enumerate(starting, 2):
+                each.result()
+                progress("Starting engines", done, len(self._connections))
+        return info
+
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent) -> "BackgroundEngine":
-        """Start the process and load the model. Raises `ConfigError`, `CapacityError` and `EngineError`."""
+        """Start the processes and load the model. Raises `ConfigError`, `CapacityError` and `EngineError`."""
         return cls(config, progress)
 
     @property
     def info(self) -> EngineInfo:
-        """The model and its limits."""
-        return self._connection.info
+        """The model and its limits: those of the first engine."""
+        return self._connections[0].info
 
     def add_request(self, request: Any) -> None:
         """Queue a `Request`, or of a pooling model a `PoolingRequest`.
@@ -60,71 +91,95 @@ class BackgroundEngine:
         """
         self._check_alive()
         self._limits.check(request)
-        self._connection.send(Pool.of(request) if isinstance(request, PoolingRequest) else Add.of([request]))
-        self._unfinished.add(request.request_id)
+        salt = getattr(request, "cache_salt", None)
+        number = self._router.choose(self._numbers, request.prompt_token_ids, salt=salt)
+        message = Pool.of(request) if isinstance(request, PoolingRequest) else Add.of([request])
+        self._connections[number].send(message)
+        self._unfinished[request.request_id] = number
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without further outputs. Unknown or finished ones are ignored."""
-        known = [request_id for request_id in as_request_ids(request_ids) if request_id in self._unfinished]
-        self._unfinished.difference_update(known)
-        if known and self._error is None:
-            self._connection.send(Abort(known))
+        known: dict[int, list[str]] = {}
+        for request_id in as_request_ids(request_ids):
+            if request_id in self._unfinished:
+                known.setdefault(self._unfinished.pop(request_id), []).append(request_id)
+        if self._error is None:
+            for number, names in known.items():
+                self._connections[number].send(Abort(names))
 
     def finish_request(self, request_id: str, stop_reason: str) -> None:
         """End a request whose text holds a stop string."""
-        self._unfinished.discard(request_id)
-        self._connection.send(Finish([(request_id, stop_reason)]))
+        number = self._unfinished.pop(request_id, None)
+        if number is not None:
+            self._connections[number].send(Finish([(request_id, stop_reason)]))
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to wait for."""
         return bool(self._unfinished)
 
     def step(self) -> list[EngineOutput]:
-        """Wait for outputs, and return all there are. Raises `EngineError` when the engine ends."""
+        """Wait for outputs, and return all there are. Raises `EngineError` when an engine ends."""
         outputs, self._waiting = self._waiting, []
         while not outputs and self._unfinished:
-            outputs += self._take(self._events.get())
+            outputs += self._take(*self._events.get())
             while True:
                 try:
-                    outputs += self._take(self._events.get_nowait())
+                    outputs += self._take(*self._events.get_nowait())
                 except Empty:
                     break
-        self._unfinished.difference_update(output.request_id for output in outputs if output.finished)
+        for output in outputs:
+            if output.finished:
+                self._unfinished.pop(output.request_id, None)
         return outputs
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while requests run."""
-        return bool(self._call("reset_prefix_cache"))
+        results = self._call("reset_prefix_cache")
+        for number in self._numbers:
+            self._router.forget_prefixes(number)
+        return all(results)
 
     def start_profile(self) -> str:
         """See `Profiler.start`."""
-        return str(self._call("start_profile"))
+        return str(self._call("start_profile")[0])
 
     def stop_profile(self) -> str:
         """See `Profiler.stop`."""
-        return str(self._call("stop_profile"))
+        return str(self._call("stop_profile")[0])
 
-    def _call(self, method: EngineMethod) -> bool | str | None:
-        """What a method of the engine returns. Raises the `RequestError` that it raises."""
+    def _call(self, method: EngineMethod) -> list[bool | str | None]:
+        """What a method of each engine returns. Raises the `RequestError` that one raises."""
         self._check_alive()
         self._calls += 1
-        self._connection.send(Call(self._calls, method))
-        while True:
-            message = self._events.get()
+        for connection in self._connections:
+            connection.send(Call(self._calls, method))
+        called: dict[int, Called] = {}
+        while len(called) < len(self._connections):
+            number, message = self._events.get()
             if isinstance(message, Called):
-                return message.outcome()
-            self._waiting += self._take(message)
+                called[number] = message
+            else:
+                self._waiting += self._take(number, message)
+        return [called[number].outcome() for number in self._numbers]
 
     def close(self) -> None:
-        """End the process. The engine cannot be used afterwards."""
+        """End the processes. The engine cannot be used afterwards."""
         self._error = self._error or EngineError("this engine is closed")
-        self._connection.close()
+        self._close()
 
-    def _take(self, message: FromEngine | EngineError) -> list[EngineOutput]:
+    def _close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def _take(self, number: int, message: FromEngine | EngineError) -> list[EngineOutput]:
         if isinstance(message, EngineError):
             self._error = message
             raise message
-        return message.outputs if isinstance(message, Outputs) else []
+        if not isinstance(message, Outputs):
+            return []
+        if message.stats is not None:
+            self._router.observe(number, message.stats)
+        return message.outputs
 
     def _check_alive(self) -> None:
         if self._error is not None:

@@ -46,6 +46,9 @@ class EngineHandle(Protocol):
     def kill(self, reason: str) -> None:
         """End it at once, because it does not do what it should."""
 
+    def reach(self, folder: str) -> str:
+        """The folder, as the engine sees it, of the sockets of one more client."""
+
 
 Launch = Callable[[str, Callable[[str], None]], EngineHandle]
 """Starts an engine for the sockets in a folder; the function is called when it has ended, with what can be said."""
@@ -84,6 +87,9 @@ class EngineConnection:
 
         Raises `ConfigError` and `CapacityError` as the engine does, and `EngineError` when the process ends.
         """
+        # Engines on other hosts see nothing of this one's memory.
+        local = config.parallel.data_parallel_size_local is None and not config.is_on_ray
+        self._encoder.encoder.share &= local
         # Only this user may enter the folder, so nobody else reaches the sockets.
         self._folder = tempfile.mkdtemp(prefix="jaxllm-")
         self._context = zmq.Context()
@@ -151,6 +157,11 @@ class EngineConnection:
         """Kill the process at once, for a reason; `on_end` will say that it has ended. Only after `start`."""
         assert self._process is not None
         self._process.kill(reason)
+
+    def reach(self, folder: str) -> str:
+        """The folder of another client's sockets, as the engine sees it. Only after `start`."""
+        assert self._process is not None
+        return self._process.reach(folder)
 
     def join(self, seconds: float) -> bool:
         """Wait until the process has ended and everything of it is given back; whether it has."""

@@ -86,6 +86,21 @@ class EngineHealth:
         if error is not None:
             raise error
 
+    @property
+    def is_up(self) -> bool:
+        """Whether there is an engine that answers."""
+        return self.error is None and self.down is None
+
+    @property
+    def state(self) -> str:
+        """One word for people: `up`, `starting` (again, after its end) or `gone`."""
+        return "gone" if self.error is not None else "up" if self.down is None else "starting"
+
+    @property
+    def is_soon(self) -> bool:
+        """Whether there is an engine, or one to come soon."""
+        return self.error is None and (self.down is None or self._loop.time() <= self._down_until)
+
     def check_soon(self) -> None:
         """Raise `EngineError` when there is no engine, and none to come soon."""
         if self.error is not None:

@@ -1,26 +1,25 @@
 """The requests in flight, as this side of the engine knows them."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxllm.errors import QueueFullError, RequestError
+from jaxllm.serving.ipc.client.admission import Admission
 
 
 class InFlight:
-    """Readers by request, counted in sequences. Belongs to an event loop.
+    """Readers by request, of one engine. Belongs to an event loop.
 
     A reader has `request`, `put`, `fail` and `close`, as an `OutputStream` has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
+        """`admission` counts the requests of all engines."""
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
+        self._admission = admission
         self._readers: dict[str, Any] = {}
-        self._sequences = 0
-        self._by_owner: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -39,44 +38,16 @@ class InFlight:
         """All requests."""
         return list(self._readers)
 
-    def check(self, requests: Sequence[Any], most: int | None) -> None:
-        """Raise `QueueFullError` if these are too many beside `most` sequences, `RequestError` for an id in use."""
-        count = sum(len(request.children) for request in requests)
-        if most is not None and self._sequences + count > most and self._has_its_share(requests, count, most):
-            raise QueueFullError(f"{self._sequences} sequences run or wait already, of {most}: try again later")
-        known: set[str] = set()
-        for request in requests:
-            name = request.request_id
-            if name in self._readers or name in known:
-                raise RequestError(f"request_id={name!r} is in use", "request_id")
-            known.add(name)
-
-    def _has_its_share(self, requests: Sequence[Any], count: int, most: int) -> bool:
-        """Whether these are too many for their owner when all places are taken.
-
-        Those who hold less than an equal part still find room, so that nobody can take all places from the others.
-        """
-        owner = _owner(requests[0])
-        others = len(self._by_owner.keys() - {owner})
-        return not others or self._by_owner[owner] + count > most // (others + 1)
-
     def add(self, request: Any, reader: Any) -> None:
         """One more request."""
         self._readers[request.request_id] = reader
-        self._sequences += len(request.children)
-        self._by_owner[_owner(request)] += len(request.children)
+        self._admission.add(request)
         self.idle.clear()
 
     def remove(self, request_id: str) -> Any:
         """A request has ended; returns its reader."""
         reader = self._readers.pop(request_id)
-        self._sequences -= len(reader.request.children)
-        owner = _owner(reader.request)
-        self._by_owner[owner] -= len(reader.request.children)
-        if not self._by_owner[owner]:
-            del self._by_owner[owner]
-        if reader.request.reservation is not None:
-            reader.request.reservation.settle()
+        self._admission.remove(reader.request)
         if not self._readers:
             self.idle.set()
         return reader
@@ -113,8 +84,3 @@ class Reconciliation:
         names = {running[child]: asked[child] for child in unknown if child in running and child in asked}
         # The name may be that of a newer request by now.
         return [name for name, reader in names.items() if self._in_flight.get(name) is reader]
-
-
-def _owner(request: Any) -> str:
-    name: str = request.children[0].owner.name
-    return name

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from jaxllm import version
@@ -23,14 +23,23 @@ class EngineProcess:
     its standard input is closed, by `end` or because this process is gone.
     """
 
-    def __init__(self, folder: str, on_exit: Callable[[str], None], module: str = ENGINE_MODULE) -> None:
-        """`folder` is where the sockets are. `on_exit` is called in a thread, with what can be said of the end."""
+    def __init__(
+        self,
+        folder: str,
+        on_exit: Callable[[str], None],
+        module: str = ENGINE_MODULE,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """`folder` is where the sockets are. `on_exit` is called in a thread, with what can be said of the end.
+
+        `variables` are added to its environment.
+        """
         self._child = subprocess.Popen(
             # -P: a file of the user's called jax.py must not be imported from the working directory.
             [sys.executable, "-P", "-m", module, folder],
             stdin=subprocess.PIPE,
             stdout=_stderr(),
-            env=environment(),
+            env={**environment(), **(variables or {})},
             # Ctrl-C in a terminal goes to a whole group of processes; this one is to decide alone.
             start_new_session=True,
         )
@@ -60,6 +69,10 @@ class EngineProcess:
         """Kill the process at once."""
         del reason  # Whoever kills it will say so.
         self._child.kill()
+
+    def reach(self, folder: str) -> str:
+        """The folder of a client's sockets, as the process sees it."""
+        return folder
 
     def _wait(self) -> None:
         self._on_exit(describe_exit(self._child.wait()))

@@ -13,6 +13,7 @@ from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import silent
 from jaxllm.serving.ipc.client.connection import EngineConnection, Launch
+from jaxllm.serving.ipc.client.threads import in_own_thread
 from jaxllm.serving.ipc.messages import FromEngine
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class EngineSupervisor:
     async def start(self, config: EngineConfig, **settings: Any) -> EngineInfo:
         """Start the first process. `settings` are those of `EngineConnection.start`, and its errors are raised."""
         self._config, self._settings = config, settings
-        info = await asyncio.to_thread(self.connection.start, config, **settings)
+        info = await in_own_thread(partial(self.connection.start, config, **settings))
         # Who restarts later draws no bar over the log.
         self._settings = {**settings, "progress": silent}
         return info
@@ -117,7 +118,7 @@ class EngineSupervisor:
     async def close(self) -> None:
         """End the process, also one that is starting."""
         self.retire()
-        await asyncio.to_thread(self.connection.close)
+        await in_own_thread(self.connection.close)
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
@@ -140,7 +141,7 @@ class EngineSupervisor:
     async def _restart(self, old: EngineConnection, delay: float) -> None:
         began = time.monotonic()
         # There may be no room for two on the devices.
-        if not await asyncio.to_thread(old.join, _KILL_SECONDS):
+        if not await in_own_thread(partial(old.join, _KILL_SECONDS)):
             self._give_up(EngineError(f"the engine process {old.pid} cannot be killed"))
             return
         while (failure := await self._start_again(delay)) is not None:
@@ -160,7 +161,7 @@ class EngineSupervisor:
         """Start the process after a while; the error, if that fails."""
         await asyncio.sleep(delay)
         try:
-            await asyncio.to_thread(self.connection.start, self._config, **self._settings)
+            await in_own_thread(partial(self.connection.start, self._config, **self._settings))
         except Exception as error:  # noqa: BLE001  (whatever it is, another try may go well)
             return error
         return None

@@ -57,7 +57,7 @@ def main(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     input_queue: InputQueue = InputQueue()
     _start(_watch_client, input_queue, folder)
-    client = Client(folder)
+    client = Client(folder, input_queue)
     client.open()
     configure = client.greet()
     _configure_logging(configure)
@@ -89,7 +89,7 @@ def _serve(
 ) -> bool:
     """Run the engine until the client is gone; False, and all are told why, when it fails."""
     clients = Clients(client, input_queue, engine.info)
-    _start(client.listen, input_queue)
+    _start(client.listen)
     try:
         run(engine, input_queue, clients)
     except Exception as error:

@@ -36,10 +36,11 @@ _CLOSING_SECONDS = 2.0
 class Client:
     """One client: what waits to be sent to it, and a thread for each direction, which end with it."""
 
-    def __init__(self, folder: str) -> None:
-        """`folder` has its sockets."""
+    def __init__(self, folder: str, input_queue: "InputQueue") -> None:
+        """`folder` has its sockets; what it says, or what broke the connection, goes into the input queue."""
         self.output_queue = OutputQueue()
         self.folder = folder
+        self._input_queue = input_queue
         self._sockets: Sockets
 
     def open(self) -> None:
@@ -57,19 +58,19 @@ class Client:
         threading.Thread(target=self._send, name="send", daemon=True).start()
         return answer
 
-    def listen(self, input_queue: "InputQueue") -> None:
+    def listen(self) -> None:
         """Put what it says into the queue, decoded while the device computes; at last what broke the connection."""
         sockets = self._sockets
         try:
             while True:
-                input_queue.put((self, sockets.receive()))
+                self._input_queue.put((self, sockets.receive()))
                 if sockets.decoder.opened:
                     self.output_queue.put(Release(sockets.decoder.opened))
                     sockets.decoder.opened = []
         except zmq.ContextTerminated:
             pass
         except Exception as error:  # noqa: BLE001  (the loop tells everybody whom it concerns)
-            input_queue.put((self, error))
+            self._input_queue.put((self, error))
         finally:
             sockets.close_input()
 
@@ -84,7 +85,12 @@ class Client:
         """Encodes while the device computes."""
         try:
             while (message := self.output_queue.take()) is not None:
-                self._sockets.send(message, self.output_queue.taken)
+                try:
+                    self._sockets.send(message, self.output_queue.taken)
+                except zmq.ContextTerminated:
+                    raise
+                except Exception as error:  # noqa: BLE001  (without it, the engine would go on and nobody would hear it)
+                    self._input_queue.put((self, error))
         except zmq.ContextTerminated:
             pass
         finally:
@@ -172,7 +178,7 @@ class Clients:
             client.output_queue.put(failed)
 
     def _attach(self, folder: str) -> None:
-        client = Client(folder)
+        client = Client(folder, self._input_queue)
         client.open()
         self.include(client)
         threading.Thread(target=self._serve, args=(client,), name="client", daemon=True).start()
@@ -181,7 +187,7 @@ class Clients:
         with suppress(zmq.ContextTerminated):
             # What there is to configure the first has said.
             client.greet()
-            client.listen(self._input_queue)
+            client.listen()
 
     def _detach(self, client: Client) -> list[str]:
         """Forget a client; returns its requests."""

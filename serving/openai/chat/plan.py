@@ -14,11 +14,12 @@ from jaxllm.serving.openai.chat.tools import ToolUse
 from jaxllm.serving.openai.generation.parameters import recommended_max_tokens, sampling_params
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
+from jaxllm.serving.reply.catalogue import TOOL_FORMATS
 from jaxllm.serving.reply.compose import calls_grammar, kept_tokens, make_parser
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
 from jaxllm.serving.reply.parts import ReplyParser
 from jaxllm.serving.reply.reasoning_count import ReasoningCount
-from jaxllm.serving.reply.registry import TOOL_FORMATS, ReplyFormats
+from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.prompts import ParsedPrompt
 from jaxllm.serving.text.tokenizer import Tokenizer

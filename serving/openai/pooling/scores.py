@@ -104,7 +104,9 @@ async def _scores(
     second = await _shortened(server, second, body, "max_tokens_per_doc")
     scoring = Scoring(pooling_info(server), first, second, params)
     identity, results = await pool(request, server, body, scoring.prompts, scoring.params, prefix=prefix, field=field)
-    return identity, [each.outputs.score for each in scoring.scores(results)], usage(results)
+    late = scoring.is_late_interaction
+    scores = await server.llm.run_text(scoring.scores, results) if late else scoring.scores(results)
+    return identity, [each.outputs.score for each in scores], usage(results)
 
 
 async def _shortened(server: ServerState, texts: list[str], body: ScoredRequest, name: str) -> list[str]:

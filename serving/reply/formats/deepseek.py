@@ -60,7 +60,7 @@ def _call(source: Source, calls: Calls) -> Parsing[bool]:
         yield from source.match("json")
         yield from source.skip()
     if not name or (yield from source.peek()) != "{":
-        source.at = start
+        source.back(start)
         return False
     yield calls.start(name)
     if (yield from source.json_value(calls.arguments)):

@@ -64,7 +64,7 @@ def _head(source: Source) -> Parsing[str]:
     start = source.at
     if not (yield from source.match(*_HEAD_BEGINS)):
         return ""
-    source.at = start
+    source.back(start)
     found = yield from source.take_until(_MESSAGE)
     if found is not None:
         return found[0]
@@ -93,5 +93,5 @@ def _body(source: Source, make: Callable[[str], ReplyPart]) -> Parsing[bool]:
     source.commit()
     marker, _ = yield from source.until((*_ENDS, _START, _CHANNEL), noted, trim="")
     if marker in (_START, _CHANNEL):
-        source.at = 0
+        source.at -= len(marker)
     return written

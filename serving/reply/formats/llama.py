@@ -38,7 +38,7 @@ def _calls(source: Source, calls: Calls) -> Parsing[bool]:
     start = source.at
     yield from source.skip()
     if not (yield from json_call(source, calls, needs_arguments=True)):
-        source.at = start
+        source.back(start)
         return False
     while True:
         yield from source.skip()
@@ -47,5 +47,5 @@ def _calls(source: Source, calls: Calls) -> Parsing[bool]:
             return True
         yield from source.skip()
         if not (yield from json_call(source, calls, needs_arguments=True)):
-            source.at = start
+            source.back(start)
             return True

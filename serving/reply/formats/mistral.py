@@ -60,7 +60,7 @@ def _calls(source: Source, calls: Calls) -> Parsing[bool]:
     yield from source.match("[ARGS]")
     yield from source.skip()
     if not name or (yield from source.peek()) != "{":
-        source.at = start
+        source.back(start)
         return False
     yield calls.start(name, call_id)
     yield from source.json_value(calls.arguments)

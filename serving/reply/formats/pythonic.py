@@ -1,72 +1,80 @@
-"""Llama 3.2 and 4: calls as Python writes them (Meta's prompt formats of Llama 3.2 and Llama 4)."""
+"""Calls as Python writes them: Llama 3.2 and 4 (Meta's prompt formats), and others."""
 
 import ast
 import json
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.serving.reply.calls import NAME, Calls, new_call_id
-from jaxllm.serving.reply.lark import Lark
+from jaxllm.serving.reply.calls import NAME, Calls, new_call_id, tagged_calls
+from jaxllm.serving.reply.lark import Lark, parameter_list
 from jaxllm.serving.reply.nesting import Nesting
-from jaxllm.serving.reply.parts import ContentDelta
 from jaxllm.serving.reply.schemas import parameter_schemas
 from jaxllm.serving.reply.source import Parsing, Source
 
-_BEGIN, _END = "<|python_start|>", "<|python_end|>"
 
-
+@dataclass(frozen=True, kw_only=True)
 class Pythonic:
-    """`[add(a=1), get_weather(place="Oak")]` is the reply, or stands between two tokens of Llama 4."""
+    """`[add(a=1), get_weather(place="Oak")]` is the reply, or stands between two marks."""
 
-    markers = (_BEGIN, _END)
-    opening, separator, closing = "[", ", ", "]"
-    forces_reasoning = False
+    begin: str = "<|python_start|>"
+    end: str = "<|python_end|>"
+    opening: str = "["
+    separator: str = ", "
+    closing: str = "]"
+    leading: bool = True
+    """Whether a reply may begin with calls, without the mark."""
+    bracket: str = "["
+    """What is before the first call; empty: calls have lines of their own."""
+    forces_reasoning: bool = False
     new_id = staticmethod(new_call_id)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The marks."""
+        return (self.begin, self.end)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """A list of calls at the beginning or behind the mark; everything else is content."""
-        space = yield from source.skip()
-        marker: str | None = (yield from source.match(_BEGIN)) or ""
-        while marker is not None:
+        if self.leading:
             start = source.at
-            if (yield from _list(source, calls)):
+            yield from source.skip()
+            if (yield from _list(source, calls, self.bracket)):
                 yield from source.skip()
-                yield from source.match(_END)
+                yield from source.match(self.end)
                 yield from source.skip()
             else:
-                source.at = start
-                if space + marker:
-                    yield ContentDelta(space + marker)
-            marker, space = yield from source.until((_BEGIN,), ContentDelta)
+                source.back(start)
+        yield from tagged_calls(source, (self.begin,), lambda _: _list(source, calls, self.bracket), (self.end,))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One call with its parameters in the schema's order; values are written as JSON."""
-        required = schema.get("required", ())
         schemas = parameter_schemas(schema)
         expressions = {key: f"{lark.text(f'{key}=')} {lark.json(each)}" for key, each in schemas.items()}
-        return f"{lark.text(f'{name}(')} {_parameters(lark, expressions, required)} {lark.text(')')}"
+        listed = parameter_list(lark, expressions, schema.get("required", ()), ", ")
+        return f"{lark.text(f'{name}(')} {listed} {lark.text(')')}"
 
 
-def _parameters(lark: Lark, expressions: Mapping[str, str], required: Any) -> str:
-    """Parameters with commas between them, of which those not required may be missing.
-
-    `first` is what may come while nothing has been written, `rest` what may follow something.
-    """
-    comma = lark.text(", ")
-    first = rest = lark.rule('""')
-    for key, expression in reversed(list(expressions.items())):
-        skipped_first, skipped_rest = ("", "") if key in required else (f" | {first}", f" | {rest}")
-        first = lark.rule(f"{expression} {rest}{skipped_first}")
-        rest = lark.rule(f"{comma} {expression} {rest}{skipped_rest}")
-    return first
+def lfm2() -> Pythonic:
+    """`<|tool_call_start|>[add(a=1)]<|tool_call_end|>`: LFM2 (its chat template)."""
+    begin, end = "<|tool_call_start|>", "<|tool_call_end|>"
+    return Pythonic(begin=begin, end=end, opening=f"{begin}[", closing=f"]{end}", leading=False)
 
 
-def _list(source: Source, calls: Calls) -> Parsing[bool]:
+def olmo3() -> Pythonic:
+    """`<function_calls>\\nadd(a=1)\\n</function_calls>`, each call in a line: OLMo 3 (its chat template)."""
+    begin, end = "<function_calls>", "</function_calls>"
+    return Pythonic(begin=begin, end=end, opening=begin, separator="\n", closing=end, leading=False, bracket="")
+
+
+def _list(source: Source, calls: Calls, bracket: str) -> Parsing[bool]:
     """Read a list of calls; each is handed out when it is complete. False: the first is none."""
+    begin = source.at
     yield from source.skip()
-    if not (yield from source.match("[")):
+    if bracket and not (yield from source.match(bracket)):
+        source.back(begin)
         return False
     first = True
     while True:
@@ -74,12 +82,14 @@ def _list(source: Source, calls: Calls) -> Parsing[bool]:
         yield from source.skip()
         found = yield from _call(source)
         if found is None:
-            source.at = start
+            source.back(begin if first else start)
             return not first
         first = False
         yield calls.start(found[0])
         yield calls.arguments(found[1])
         source.commit()
+        if not bracket:
+            continue
         yield from source.skip()
         if (yield from source.match(",", "]")) != ",":
             return True

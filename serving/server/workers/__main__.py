@@ -22,10 +22,12 @@ from jaxllm.serving.server.workers.messages import (
     Listening,
     RequestEngine,
     StartFailed,
+    ToWorker,
     WorkerConfig,
     receive,
     send,
 )
+from jaxllm.serving.server.workers.worker_part import WorkerPart
 from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
 
 
@@ -36,24 +38,28 @@ class SupervisorClient:
         self._channel = channel
         self._lock = threading.Lock()
         self._engines: dict[str, RemoteEngine] = {}
+        self.scaling = WorkerPart(self.send)
 
     def send(self, message: FromWorker) -> None:
         """Send a message."""
         with self._lock:
             send(self._channel, message)
 
-    def launch(self, folder: str, on_exit: Callable[[str], None]) -> "RemoteEngine":
-        """Have the engine of now, or the next one, connect to the sockets in a folder."""
+    def launch(self, number: int, folder: str, on_exit: Callable[[str], None]) -> "RemoteEngine":
+        """Have the engine of now of this number, or the next one, connect to the sockets in a folder."""
         engine = self._engines[folder] = RemoteEngine(self, folder, on_exit)
-        self.send(RequestEngine(folder))
+        self.send(RequestEngine(folder, number))
         return engine
 
     def watch(self) -> None:
-        """Hear of the ends of engines, and end when the supervisor is gone, however it went."""
-        while (ended := receive(self._channel, EngineEnded)) is not None:
-            engine = self._engines.pop(ended.folder, None)
+        """Hear of the ends of engines and of their number, and end when the supervisor is gone, however it went."""
+        while (message := receive(self._channel, ToWorker)) is not None:
+            if not isinstance(message, EngineEnded):
+                self.scaling.take(message)
+                continue
+            engine = self._engines.pop(message.folder, None)
             if engine is not None:
-                engine.take_end(ended.reason)
+                engine.take_end(message.reason)
         os._exit(1)
 
 
@@ -80,6 +86,10 @@ class RemoteEngine:
         del at_once
         self.take_end("left")
 
+    def reach(self, folder: str) -> str:
+        """Of no use: the supervisor has the engine serve others."""
+        return folder
+
     def kill(self, reason: str) -> None:
         """Have it killed, because it hangs: the supervisor will say that it has ended."""
         self._supervisor.send(EngineHangs(self._folder, reason))
@@ -93,9 +103,11 @@ def main() -> int:
     threading.Thread(target=supervisor.watch, name="supervisor-watch", daemon=True).start()
     options = given.options
     worker = WorkerContext(
-        launch=supervisor.launch,
+        launch_of=partial(partial, supervisor.launch),
         shared_metrics=SharedMetrics(given.shared_metrics, given.index, given.count),
         on_listening=partial(supervisor.send, Listening()),
+        scale=supervisor.scaling.scale,
+        follow=supervisor.scaling.follow,
     )
     try:
         with Listener(options, socket.socket(fileno=given.listener)) as listener:

@@ -1,20 +1,24 @@
-"""What a server needs to know as one of several before one engine."""
+"""What a server needs to know as one of several before the same engines."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """Of one of several API server processes, for which the supervisor loads the engine and speaks.
+    """Of one of several API server processes, for which the supervisor loads the engines and speaks.
 
-    `launch` finds the engine, `shared_metrics` has what the others have measured, `on_listening` is called when it
-    answers.
+    `launch_of` finds an engine by its number, `shared_metrics` has what the others have measured, `on_listening` is
+    called when it answers. `scale` has the supervisor change the number of engines, and from `follow` on it tells the
+    engine's client of such changes.
     """
 
-    launch: Launch
+    launch_of: Callable[[int], Launch]
     shared_metrics: SharedMetrics
     on_listening: Callable[[], None]
+    scale: Callable[[int, float], Awaitable[None]]
+    follow: Callable[[AsyncLLM], None]

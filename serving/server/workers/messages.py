@@ -1,22 +1,31 @@
 """What the supervisor and an API server process say to each other beside the engine's messages.
 
 Over a pair of sockets, of which the worker's is its standard input: first the worker's configuration, then
-messages from the worker, and to it, whenever an engine has ended, that it has. The pair lives as long as both do.
+messages from the worker, and to it: that an engine has ended, and that their number changes. The pair lives as long
+as both do.
 """
 
 import socket
 import struct
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import CapacityError, ConfigError, EngineError
+from jaxllm.errors import (
+    CapacityError,
+    ConfigError,
+    EngineError,
+    RequestError,
+    ScalingBusyError,
+    ScalingTimeoutError,
+)
 from jaxllm.serving.options.server import ServerOptions
 
 _LENGTH = struct.Struct("!I")
-_ERRORS = {"ConfigError": ConfigError, "CapacityError": CapacityError}
+_KINDS = (ConfigError, CapacityError, RequestError, ScalingTimeoutError, ScalingBusyError)
+_ERRORS: dict[str, Callable[[str], Exception]] = {kind.__name__: kind for kind in _KINDS}
 
 
 class WorkerConfig(msgspec.Struct, kw_only=True):
@@ -30,7 +39,7 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
     options: ServerOptions
 
 
-class EngineEnded(msgspec.Struct):
+class EngineEnded(msgspec.Struct, tag=True):
     """The engine that was connected to the sockets in this folder is gone, and what can be said of that."""
 
     folder: str
@@ -38,9 +47,10 @@ class EngineEnded(msgspec.Struct):
 
 
 class RequestEngine(msgspec.Struct, tag=True):
-    """The worker's sockets for the engine lie in this folder."""
+    """The worker's sockets for an engine, by its number, lie in this folder."""
 
     folder: str
+    engine: int
 
 
 class EngineHangs(msgspec.Struct, tag=True):
@@ -65,7 +75,52 @@ class StartFailed(msgspec.Struct, tag=True):
         return _ERRORS.get(self.kind, EngineError)(self.message)
 
 
-FromWorker = RequestEngine | EngineHangs | Listening | StartFailed
+class Scale(msgspec.Struct, tag=True):
+    """Somebody asks for so many engines; answered by `Scaled`."""
+
+    size: int
+    drain_timeout: float
+
+
+class Refusable(msgspec.Struct):
+    """An answer: empty, or the name of a class in `jaxllm.errors` and what it says."""
+
+    kind: str = ""
+    message: str = ""
+
+    def check(self) -> None:
+        """Raise the error."""
+        if self.kind:
+            raise _ERRORS.get(self.kind, EngineError)(self.message)
+
+
+class Scaled(Refusable, tag=True):
+    """The number of engines was changed, or not."""
+
+
+class Resize(msgspec.Struct, tag=True):
+    """A worker's part of it, for the engines from `size` on: answered by `Resized`.
+
+    `grow`: use them; `drain`: send nothing new to them, and finish what they have; `remove`: leave them.
+    """
+
+    step: Literal["grow", "drain", "remove"]
+    size: int
+    seconds: float
+
+
+class Resized(Refusable, tag=True):
+    """The worker has done its part, or could not."""
+
+
+class ScalingTo(msgspec.Struct, tag=True):
+    """There will be so many engines; None: nothing is changed any more."""
+
+    size: int | None
+
+
+FromWorker = RequestEngine | EngineHangs | Listening | StartFailed | Scale | Resized
+ToWorker = EngineEnded | Resize | Scaled | ScalingTo
 Message = TypeVar("Message")
 
 

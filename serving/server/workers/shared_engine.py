@@ -1,4 +1,4 @@
-"""The supervisor's engine, which serves several API server processes, and those of its successors."""
+"""One of the supervisor's engines, which serves several API server processes, and its successors."""
 
 import asyncio
 import logging
@@ -9,15 +9,10 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
 from jaxllm.info import EngineInfo
-from jaxllm.progress import Progress
-from jaxllm.serving.ipc.client.connection import Launch
-from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
+from jaxllm.serving.ipc.client.supervisor import EngineSupervisor
 from jaxllm.serving.ipc.messages import AttachClient, DetachClient, FromEngine, Outputs
-from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.workers.messages import EngineEnded
 from jaxllm.serving.server.workers.worker import Worker
-from jaxllm.serving.telemetry.logs import ThroughputLog
-from jaxllm.serving.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 
@@ -29,34 +24,36 @@ class SharedEngine:
     other sockets for the next one.
     """
 
-    def __init__(self, options: ServerOptions, launch: Launch, on_loss: Callable[[EngineError], None]) -> None:
-        """`on_loss` is called when there will be no engine any more."""
-        self.throughput = ThroughputLog()
-        self.metrics: Metrics
-        self._options, self._on_loss = options, on_loss
+    def __init__(
+        self,
+        supervise: Callable[["SharedEngine"], EngineSupervisor],
+        observe: Callable[[StepStats], None],
+        on_restart: Callable[[EngineInfo], None],
+        on_loss: Callable[[EngineError], None],
+    ) -> None:
+        """`supervise` makes what starts the processes. `observe` is called with the state after a step, `on_restart`
+        when there is another engine, `on_loss` when there will be none any more.
+        """
+        self._observe, self._on_restart, self._on_loss = observe, on_restart, on_loss
         self._loop = asyncio.get_running_loop()
-        budget = RestartBudget(options.max_restarts, options.restart_window)
-        self._supervisor = EngineSupervisor(self, launch, budget)
+        self._supervisor = supervise(self)
         self._ready = False
+        self._loss: EngineError | None = None
         self._folders: dict[Worker, str] = {}
         self._attached: set[Worker] = set()
 
-    async def start(self, config: EngineConfig, progress: Progress) -> None:
-        """Load the model, and serve whoever waits for it. Raises errors as `AsyncLLM.start` does."""
-        options = self._options
-        settings: dict[str, Any] = {"log_level": options.log_level, "json_logs": options.log_format == "json"}
-        info = await self._supervisor.start(config, progress=progress, **settings)
-        self.metrics = Metrics(info, (options.served_model_name or (info.model,))[0], options.metrics_prefix)
+    async def start(self, config: EngineConfig, **settings: Any) -> EngineInfo:
+        """Load the model, and serve whoever waits for it. Settings and errors are those of `EngineSupervisor.start`."""
+        info = await self._supervisor.start(config, **settings)
         self._serve_all()
-
-    @property
-    def info(self) -> EngineInfo:
-        """The model and its limits."""
-        return self._supervisor.connection.info
+        return info
 
     def attach(self, worker: Worker, folder: str) -> None:
-        """Serve this process, whose sockets lie in the folder, as soon as there is an engine."""
+        """Serve this process, whose sockets lie in the folder, once there is an engine, or say that none comes."""
         self.detach(worker)
+        if self._loss is not None:
+            worker.tell(EngineEnded(folder, str(self._loss)))
+            return
         self._folders[worker] = folder
         if self._ready:
             self._attach(worker)
@@ -66,7 +63,8 @@ class SharedEngine:
         folder = self._folders.pop(worker, None)
         if worker in self._attached and folder is not None:
             self._attached.remove(worker)
-            self._supervisor.connection.send(DetachClient(folder))
+            connection = self._supervisor.connection
+            connection.send(DetachClient(connection.reach(folder)))
 
     def end_hanging(self, worker: Worker, folder: str, reason: str) -> None:
         """A process says that its engine hangs, which may be another one by now."""
@@ -88,7 +86,8 @@ class SharedEngine:
 
     def _attach(self, worker: Worker) -> None:
         self._attached.add(worker)
-        self._supervisor.connection.send(AttachClient(self._folders[worker]))
+        connection = self._supervisor.connection
+        connection.send(AttachClient(connection.reach(self._folders[worker])))
 
     def _end(self, error: EngineError, *, kill: bool = False) -> None:
         """The engine is gone: tell those it served, who wait for the next one with other sockets."""
@@ -112,11 +111,15 @@ class SharedEngine:
 
     def take_restart(self, info: EngineInfo) -> None:
         """Another engine is ready."""
-        self.metrics.count_engine_restart(info)
+        self._on_restart(info)
         self._serve_all()
 
     def take_loss(self, error: EngineError) -> None:
-        """There will be no other engine."""
+        """There will be no other engine: those that wait for one with their sockets are told."""
+        self._loss = error
+        for worker, folder in self._folders.items():
+            worker.tell(EngineEnded(folder, str(error)))
+        self._folders.clear()
         self._on_loss(error)
 
     def _take_end(self, generation: int, error: EngineError) -> None:
@@ -126,10 +129,6 @@ class SharedEngine:
     def _take_stats(self, generation: int, stats: StepStats) -> None:
         if generation == self._supervisor.generation:
             self._observe(stats)
-
-    def _observe(self, stats: StepStats) -> None:
-        self.metrics.observe(stats, None)
-        self.throughput.observe(stats, None)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         """From a thread: call on the event loop."""

@@ -1,4 +1,4 @@
-"""`jaxllm serve --api-server-count N`: one engine, N processes that answer HTTP, and this one, which holds them.
+"""`jaxllm serve --api-server-count N`: the engines, N processes that answer HTTP, and this one, which holds them.
 
 It reads and writes no text: it has the listening socket, which all share, and the engine, which it tells to serve
 each of them. A signal that asks to end goes to all. What ends unasked, a process or the engine, is started again, for
@@ -8,8 +8,9 @@ as long as the budget lasts; the others go on.
 import asyncio
 import logging
 import signal
-import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -25,13 +26,16 @@ from jaxllm.serving.server.workers.messages import (
     FromWorker,
     Listening,
     RequestEngine,
+    Resized,
+    Scale,
     StartFailed,
     WorkerConfig,
 )
-from jaxllm.serving.server.workers.shared_engine import SharedEngine
+from jaxllm.serving.server.workers.scaling import WorkerScaling
+from jaxllm.serving.server.workers.shared_engines import SharedEngines
 from jaxllm.serving.server.workers.worker import Worker
 from jaxllm.serving.telemetry.logs import banner
-from jaxllm.serving.telemetry.shared_metrics import SharedMetrics, make_file
+from jaxllm.serving.telemetry.shared_metrics import SharedMetrics, make_file, open_file
 from jaxllm.serving.text.measurements import Measurements
 
 _log = logging.getLogger(__name__)
@@ -53,12 +57,12 @@ async def supervise(
     options: ServerOptions,
     *,
     progress: Progress,
-    launch: Launch,
+    launch_of: Callable[[int], Launch],
 ) -> int:
     """Serve with several processes until a signal comes; the exit code. Raises errors as `serve` does."""
-    with tempfile.TemporaryFile() as file:
+    with open_file() as file:
         shared_metrics = make_file(file, options.api_server_count)
-        servers = ApiServers(config, options, launch, listener, shared_metrics)
+        servers = ApiServers(config, options, launch_of, listener, shared_metrics)
         try:
             return await servers.run(signals, progress)
         finally:
@@ -66,19 +70,25 @@ async def supervise(
 
 
 class ApiServers:
-    """The engine and the processes."""
+    """The engines and the processes."""
 
     def __init__(
-        self, config: EngineConfig, options: ServerOptions, launch: Launch, listener: Listener, shared_metrics: int
+        self,
+        config: EngineConfig,
+        options: ServerOptions,
+        launch_of: Callable[[int], Launch],
+        listener: Listener,
+        shared_metrics: int,
     ) -> None:
         """`shared_metrics` is the file to which processes write what they have measured."""
         self._config, self._options, self._listener = config, options, listener
         self._shared_file = shared_metrics
         self._shared_metrics = SharedMetrics(shared_metrics, _NO_SLOT, options.api_server_count)
         self._loop = asyncio.get_running_loop()
-        self._engine = SharedEngine(options, launch, self._fail)
+        self._engines = SharedEngines(config, options, launch_of, self._fail)
         self._budget = RestartBudget(options.max_restarts, options.restart_window)
         self._workers: dict[int, Worker] = {}
+        self._scaling = WorkerScaling(self._engines, self._workers.values)
         self._listening: set[Worker] = set()
         self._ending = False
         self._all_listen = asyncio.Event()
@@ -97,10 +107,10 @@ class ApiServers:
             return signals.exit_code
         starting.result()
         urls = self._listener.urls(self._options.root_path)
-        _log.info("%s", banner(self._engine.info, urls, time.monotonic() - started))
+        _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started))
         reporting = [asyncio.create_task(self._publish())]
         if not self._options.disable_log_stats:
-            reporting += [asyncio.create_task(self._engine.throughput.run()), asyncio.create_task(self._count())]
+            reporting += [asyncio.create_task(self._engines.throughput.run()), asyncio.create_task(self._count())]
         await before(signals.first, self._failed)
         for task in reporting:
             await cancel(task)
@@ -118,7 +128,9 @@ class ApiServers:
             count=self._options.api_server_count,
             listener=self._listener.socket.fileno(),
             shared_metrics=self._shared_file,
-            config=self._config,
+            config=replace(
+                self._config, parallel=replace(self._config.parallel, data_parallel_size=self._engines.size)
+            ),
             options=self._options,
         )
         self._workers[index] = Worker(
@@ -129,7 +141,7 @@ class ApiServers:
 
     async def _start(self, progress: Progress) -> None:
         """Load the model, and wait until all processes listen, or one fails."""
-        loading = asyncio.ensure_future(self._engine.start(self._config, progress))
+        loading = asyncio.ensure_future(self._engines.start(progress))
         await asyncio.wait((loading, self._failed), return_when=asyncio.FIRST_COMPLETED)
         if self._failed.done():
             loading.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -142,22 +154,23 @@ class ApiServers:
     async def _publish(self) -> None:
         """Tell the processes again and again what is known of the engine."""
         while True:
-            self._shared_metrics.publish_engine(self._engine.metrics.engine_state())
+            self._shared_metrics.publish_engines(self._engines.metrics.engine_states())
             await asyncio.sleep(_PUBLISH_SECONDS)
 
     async def _count(self) -> None:
         """Let the log know of the tokens that the processes have counted."""
         names = ("prompt_tokens", "generation_tokens")
-        self._engine.throughput.refused = self._num_rejected
+        self._engines.throughput.refused = self._num_rejected
         known = [0, 0]
         while True:
             await asyncio.sleep(_COUNT_SECONDS)
             published = self._shared_metrics.others()
-            counts = [sum(each.measured.counters[name] for each in published) for name in names]
+            engines = [engine for each in published for engine in each.measured.engines]
+            counts = [sum(engine.counters[name] for engine in engines) for name in names]
             if counts != known:
                 prompt, generated = (count - before for count, before in zip(counts, known, strict=True))
                 new = Measurements(prompt_tokens=prompt, generation_tokens=generated)
-                self._engine.throughput.observe(None, new)
+                self._engines.throughput.observe(None, new)
                 known = counts
 
     def _num_rejected(self) -> int:
@@ -166,7 +179,7 @@ class ApiServers:
     async def _end_workers(self, signals: Signals) -> None:
         """Let all processes finish what runs; a second signal has them killed."""
         self._ending = True
-        self._engine.retire()
+        self._engines.retire()
         self._signal(signal.SIGTERM)
         if not self._workers:
             return
@@ -180,7 +193,8 @@ class ApiServers:
         """End whatever still runs."""
         self._ending = True
         self._signal(signal.SIGKILL)
-        await self._engine.close()
+        await self._scaling.close()
+        await self._engines.close()
         self._shared_metrics.close()
         if not self._failed.cancel():
             # Whatever failed meanwhile is not why it ends.
@@ -197,14 +211,16 @@ class ApiServers:
 
     def _take(self, worker: Worker, message: FromWorker) -> None:
         match message:
-            case RequestEngine(folder):
-                self._engine.attach(worker, folder)
+            case RequestEngine(folder, engine):
+                self._engines.attach(worker, folder, engine)
             case EngineHangs(folder, reason):
-                self._engine.end_hanging(worker, folder, reason)
+                self._engines.end_hanging(worker, folder, reason)
+            case Scale() | Resized():
+                self._scaling.take(worker, message)
             case Listening():
                 self._listening.add(worker)
                 if self._all_listen.is_set():
-                    self._engine.metrics.count_api_server_restart()
+                    self._engines.metrics.count_api_server_restart()
                     _log.info("API server %d is back", worker.index)
                 elif len(self._listening) == self._options.api_server_count:
                     self._all_listen.set()
@@ -214,7 +230,8 @@ class ApiServers:
                 self._fail(message.error())
 
     def _worker_ended(self, worker: Worker, meaning: str) -> None:
-        self._engine.detach(worker)
+        self._engines.detach(worker)
+        self._scaling.forget(worker)
         self._listening.discard(worker)
         del self._workers[worker.index]
         if not self._workers:

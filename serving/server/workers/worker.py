@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from jaxllm.serving.ipc.client.process import describe_exit, environment
 from jaxllm.serving.server.workers import messages
-from jaxllm.serving.server.workers.messages import EngineEnded, WorkerConfig
+from jaxllm.serving.server.workers.messages import ToWorker, WorkerConfig
 
 MODULE = "jaxllm.serving.server.workers"
 
@@ -49,10 +49,10 @@ class Worker:
         """Send a signal, if it still runs."""
         self._child.send_signal(number)
 
-    def tell(self, ended: EngineEnded) -> None:
-        """Tell it that its engine has ended."""
+    def tell(self, message: ToWorker) -> None:
+        """Tell it something; one that is gone need not know."""
         with suppress(OSError):
-            messages.send(self._channel, ended)
+            messages.send(self._channel, message)
 
     def _listen(self) -> None:
         for message in messages.messages_from(self._channel):

@@ -1,6 +1,11 @@
 """Generates on several numbers of virtual devices and prints a line of JSON for each: run by a test.
 
+DEVICES is a number, or a mesh, such as data=2,model=2, or stages=2,model=2 for pipeline parallel.
+
 generate_on_devices.py DEVICES [DEVICES ...]
+generate_on_devices.py --few DEVICES                        fewer scenarios
+generate_on_devices.py --kv TYPE DEVICES [DEVICES ...]      with a KV cache of this type
+generate_on_devices.py --process RANK SIZE PORT DEVICES     as one of several processes that have the devices together
 """
 
 import json
@@ -9,7 +14,9 @@ from typing import Any
 
 import jax
 
-from jaxllm import LLM, SamplingParams, StructuredOutputsParams
+from jaxllm import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jaxllm.config import EngineConfig
+from jaxllm.load import follow_engine
 from jaxllm.serving.text.outputs import RequestOutput, TokenChoices
 
 PROMPTS = [
@@ -37,9 +44,9 @@ PARAMS = [
 LISTED = SamplingParams(temperature=0, max_tokens=8, logprob_token_ids=[0, 5, 511, 512, 700, 1000])
 
 
-def tokens(llm: LLM) -> list[list[list[int]]]:
+def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[list[int]]]:
     """The tokens of every prompt with all parameters."""
-    found = [llm.generate(PROMPTS, params, use_tqdm=False) for params in PARAMS]
+    found = [llm.generate(PROMPTS, each, use_tqdm=False) for each in params]
     return [[list(output.outputs[0].token_ids) for output in outputs] for outputs in found]
 
 
@@ -57,10 +64,21 @@ def _places(output: RequestOutput) -> list[TokenChoices]:
     return output.outputs[0].logprobs or []
 
 
-def run(devices: int) -> dict[str, Any]:
-    """All scenarios, and how much of each array the first device holds."""
-    options: dict[str, Any] = {
-        "tensor_parallel_size": devices,
+def beams(llm: LLM) -> list[list[list[int]]]:
+    """The tokens of all beams."""
+    found = llm.beam_search(PROMPTS[:2], BeamSearchParams(beam_width=3, max_tokens=8))
+    return [[list(sequence.tokens) for sequence in output.sequences] for output in found]
+
+
+def options_for(devices: str) -> dict[str, Any]:
+    """Of a small engine on so many devices.
+
+    It has 31 pages of 4 tokens for six requests of eight or more: some are preempted. The second time prompts are
+    cached. A data shard has its own pages for about three of them, so it gets as few as one request may need.
+    """
+    return {
+        "num_gpu_blocks_override": 26 if "data=" in devices else 32,
+        **_parallel(devices),
         "optimization_level": 0,
         "strict_compilation": True,
         "max_num_seqs": 8,
@@ -68,19 +86,34 @@ def run(devices: int) -> dict[str, Any]:
         "max_model_len": 96,
         "block_size": 4,
     }
-    # 31 pages of 4 tokens for six requests of eight or more: some are preempted. The second time prompts are cached.
-    with LLM(num_gpu_blocks_override=32, **options) as llm:
+
+
+def _parallel(devices: str) -> dict[str, Any]:
+    if devices.startswith("stages="):
+        stages, _, others = devices.removeprefix("stages=").partition(",")
+        return {"pipeline_parallel_size": int(stages)} | _parallel(others or "1")
+    return {"mesh": devices} if "=" in devices else {"tensor_parallel_size": int(devices)}
+
+
+def run(devices: str, *, few: bool = False, **more: Any) -> dict[str, Any]:
+    """All scenarios, or a few, and how much of each array the first device holds."""
+    params = PARAMS[::2] if few else PARAMS
+    with LLM(**options_for(devices), **more) as llm:
         engine: Any = llm.llm_engine.engine
-        result: dict[str, Any] = {"devices": devices, "preempted": tokens(llm), "cached": tokens(llm)}
-        engine._depth = 1  # as with async_scheduling=False
-        result["synchronous"] = tokens(llm)
-        engine._depth = 2
+        result: dict[str, Any] = {"devices": devices, "preempted": tokens(llm, params)}
+        if not few:
+            result["cached"] = tokens(llm, params)
+        depth, engine._depth = engine._depth, 1  # as with async_scheduling=False
+        result["synchronous"] = tokens(llm, params)
+        engine._depth = depth
         stats = engine.stats()
         result |= {"preemptions": stats.num_preemptions, "prefix_hits": stats.prefix_hits}
         result["logprobs"] = logprobs(llm)
+        result["beams"] = beams(llm)
         runner = engine.runner
-        arrays = (*runner._parameters, runner._state.kv_cache, runner._state.sampling.bias)
-        result["shares"] = [shard_share(array) for array in arrays if array.ndim > 1]
+        result["shares"] = [shard_share(array) for array in runner.parameters if array.ndim > 1]
+        state = runner.calls.state
+        result["kept_shares"] = [shard_share(array) for array in (*state.kv_cache.pages, state.sampling.bias)]
         result["compilations"] = runner.watch.count
     return result
 
@@ -90,10 +123,28 @@ def shard_share(array: jax.Array) -> float:
     return max(shard.data.size for shard in array.addressable_shards) / array.size
 
 
+def run_process(rank: int, size: int, port: int, devices: str) -> None:
+    """Run as one of several processes."""
+    more = {"nnodes": size, "node_rank": rank, "master_port": port, "distributed_timeout_seconds": 200}
+    if rank:
+        follow_engine(EngineConfig.from_options(options_for(devices) | more))
+    else:
+        print(json.dumps(run(devices, few=True, **more)), flush=True)  # noqa: T201
+
+
 def main() -> None:
     """Run on each number of devices."""
-    for devices in sys.argv[1:]:
-        print(json.dumps(run(int(devices))), flush=True)  # noqa: T201
+    if sys.argv[1] == "--process":
+        rank, size, port, devices = sys.argv[2:]
+        run_process(int(rank), int(size), int(port), devices)
+        return
+    more = {}
+    if sys.argv[1] == "--kv":
+        more["kv_cache_dtype"] = sys.argv.pop(2)
+        del sys.argv[1]
+    few = sys.argv[1] == "--few"
+    for devices in sys.argv[1 + few :]:
+        print(json.dumps(run(devices, few=few, **more)), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -102,9 +102,11 @@ def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
             whole = threading.Thread(
                 target=lambda: waiting.append(client.post("/v1/completions", json={**LONG, "stream": False}))  # noqa: B023
             )
-            whole.start()
-            until(lambda: client.get("/load").json() == {"server_load": 1})
             streams = OpenAIStreams(server.url, 12)
+            # Behind them, so that it cannot have ended when they have begun.
+            began = client.get("/load").json()["server_load"]
+            whole.start()
+            until(lambda: client.get("/load").json()["server_load"] != began)  # noqa: B023
             engine.kill()
             # A machine may be so fast that some have ended.
             errors = [error for error in streams.ends() if error is not None]

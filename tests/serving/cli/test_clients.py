@@ -153,6 +153,13 @@ class Terminal:
         """Press keys."""
         os.write(self._master, keys.encode())
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C when the program waits: readline notices one just before it waits only at the next key."""
+        status = Path(f"/proc/{self.process.pid}/stat")
+        while status.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
+        self.type("\x03")
+
     def read_until(self, text: str) -> str:
         """Wait until the screen shows `text` after what was read before; what came with it."""
         deadline = time.monotonic() + 60
@@ -212,16 +219,16 @@ def test_ctrl_c_stops_the_answer_and_then_the_program(server: ServerProcess, api
         program.read_until("story.\r\n")
         while in_flight(server) == 0:
             time.sleep(0.01)
-        program.type("\x03")
+        program.interrupt()
         program.read_until("[stopped]")
         wait_until_idle(server)
         program.read_until("> ")
         # A line that is begun is thrown away, and the program goes on.
         program.type("half a line")
         program.read_until("half a line")
-        program.type("\x03")
+        program.interrupt()
         program.read_until("> ")
-        program.type("\x03")
+        program.interrupt()
         assert program.process.wait(30) == 0
 
 

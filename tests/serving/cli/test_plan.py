@@ -38,7 +38,7 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             limit, int(limit * resolved.config.cache.gpu_memory_utilization), figures["weights"], GIB // 16, PAGE
         )
 
-    def compile_step(resolved: ResolvedConfig, bucket: Bucket) -> CompiledStep:
+    def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Any) -> CompiledStep:
         figures["compiled"].append(bucket.tokens)
         if figures["temporaries"] is None:
             raise CapacityError("a step does not fit the device")

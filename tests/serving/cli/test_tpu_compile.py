@@ -10,6 +10,7 @@ from jaxllm import LLM
 from jaxllm.bundle.manifest import read_file, read_manifest
 from jaxllm.errors import ConfigError
 from jaxllm.serving.cli import main as cli
+from tests.conftest import RunPython
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,23 @@ def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert any("model" in (axes or []) for axes in split), "the cache is split over the devices"
     with pytest.raises(ConfigError, match=r"for another engine: platform: tpu in the bundle, cpu here; device_kind"):
         LLM("demo", executables=str(folder))
+
+
+PLAN_AFTER_AN_ENGINE = """
+import sys
+from jaxllm.runtime.programs.executables import use_compilation_cache
+from jaxllm.serving.cli import main as cli
+use_compilation_cache(sys.argv[1])
+sys.exit(cli.main(["plan", "demo", "--device", "v6e", "--max-num-batched-tokens", "8", "--json"]))
+"""
+
+
+def test_a_plan_leaves_the_compilation_cache_alone(tmp_path: Path, run_python: RunPython) -> None:
+    """JAX cannot read what it cached for a device that is not there, and would warn of every entry."""
+    done = run_python("-W", "error", "-c", PLAN_AFTER_AN_ENGINE, str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["fits"]
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_topology_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:

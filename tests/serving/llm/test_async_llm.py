@@ -32,7 +32,7 @@ class Seen:
         self.tokens = 0
         self.finished = 0
 
-    def observe(self, stats: Any, measured: Any) -> None:
+    def observe(self, stats: Any, measured: Any, engine: int = 0) -> None:
         self.running.append(stats.num_running)
         self.tokens += measured.generation_tokens
         self.finished += len(measured.finished)
@@ -89,7 +89,7 @@ async def test_what_a_busy_event_loop_cannot_take_merges_at_the_engine(llm: Asyn
     steps = list[int]()
 
     class Steps:
-        def observe(self, stats: Any, measured: Any) -> None:
+        def observe(self, stats: Any, measured: Any, engine: int = 0) -> None:
             steps.append(stats.num_steps)
 
     observer = Steps()
@@ -249,7 +249,7 @@ async def test_an_idle_engine_sleeps(llm: AsyncLLM) -> None:
     await asyncio.sleep(0.2)
 
     def cpu_seconds() -> float:
-        with open(f"/proc/{llm.engine_pid}/stat") as file:  # noqa: PTH123
+        with open(f"/proc/{llm.engine_pids[0]}/stat") as file:  # noqa: PTH123
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -261,7 +261,7 @@ async def test_an_idle_engine_sleeps(llm: AsyncLLM) -> None:
 async def test_an_engine_that_pauses_answers_everybody_afterwards(llm: AsyncLLM) -> None:
     """However many clients come and go meanwhile: what they send fits no socket."""
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    os.kill(llm.engine_pid, signal.SIGSTOP)
+    os.kill(llm.engine_pids[0], signal.SIGSTOP)
     try:
         waiting = [asyncio.ensure_future(collect(llm, "Mira is", params)) for _ in range(3)]
         await until(lambda: llm.num_unfinished == 3)
@@ -271,7 +271,7 @@ async def test_an_engine_that_pauses_answers_everybody_afterwards(llm: AsyncLLM)
         waiting += [asyncio.ensure_future(collect(llm, "Mira is", params)) for _ in range(3)]
         await until(lambda: llm.num_unfinished == 6)
     finally:
-        os.kill(llm.engine_pid, signal.SIGCONT)
+        os.kill(llm.engine_pids[0], signal.SIGCONT)
     async with asyncio.timeout(60):
         results = await asyncio.gather(*waiting)
     assert all(result[-1].finished for result in results)
@@ -282,7 +282,7 @@ async def test_an_engine_that_pauses_answers_everybody_afterwards(llm: AsyncLLM)
 class Broken:
     """An observer with a defect."""
 
-    def observe(self, stats: Any, measured: Any) -> None:
+    def observe(self, stats: Any, measured: Any, engine: int = 0) -> None:
         raise ZeroDivisionError("a defect")
 
 
@@ -306,7 +306,7 @@ async def test_wrong_options_are_found_at_the_start() -> None:
 async def test_the_engine_is_killed(llm: AsyncLLM) -> None:
     tasks = [asyncio.ensure_future(collect(llm, "Once upon a time", LONG)) for _ in range(6)]
     await until(lambda: llm.num_unfinished == 6)
-    os.kill(llm.engine_pid, signal.SIGKILL)
+    os.kill(llm.engine_pids[0], signal.SIGKILL)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, EngineError) and "SIGKILL" in str(result) for result in results)
     with pytest.raises(EngineError, match="SIGKILL"):

@@ -132,8 +132,8 @@ def test_options_of_vllm_that_change_nothing(caplog: pytest.LogCaptureFixture) -
     assert [record.getMessage() for record in caplog.records if record.name == llm.__name__] == [
         "trust_remote_code has no effect: code from model repositories is never run",
     ]
-    with pytest.raises(ConfigError, match=r"^pipeline_parallel_size=2: .*--tensor-parallel-size"):
-        LLM(pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"^decode_context_parallel_size=2: .*--tensor-parallel-size"):
+        LLM(decode_context_parallel_size=2)
 
 
 def test_ctrl_c_leaves_the_llm_usable(make: Make) -> None:

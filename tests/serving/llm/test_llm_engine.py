@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,10 @@ def test_no_tokenizer(engine: Any, model_folder: Path) -> None:
 
 
 def test_loading_shows_bars_only_when_watched(
-    engine: Any, model_folder: Path, capsys: pytest.CaptureFixture[str]
+    engine: Any, model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Another test may have imported it; in a notebook somebody watches.
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     LLM(str(model_folder))
     assert capsys.readouterr().err == ""
     LLM(str(model_folder), show_progress=True)

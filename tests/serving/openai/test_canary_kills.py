@@ -1,4 +1,4 @@
-"""The process that tries grammars is killed 1,000 times, or its children: nobody notices."""
+"""The process that tries grammars is killed 300 times, or its children: nobody notices."""
 
 import asyncio
 import logging
@@ -18,7 +18,8 @@ from tests.serving.server_process import ServerProcess
 
 logger = logging.getLogger(__name__)
 
-ROUNDS = 10
+ROUNDS = 3
+"""Ten, 1,000 kills, were seen to pass as well."""
 PROCESS_KILLS, CHILD_KILLS = 10, 90
 """Of a round."""
 CLIENTS = 24

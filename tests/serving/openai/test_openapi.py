@@ -46,7 +46,7 @@ def test_public_operations_need_no_key() -> None:
     keyed = {
         path for path, methods in DOCUMENT["paths"].items() if any("security" in each for each in methods.values())
     }
-    assert set(DOCUMENT["paths"]) - keyed == {"/health", "/ready", "/ping", "/metrics"}
+    assert set(DOCUMENT["paths"]) - keyed == {"/health", "/live", "/ready", "/ping", "/metrics"}
     assert not any("security" in node for node in _nodes(openapi(with_keys=False)))
 
 
@@ -94,7 +94,8 @@ def check_with_schemathesis(
     run = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", *header, *checks,
-            "--mode", mode, "--max-examples", str(max_examples), "--phases", phases,
+            # These would start engines.
+            "--exclude-path-regex", "^/scale", "--mode", mode, "--max-examples", str(max_examples), "--phases", phases,
             "--seed", "1", "--generation-database", "none", "--workers", "2", "--continue-on-failure",
         ],
         capture_output=True, text=True, timeout=1800, check=False,
@@ -106,7 +107,11 @@ def check_with_schemathesis(
     tested = re.search(r"Tested: (\d+)", run.stdout)
     assert tested is not None
     # Those that take nothing cannot be given anything wrong.
-    least = 26 if mode == "negative" else sum(len(each.methods) for each in OPERATIONS)
+    least = (
+        26
+        if mode == "negative"
+        else sum(len(each.methods) for each in OPERATIONS if not each.path.startswith("/scale"))
+    )
     assert int(tested[1]) >= least
     assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
     assert "Traceback" not in server.log

@@ -14,7 +14,7 @@ from tests.serving.openai.conftest import KEY, MAX_MODEL_LEN, NAMES, OTHER_KEY
 from tests.serving.server_process import ServerProcess
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/live", "/ready", "/ping", "/metrics"])
 def test_health_and_metrics_need_no_key(server: ServerProcess, path: str) -> None:
     assert httpx.get(server.url + path).status_code == 200
 

@@ -65,6 +65,6 @@ async def test_when_the_engine_dies(llm: AsyncLLM) -> None:
     requests = await llm.prepare_texts(["cat " * 50] * 20, PoolingParams(), [f"lost-{index}" for index in range(20)])
     waiting = asyncio.create_task(llm.pool(requests))
     await asyncio.sleep(0)
-    os.kill(llm.engine_pid, signal.SIGKILL)
+    os.kill(llm.engine_pids[0], signal.SIGKILL)
     with pytest.raises(EngineError, match="engine process died"):
         await waiting

@@ -46,7 +46,7 @@ def test_scores_are_the_probability_of_yes(judge: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["no"], "give two tokens"),
+        ([], "give two tokens"),
         (["no", "perhaps"], "'perhaps' is not a token"),
         ([1.5, 2], "give two tokens"),
     ],

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS
 from jaxllm.serving.reply.compose import make_parser
 from jaxllm.serving.reply.parts import (
     ContentDelta,
@@ -21,64 +22,21 @@ from jaxllm.serving.reply.parts import (
     fold,
     read_whole,
 )
-from jaxllm.serving.reply.registry import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
-
-PLACE = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": ["integer", "null"]}}}
-SCHEMAS: dict[str, Any] = {
-    "weather": PLACE,
-    "note": {
-        "type": "object",
-        "$defs": {"size": {"enum": ["s", "m"]}},
-        "properties": {"text": {"type": "string"}, "size": {"$ref": "#/$defs/size"}, "tags": {"type": "array"}},
-    },
-}
-BEGIN, END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-ALL, NONE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-OAK, NOTE = '{"place": "Oak"}', '{"text": "a \\"b\\"\\n}", "tags": [1, "]"]}'
-
-# For each format: a text as the model's chat template would write it, with a call of weather and one of note.
-SAMPLES = {
-    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {OAK}}}\n</tool_call>\n'
-    f'<tool_call>\n{{"name": "note", "arguments": {NOTE}}}\n</tool_call>',
-    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {OAK}}}, {{"name": "note", "arguments": {NOTE}}}]',
-    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {OAK}}}, {{"name": "note", "arguments": {NOTE}}}]',
-    "mistral_v11": f"[TOOL_CALLS]weather[ARGS]{OAK}[TOOL_CALLS]note[ARGS]{NOTE}",
-    "llama3_json": f'{{"name": "weather", "parameters": {OAK}}}; {{"name": "note", "parameters": {NOTE}}}',
-    "pythonic": "[weather(place='Oak'), note(text='a \"b\"\\n}', tags=[1, ']'])]",
-    "llama4_pythonic": "<|python_start|>[weather(place='Oak'), note(text='a \"b\"\\n}', tags=[1, ']'])]<|python_end|>",
-    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=place>\nOak\n</parameter>\n</function>\n</tool_call>\n"
-    '<tool_call>\n<function=note>\n<parameter=text>\na "b"\n}\n</parameter>\n'
-    '<parameter=tags>\n[1, "]"]\n</parameter>\n</function>\n</tool_call>',
-    "deepseek_v3": f"{ALL}{BEGIN}function{SEP}weather\n```json\n{OAK}\n```{END}\n"
-    f"{BEGIN}function{SEP}note\n```json\n{NOTE}\n```{END}{NONE}",
-    "deepseek_v31": f"{ALL}{BEGIN}weather{SEP}{OAK}{END}{BEGIN}note{SEP}{NOTE}{END}{NONE}",
-    "openai": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{OAK}<|call|>"
-    f"<|start|>assistant<|channel|>commentary to=functions.note <|constrain|>json<|message|>{NOTE}<|call|>",
-}
-EXPECTED = [("weather", {"place": "Oak"}), ("note", {"text": 'a "b"\n}', "tags": [1, "]"]})]
-
-MORE: dict[str, tuple[str, ...]] = {
-    "hermes": ('{"arguments": {}, "name": "f"}', "<tool_call>", "</tool_call>", '{"name": "f"}', '"arguments": "{}"'),
-    "granite": ("<|tool_call|>[", "<tool_call>", '{"name": "f"}', ", ", "]"),
-    "mistral": ("[TOOL_CALLS]", "[CALL_ID]ab1", "[ARGS]", "f", '{"name": "f"}', "[", "]"),
-    "llama3_json": ("<|python_tag|>", ";", '{"name": "f", "parameters": {', '{"city": 1}'),
-    "pythonic": ("[", "]", "f(", "a=", ")", "'", "True", "-1e3", "(1,)", "<|python_start|>", "<|python_end|>"),
-    "qwen3_coder": ("<tool_call>", "<function=note>", "<parameter=text>\n", "\n</parameter>", "</function>", "<parame"),
-    "deepseek_v3": (ALL, NONE, BEGIN, END, SEP, "function", "```json", "```"),
-    "openai": ("<|channel|>", "analysis", "final", "<|message|>", "<|end|>", "<|start|>", " to=functions.f", "to="),
-}
-COMMON = ("{", "}", '"', "\\", "\n", " ", ":", "weather", "arguments", '{"a": [1]}', "x", "🙂", "<", "</", "\u2028")
-REASONING_SAMPLES = {
-    "deepseek_r1": ("why\n</think>\n\nso", ("<think>", "</think>", "</thi")),
-    "qwen3": ("<think>\nwhy\n</think>\n\nso", ("<think>", "</think>", "</thi")),
-    "granite": ("Here is my thought process: why\nHere is my response:\nso", ("Here is my ", "response:", "Here's")),
-    "mistral": ("[THINK]why[/THINK]so", ("[THINK]", "[/THINK]", "[/")),
-    "openai": (
-        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so",
-        MORE["openai"],
-    ),
-}
-REASONING_SAMPLES["openai_gptoss"] = REASONING_SAMPLES["openai"]
+from jaxllm.serving.reply.registry import reasoning_format, tool_format
+from tests.serving.reply.samples import (
+    BEGIN,
+    COMMON,
+    EXPECTED,
+    ONCE,
+    OTHER_WAYS,
+    REASONING_ONCE,
+    REASONING_SAMPLES,
+    SAMPLES,
+    SCHEMAS,
+    SEP,
+    first_of,
+    more_of,
+)
 
 
 def parser_of(tools: str | None, reasoning: str | None = None, **settings: Any) -> ReplyParser:
@@ -96,11 +54,6 @@ def parser_of(tools: str | None, reasoning: str | None = None, **settings: Any) 
 def stream(parser: ReplyParser, pieces: list[str]) -> list[ReplyPart]:
     parts = [part for piece in pieces for part in parser.push(piece)]
     return [*parts, *parser.finish()]
-
-
-def more_of(name: str) -> tuple[str, ...]:
-    family = {"mistral_v11": "mistral", "llama4_pythonic": "pythonic", "deepseek_v31": "deepseek_v3"}.get(name, name)
-    return MORE[family]
 
 
 @st.composite
@@ -125,8 +78,8 @@ def cut(draw: st.DrawFn, fragments: tuple[str, ...], sample: str) -> list[str]:
     return [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=60)
+@pytest.mark.parametrize("name", ONCE)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_calls_are_the_same_however_their_text_is_cut(name: str, data: st.DataObject) -> None:
     sample = data.draw(st.sampled_from(["", "I see. ", "\n"])) + SAMPLES[name]
@@ -139,8 +92,8 @@ def test_calls_are_the_same_however_their_text_is_cut(name: str, data: st.DataOb
         assert (whole.content or "") == "".join(pieces), "what is no call is content, to the last character"
 
 
-@pytest.mark.parametrize("name", REASONING_FORMATS)
-@settings(max_examples=40)
+@pytest.mark.parametrize("name", REASONING_ONCE)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_reasoning_is_the_same_however_its_text_is_cut(name: str, data: st.DataObject) -> None:
     sample, fragments = REASONING_SAMPLES[name]
@@ -153,9 +106,10 @@ def test_reasoning_is_the_same_however_its_text_is_cut(name: str, data: st.DataO
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_samples(name: str) -> None:
-    reply = read_whole(parser_of(name), SAMPLES[name])
+    reply = read_whole(parser_of(name), SAMPLES[first_of(name)])
     assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == EXPECTED
-    assert [call.id for call in reply.tool_calls] == ["call-0", "call-1"]
+    ids = {"kimi_k2": ["functions.weather:0", "functions.note:1"], "cohere_command3": ["0", "1"]}
+    assert [call.id for call in reply.tool_calls] == ids.get(first_of(name), ["call-0", "call-1"])
     assert (reply.content, reply.reasoning) == (None, None)
 
 
@@ -174,14 +128,36 @@ def test_what_the_demos_template_writes_is_read_again(demo_folder: Path) -> None
     assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == EXPECTED
 
 
-@pytest.mark.parametrize("name", [*REASONING_FORMATS])
+@pytest.mark.parametrize("name", sorted(REASONING_FORMATS.keys() - {"minimax_m2_append_think"}))
 def test_samples_of_reasoning(name: str) -> None:
     sample, _ = REASONING_SAMPLES[name]
-    inside = name == "deepseek_r1"
+    inside = sample.startswith("why") or REASONING_FORMATS[name].looks.startswith("`...")
     assert read_whole(parser_of(None, name, inside=inside), sample) == Reply("so", "why")
     assert read_whole(parser_of("hermes", name, inside=inside), sample) == Reply("so", "why")
     hidden = make_parser(None, reasoning_format(name), inside=inside, include_reasoning=False)
     assert read_whole(hidden, sample) == Reply("so")
+
+
+def test_reasoning_that_stays_in_the_answer() -> None:
+    reply = read_whole(parser_of("minimax_m2", "minimax_m2_append_think", inside=True), "why</think>\n\nso")
+    assert reply == Reply("<think>why</think>\n\nso")
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning"), [("glm45", "glm45"), ("kimi_k2", "kimi_k2"), ("cohere_command3", "cohere_command3")]
+)
+def test_a_call_ends_the_reasoning(tools: str, reasoning: str) -> None:
+    start = reasoning_format(reasoning).start
+    reply = read_whole(parser_of(tools, reasoning), f"{start}why\n{SAMPLES[tools]}")
+    assert (reply.reasoning, reply.content, len(reply.tool_calls)) == ("why", None, 2)
+    untold = read_whole(parser_of(None, reasoning), f"{start}why\n{SAMPLES[tools]}")
+    assert untold == Reply(None, f"why\n{SAMPLES[tools]}")
+
+
+def test_calls_within_the_tags_of_an_answer() -> None:
+    text = f"<think>\nwhy\n</think>\n<answer>\nI see.\n{SAMPLES['jamba']}\n</answer>"
+    reply = read_whole(parser_of("hunyuan_a13b", "hunyuan_a13b"), text)
+    assert (reply.reasoning, reply.content, len(reply.tool_calls)) == ("why", "I see.", 2)
 
 
 @pytest.mark.parametrize("name", ["hermes", "granite", "mistral", "mistral_v11", "deepseek_v3", "qwen3_coder"])
@@ -191,6 +167,16 @@ def test_text_around_calls(name: str) -> None:
     assert len(reply.tool_calls) == 2
     assert read_whole(parser_of(name), "No call. ") == Reply("No call. ")
     assert read_whole(parser_of(name), "") == Reply()
+
+
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_other_ways_in_which_models_write_calls(name: str) -> None:
+    reply = read_whole(parser_of(name), OTHER_WAYS[name])
+    assert [(call.name, json.loads(call.arguments)) for call in reply.tool_calls] == [
+        ("weather", {"place": "Oak"}),
+        ("now", {}),
+    ]
+    assert reply.content is None
 
 
 def test_arguments_come_as_they_are_written() -> None:
@@ -252,27 +238,6 @@ def test_arguments_cut_short_stay_as_they_came() -> None:
         "openai": '<|channel|>commentary to=functions.weather<|message|>{"place": "Oa',
     }.items():
         assert read_whole(parser_of(name), text).tool_calls == [FunctionCall("call-0", "weather", '{"place": "Oa')]
-
-
-def test_qwens_values_are_of_the_schemas_types() -> None:
-    def value(schema: dict[str, Any] | None, text: str) -> Any:
-        schemas = {"f": {"properties": {"x": schema} if schema is not None else {}}}
-        parser = make_parser(tool_format("qwen3_coder"), schemas=schemas)
-        reply = read_whole(parser, f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>")
-        return json.loads(reply.tool_calls[0].arguments)["x"]
-
-    assert value({"type": "string"}, "12") == "12"
-    assert value({"type": "integer"}, "12") == 12
-    assert value({"type": "boolean"}, "True") is True
-    assert value({"type": ["string", "null"]}, "null") is None
-    assert value({"type": ["string", "null"]}, "12") == "12"
-    assert value({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "12") == 12
-    assert value({"enum": ["1", "2"]}, "1") == "1"
-    assert value({"type": "object"}, '{"a": [1]}') == {"a": [1]}
-    assert value({"type": "object"}, "{broken") == "{broken"
-    assert value(None, "12") == "12", "not in the schema"
-    assert value({}, "[1]") == [1], "anything is allowed"
-    assert value({"type": "string"}, "\n\ntwo lines\n\n") == "\n\ntwo lines\n\n"
 
 
 def test_long_runs_of_spaces_are_not_held_back() -> None:

@@ -8,14 +8,13 @@ import pytest
 
 from jaxllm.errors import ConfigError
 from jaxllm.serving.reply.calls import Calls, tagged_calls
+from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS, FormatEntry, page_table
 from jaxllm.serving.reply.compose import make_parser
 from jaxllm.serving.reply.formats.hermes import Hermes
 from jaxllm.serving.reply.formats.mistral import MistralNamed
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.parts import FunctionCall, Reply, read_whole
 from jaxllm.serving.reply.registry import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
     ReplyFormats,
     guess_reasoning_format,
     guess_tool_format,
@@ -23,6 +22,8 @@ from jaxllm.serving.reply.registry import (
     tool_format,
 )
 from jaxllm.serving.reply.source import Parsing, Source
+from tests.conftest import RunPython
+from tests.serving.reply.samples import SAMPLES, first_of
 
 
 class Shouting(Hermes):
@@ -85,7 +86,11 @@ def test_unknown_names() -> None:
 def test_guesses(demo_folder: Path) -> None:
     assert guess_tool_format((demo_folder / "chat_template.jinja").read_text()) == "hermes"
     assert guess_tool_format("{{ messages }}") is None
-    assert guess_tool_format("<tool_call>{function-name}<arg_key>") is None
+    assert guess_tool_format("<tool_call>{function-name}<arg_key>") == "glm45"
+    assert guess_tool_format("]<]minimax[>[<tool_call>") == "minimax_m3"
+    assert guess_tool_format("<seed:tool_call><function=f>") == "seed_oss"
+    assert guess_tool_format("<tool_call>call:") == "hermes"
+    assert guess_tool_format("<|tool_call>call:") == "gemma4"
     assert guess_tool_format("...<function=example_function_name>...<tool_call>...") == "qwen3_coder"
     assert guess_tool_format("[TOOL_CALLS]") == "mistral"
     assert guess_tool_format("[TOOL_CALLS]' + name + '[ARGS]'") == "mistral_v11"
@@ -97,6 +102,72 @@ def test_guesses(demo_folder: Path) -> None:
     assert guess_reasoning_format("{{ '<think>' }}") == "qwen3"
     assert guess_reasoning_format("<|channel|>analysis") == "openai"
     assert guess_reasoning_format("{{ messages }}") is None
+    assert guess_reasoning_format("<think> <|tool_calls_section_begin|>") == "kimi_k2"
+    assert guess_reasoning_format("<|channel>thought") == "gemma4"
+    # Tags that others have in their prompts too are none of an answer's.
+    assert guess_reasoning_format("<think></think><answer>") == "qwen3"
+    assert guess_reasoning_format("<think> <minimax:tool_call> <response>") == "minimax_m2"
+    assert guess_reasoning_format("<｜Assistant｜><think>") == "deepseek_r1"
+
+
+UNTAGGED = {"xlam", "pythonic", "llama4_pythonic", "llama3_json", "llama4_json"}
+"""Formats whose samples begin without a tag."""
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS.keys() - UNTAGGED))
+def test_a_template_that_shows_calls_gives_their_format_away(name: str) -> None:
+    guessed = guess_tool_format(SAMPLES[first_of(name)]) or ""
+    # Both are read alike.
+    wanted = "glm45" if first_of(name) == "glm47" else name
+    assert TOOL_FORMATS[guessed].path == TOOL_FORMATS[wanted].path
+
+
+@pytest.mark.parametrize(("page", "entries"), [("tools.md", TOOL_FORMATS), ("reasoning.md", REASONING_FORMATS)])
+def test_the_documentation_has_all_formats(page: str, entries: Mapping[str, FormatEntry]) -> None:
+    table = page_table(entries)
+    text = (Path(__file__).resolve().parents[3] / "docs" / page).read_text()
+    assert table in text, f"docs/{page} should have this table:\n{table}"
+
+
+PLUGIN = """
+from jaxllm.serving.reply.formats.hermes import Hermes
+from jaxllm.serving.reply.formats.thinking import Thinking
+
+TOOL_FORMATS = {"mine": Hermes}
+REASONING_FORMATS = {"mine": lambda: Thinking(("<a>",), ("</a>",))}
+"""
+
+
+def test_formats_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN)
+    found = ReplyFormats.choose("mine", "mine", "", tool_plugin=str(file), reasoning_plugin=str(file))
+    assert isinstance(found.tools, Hermes)
+    assert found.reasoning is not None
+    assert found.reasoning.start == "<a>"
+    with pytest.raises(ConfigError, match=r"'mime'.*did you mean 'mine'"):
+        ReplyFormats.choose("mime", None, "", tool_plugin=str(file))
+
+
+@pytest.mark.parametrize("content", ["TOOL_FORMATS = 5", "", "TOOL_FORMATS = {'a': 5}", "1 / 0", "def"])
+def test_files_without_formats(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(content)
+    for wrong in (file, tmp_path / "missing.py", tmp_path / "a.txt"):
+        with pytest.raises(ConfigError, match="tool_parser_plugin"):
+            ReplyFormats.choose(None, None, "", tool_plugin=str(wrong))
+
+
+def test_formats_are_imported_when_they_are_named(run_python: RunPython) -> None:
+    ran = run_python(
+        "-c",
+        "import sys\n"
+        "from jaxllm.serving.reply.registry import ReplyFormats\n"
+        "ReplyFormats.choose('hermes', None, '')\n"
+        "names = {name.rpartition('.')[2] for name in sys.modules if '.reply.formats.' in name}\n"
+        "assert names == {'base', 'hermes'}, names\n",
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_names_go_before_guesses() -> None:
@@ -105,4 +176,9 @@ def test_names_go_before_guesses() -> None:
     assert chosen.reasoning is not None
     assert not chosen.explicit
     assert ReplyFormats.choose(None, "granite", "").explicit
+    assert isinstance(ReplyFormats.choose("mistral", None, "[TOOL_CALLS]' + name + '[ARGS]'").tools, MistralNamed)
+    assert not isinstance(ReplyFormats.choose("mistral", None, "[TOOL_CALLS]").tools, MistralNamed)
+    guessed = ReplyFormats.choose("auto", "auto", "<tool_call> <think>")
+    assert isinstance(guessed.tools, Hermes)
+    assert not guessed.explicit
     assert ReplyFormats.choose(None, None, "") == ReplyFormats()

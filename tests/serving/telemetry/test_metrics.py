@@ -37,6 +37,7 @@ request_params_max_tokens_bucket num_requests_waiting_by_reason request_num_pree
 
 
 INFO = EngineInfo(
+    kv_cache_dtype="float32",
     model="small", model_folder=".", vocab_size=400, eos_token_ids=(9,), max_model_len=1200, max_num_seqs=8,
     max_num_batched_tokens=64, max_logprobs=20, num_pages=33, block_size=16, enable_prefix_caching=True,
     dtype="float32", device_kind="cpu", num_devices=1, num_shapes=4,
@@ -77,7 +78,10 @@ def finished(reason: str = "stop", **known: Any) -> FinishedRequest:
 def test_state_and_totals(metrics: Metrics) -> None:
     metrics.observe(StepStats(3, 4, 0.5, prefix_queries=100, prefix_hits=48, num_preemptions=2), None)
     metrics.observe(
-        StepStats(2, 5, 0.75, prefix_queries=150, prefix_hits=64, num_preemptions=3, num_compilations=1), None
+        StepStats(
+            2, 5, 0.75, prefix_queries=150, prefix_hits=64, num_preemptions=3, num_compilations=1, num_snapshots=7
+        ),
+        None,
     )
     found = samples(metrics)
     assert found["num_requests_running", ""] == 2
@@ -86,6 +90,7 @@ def test_state_and_totals(metrics: Metrics) -> None:
     assert found["prefix_cache_queries_total", ""] == found["gpu_prefix_cache_queries_total", ""] == 150
     assert found["prefix_cache_hits_total", ""] == found["gpu_prefix_cache_hits_total", ""] == 64
     assert found["num_preemptions_total", ""] == 3
+    assert found["state_snapshots", ""] == 7
     assert found["compilations_after_warmup_total", ""] == 1
 
 
@@ -105,6 +110,26 @@ def test_steps(metrics: Metrics) -> None:
     assert (found["iteration_tokens_total_count", ""], found["iteration_tokens_total_sum", ""]) == (3, 44)
     assert found["step_seconds_sum", ""] == pytest.approx(0.016)
     assert found["batch_fill_count", ""] == 3
+
+
+def test_steps_by_shape_beside_the_plan() -> None:
+    metrics = Metrics(replace(INFO, planned_step_seconds={16: 0.003, 1: 0.001}), "small")
+    step = StepStats(num_rows=2, num_tokens=12, bucket_tokens=16, step_seconds=0.004, num_steps=1)
+    metrics.observe(step, None)
+    metrics.observe(StepStats(), None)
+    one = replace(step, num_tokens=1, bucket_tokens=1, step_seconds=0.002)
+    # Steps that arrive as one, an idle one among them.
+    metrics.observe(step.merged(StepStats()).merged(one).merged(replace(step, step_seconds=0.016)), None)
+    restarted = Metrics(INFO, "small").with_others([], metrics.engine_states())
+    for found in (samples(metrics), samples(restarted)):
+        assert found["step_seconds_by_shape_count", "16"] == 3
+        assert found["step_seconds_by_shape_sum", "16"] == pytest.approx(0.004 + 0.004 + 0.016)
+        assert (found["step_seconds_by_shape_count", "1"], found["step_seconds_by_shape_sum", "1"]) == (1, 0.002)
+        assert found["step_seconds_count", ""] == 4
+    found = samples(metrics)
+    assert found["planned_step_seconds", "16"] == 0.003
+    assert found["planned_step_seconds", "1"] == 0.001
+    assert ("planned_step_seconds", "1") not in samples(restarted), "of a chip that nobody knows"
 
 
 def test_the_last_token_of_a_sequence_counts_in_its_step(metrics: Metrics) -> None:
@@ -260,7 +285,9 @@ def test_the_process_is_described_too(metrics: Metrics) -> None:
     assert b"process_resident_memory_bytes" in metrics.exposition()[0]
 
 
-def test_the_page_says_what_the_code_does(metrics: Metrics) -> None:
+def test_the_page_says_what_the_code_does() -> None:
+    metrics = Metrics(replace(INFO, planned_step_seconds={16: 0.003}), "small")
+    metrics.observe(StepStats(num_tokens=12, bucket_tokens=16, num_steps=1), None)
     items = re.findall(r"^- .*(?:\n  .*)*", PAGE.read_text(), re.MULTILINE)
     parts = [re.fullmatch(r"- `(\w+)` (\w+)(?: \((.*)\))?: (.*)", " ".join(item.split())) for item in items]
     rows = [part.groups(default="") for part in parts if part]

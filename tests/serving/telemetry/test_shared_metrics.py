@@ -6,7 +6,8 @@ import threading
 from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.telemetry.metrics import EngineState, Measured, Metrics
+from jaxllm.serving.telemetry.engine_metrics import EngineState, Measured
+from jaxllm.serving.telemetry.metrics import Metrics, ProcessMeasured
 from jaxllm.serving.telemetry.shared_metrics import Published, SharedMetrics, make_file
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
@@ -14,7 +15,9 @@ from tests.serving.conftest import engine_info
 
 
 def published(number: int) -> Published:
-    return Published(number, Measured({"prompt_tokens": number}, {"stop": number}, {"a": ([number] * 500, 0.5)}))
+    return Published(
+        number, ProcessMeasured([Measured({"prompt_tokens": number}, {"stop": number}, {"a": ([number] * 500, 0.5)})])
+    )
 
 
 def test_each_sees_what_the_others_have_said_last() -> None:
@@ -76,10 +79,10 @@ def test_the_engine_has_a_place_of_its_own() -> None:
     with tempfile.TemporaryFile() as file:
         handle = make_file(file, 2)
         worker, supervisor = SharedMetrics(handle, 1, 2), SharedMetrics(handle, -1, 2)
-        assert worker.engine() is None
+        assert worker.engines() is None
         state = EngineState(StepStats(num_running=3), Measured({"num_preemptions": 2}, {}, {}))
-        supervisor.publish_engine(state)
-        assert worker.engine() == state
+        supervisor.publish_engines([state])
+        assert worker.engines() == [state]
         assert worker.others() == []
 
 
@@ -159,4 +162,4 @@ def test_what_the_supervisor_knows_of_the_engine_comes_first() -> None:
     for preemptions in (1, 4):
         early.observe(StepStats(2, 0, 0.5, 1, 1, 1, 0.1, num_preemptions=preemptions, num_steps=1), None)
     late.observe(StepStats(1, 0, 0.5, 1, 1, 1, 0.1, num_preemptions=4, num_steps=1), None)
-    assert late.with_others([], early.engine_state()).exposition(process=False) == early.exposition(process=False)
+    assert late.with_others([], early.engine_states()).exposition(process=False) == early.exposition(process=False)

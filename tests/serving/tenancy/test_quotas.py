@@ -13,6 +13,7 @@ from jaxllm.errors import QueueFullError, QuotaError
 from jaxllm.owner import Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.ipc.client.admission import Admission
 from jaxllm.serving.ipc.client.in_flight import InFlight
 from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas, TokenBucket, reserve
 from jaxllm.serving.text.input_processor import TextRequest
@@ -120,12 +121,13 @@ class Reader:
 
 
 def test_one_owner_cannot_take_all_places() -> None:
-    flight = InFlight()
+    admission = Admission()
+    flight = InFlight(admission)
 
     def enter(name: str, owner: str, n: int) -> None:
         request = request_of(1, 1, n, owner)
         request.request_id = name
-        flight.check([request], most=8)
+        admission.check([request], most=8)
         flight.add(request, Reader(request))
 
     enter("a", "ada", 8)

@@ -27,7 +27,7 @@ from jaxllm import LLM, SamplingParams
 # No `if __name__ == "__main__"`: it must not run twice.
 print("begin")
 llm = LLM(background_engine=True, optimization_level=0, max_num_seqs=4, max_num_batched_tokens=16)
-print(llm.llm_engine.engine._connection.pid, flush=True)
+print(llm.llm_engine.engine._connections[0].pid, flush=True)
 (output,) = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
 print(repr(output.outputs[0].text))
 print("end", flush=True)
@@ -98,7 +98,7 @@ def test_one_step_at_a_time_with_aborts_and_a_cache_reset(llm: LLM) -> None:
     for name in ("1", "0", "10"):
         engine.add_request(name, "Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
     engine.engine.abort_request("10")
-    assert engine_of(llm)._unfinished == {"0", "1"}
+    assert engine_of(llm)._unfinished.keys() == {"0", "1"}
     engine.abort_all()
 
 
@@ -117,7 +117,7 @@ def test_the_engine_dies_and_everybody_learns_of_it() -> None:
     engine = llm.llm_engine
     engine.add_request("a", "Once upon a time", SamplingParams(max_tokens=2000, ignore_eos=True))
     engine.step()
-    engine_of(llm)._connection.kill("a test")
+    engine_of(llm)._connections[0].kill("a test")
     with pytest.raises(EngineError, match="SIGKILL"):
         exhaust(engine)
     with pytest.raises(EngineError, match="SIGKILL"):

@@ -63,7 +63,7 @@ class Lossy:
 
 
 def lose_next(llm: AsyncLLM, *, replace: bool) -> Lossy:
-    connection = llm._engine._supervisor.connection
+    connection = llm.engines.engines[0]._supervisor.connection
     lossy = Lossy(connection._input, replace=replace)
     connection._input = lossy  # type: ignore[assignment]
     return lossy
@@ -73,7 +73,7 @@ async def test_a_lost_message_is_noticed_by_its_number(llm: AsyncLLM) -> None:
     """What the engine still knows cannot be told: it ends, everybody hears why, and the next one goes on."""
     other = asyncio.ensure_future(collect(llm, LONG))
     await until(lambda: llm.num_unfinished == 1)
-    pid = llm.engine_pid
+    pid = llm.engine_pids[0]
     lossy = lose_next(llm, replace=False)
     lost = asyncio.ensure_future(collect(llm, LONG))
     await until(lambda: lossy.lost)
@@ -85,11 +85,11 @@ async def test_a_lost_message_is_noticed_by_its_number(llm: AsyncLLM) -> None:
                 await task
     await llm.wait_for_engine()
     assert (await collect(llm, SHORT))[-1].finished
-    assert llm.engine_pid != pid
+    assert llm.engine_pids[0] != pid
 
 
 async def test_a_request_that_the_engine_does_not_know_fails_alone(llm: AsyncLLM) -> None:
-    pid = llm.engine_pid
+    pid = llm.engine_pids[0]
     lossy = lose_next(llm, replace=True)
     lost = asyncio.ensure_future(collect(llm, LONG))
     await until(lambda: lossy.lost)
@@ -99,14 +99,14 @@ async def test_a_request_that_the_engine_does_not_know_fails_alone(llm: AsyncLLM
             await lost
     assert (await other)[-1].finished
     llm.check_health()
-    assert (llm.engine_pid, llm.num_unfinished) == (pid, 0)
+    assert (llm.engine_pids[0], llm.num_unfinished) == (pid, 0)
 
 
 async def test_a_request_that_only_the_engine_knows_is_ended(llm: AsyncLLM) -> None:
     running: list[int] = []
 
     class Seen:
-        def observe(self, stats: Any, measured: Any) -> None:
+        def observe(self, stats: Any, measured: Any, engine: int = 0) -> None:
             running.append(stats.num_running)
 
     seen = Seen()
@@ -126,8 +126,8 @@ async def test_a_request_that_only_the_engine_knows_is_ended(llm: AsyncLLM) -> N
 
 async def test_what_was_not_sent_yet_goes_to_the_next_engine(llm: AsyncLLM) -> None:
     await llm.wait_for_engine()
-    os.kill(llm.engine_pid, signal.SIGKILL)
-    await until(lambda: llm._engine.health.down is not None)
+    os.kill(llm.engine_pids[0], signal.SIGKILL)
+    await until(lambda: llm.engines.engines[0].health.down is not None)
     with pytest.raises(EngineError, match="SIGKILL"):
         llm.check_health()
     results = await asyncio.gather(*(collect(llm, SHORT) for _ in range(8)), return_exceptions=True)
@@ -157,9 +157,9 @@ async def test_it_dies_twice_and_while_requests_are_added(llm: AsyncLLM) -> None
         for _ in range(2):
             begun = len(ends)
             await until(lambda: ends[begun:].count(True) >= 10)  # noqa: B023
-            pid = llm.engine_pid
+            pid = llm.engine_pids[0]
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: llm._engine.health.down is not None)
+            await until(lambda: llm.engines.engines[0].health.down is not None)
             await llm.wait_for_engine()
         begun = len(ends)
         await until(lambda: ends[begun:].count(True) >= 10)
@@ -170,17 +170,17 @@ async def test_it_dies_twice_and_while_requests_are_added(llm: AsyncLLM) -> None
 
 async def test_an_engine_that_hangs_is_replaced(llm: AsyncLLM) -> None:
     await llm.wait_for_engine()
-    heartbeat = llm._engine._heartbeat
+    heartbeat = llm.engines.engines[0]._heartbeat
     task = asyncio.ensure_future(collect(llm, LONG))
     await until(lambda: llm.num_unfinished == 1)
-    pid = llm.engine_pid
+    pid = llm.engine_pids[0]
     limit, heartbeat.limit = heartbeat.limit, 1.5
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(EngineError, match="the engine hangs"):
         await task
     heartbeat.limit = limit
     await llm.wait_for_engine()
-    assert llm.engine_pid != pid
+    assert llm.engine_pids[0] != pid
     assert (await collect(llm, SHORT))[-1].finished
 
 
@@ -191,7 +191,7 @@ async def test_no_more_restarts() -> None:
             await llm.wait_for_engine()
             task = asyncio.ensure_future(collect(llm, LONG))
             await until(lambda: llm.num_unfinished == 1)
-            os.kill(llm.engine_pid, signal.SIGKILL)
+            os.kill(llm.engine_pids[0], signal.SIGKILL)
             with pytest.raises(EngineError, match="SIGKILL"):
                 await task
         assert "1 restarts within 600 s" in str(await llm.loss)

@@ -1,20 +1,36 @@
 """Several clients of one engine: each gets the news of its own requests, whatever the others do."""
 
+from pathlib import Path
 from queue import SimpleQueue
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
 from jaxllm.outputs import EngineOutput
 from jaxllm.owner import NOBODY
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.ipc.engine_process.clients import Client, Clients
-from jaxllm.serving.ipc.messages import Abort, Add, DetachClient, Failed, Finish, Outputs, Ready
-from jaxllm.serving.ipc.wire import LostMessageError
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
+from jaxllm.serving.ipc.messages import (
+    Abort,
+    Add,
+    Configure,
+    DetachClient,
+    Failed,
+    Finish,
+    FromEngine,
+    Hello,
+    Loading,
+    Outputs,
+    Ready,
+)
+from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, LostMessageError, NumberedDecoder, NumberedEncoder
 from tests.serving.conftest import engine_info
 
 COUNT = 3
@@ -42,7 +58,7 @@ class Unconnected(Client):
     """A client without sockets: what is put into its output_queue stays there."""
 
     def __init__(self, folder: str = "nowhere") -> None:
-        super().__init__(folder)
+        super().__init__(folder, SimpleQueue())
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -133,3 +149,26 @@ def test_what_a_client_does_not_expect_is_told_apart_from_what_others_have() -> 
     clients.take(second, add("b", "c"))
     assert clients.not_expected(second, ["b"], {"a", "b", "c"}) == ["c"]
     assert clients.not_expected(first, [], {"a", "b"}) == ["a"]
+
+
+def test_what_cannot_be_sent_ends_the_engine_and_is_told(tmp_path: Path) -> None:
+    input_queue: InputQueue = SimpleQueue()
+    client = Client(str(tmp_path), input_queue)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as says, context.socket(zmq.PULL) as hears:
+        says.bind(f"ipc://{tmp_path}/input")
+        hears.bind(f"ipc://{tmp_path}/output")
+        decoder: NumberedDecoder[FromEngine] = NumberedDecoder(FrameDecoder(FromEngine))
+        client.open()
+        configure = Configure(EngineConfig())
+        says.send_multipart(NumberedEncoder(FrameEncoder()).encode(configure))
+        assert client.greet() == configure
+        client.output_queue.put(Loading("weights", cast(Any, np.float64(1)), 2))
+        item = input_queue.get(timeout=30)
+        assert item is not None
+        with pytest.raises(EngineError, match="float64 cannot be sent"):
+            Clients(client, input_queue, engine_info()).take(*item)
+        client.output_queue.put(Failed("EngineError", "float64 cannot be sent"))
+        heard = [decoder.decode(hears.recv_multipart()) for _ in range(2)]
+        assert isinstance(heard[0], Hello)
+        assert heard[1] == Failed("EngineError", "float64 cannot be sent")
+        client.close()

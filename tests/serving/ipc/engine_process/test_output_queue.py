@@ -59,7 +59,7 @@ def test_the_end_of_a_request_and_the_latest_state_are_kept() -> None:
     (output,) = message.outputs
     assert (output.token_ids, output.finish_reason, output.stop_reason) == ([1, 2], "stop", "x")
     assert (output.num_cached_tokens, output.scheduled_time) == (16, 2.5)
-    assert message.stats == StepStats(num_running=1, num_rows=5, num_steps=2)
+    assert message.stats == StepStats(num_running=1, num_rows=5, num_steps=2, merged_shapes=((0, 2, 0.0),))
 
 
 def test_a_step_without_outputs_is_told_too() -> None:

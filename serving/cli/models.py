@@ -1,0 +1,77 @@
+"""`jaxllm models`: which architectures are known, what each is for, and what it is compared with."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jaxllm.errors import ConfigError
+from jaxllm.flags import FlagParser
+
+if TYPE_CHECKING:
+    from jaxllm.models.families.family import Family
+
+HELP = "List the architectures that are known, what each is for, and what its numbers are compared with."
+USAGE = "[NAME ...] [--json]"
+EXAMPLES = """examples:
+  jaxllm models               all
+  jaxllm models gemma qwen    those whose names have either word in them
+  jaxllm models --json
+
+The name of a checkpoint's architecture stands in its config.json, under "architectures". Installed packages may add
+architectures: see docs/add-a-model.md."""
+
+USES = {
+    "generate": "text",
+    "embed": "embeddings",
+    "classify": "classes",
+    "token_embed": "embeddings of tokens",
+    "token_classify": "classes of tokens",
+}
+"""What comes out, by `Family.use`."""
+
+
+class Known(msgspec.Struct):
+    """An architecture as it is printed."""
+
+    architecture: str
+    use: str
+    compared_with: str
+
+
+def add_arguments(parser: FlagParser) -> None:
+    """Declare what to look for, and how to print."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("names", metavar="NAME", nargs="*", help="Parts of names to look for.")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list. Raises `ConfigError` where nothing has such a name."""
+    from jaxllm.models.families import registry
+
+    known = [_known(name, family) for name, family in registry.families().items()]
+    words = [word.lower() for word in args.names]
+    found = [each for each in known if not words or any(word in each.architecture.lower() for word in words)]
+    if not found:
+        sought = " or ".join(map(repr, args.names))
+        raise ConfigError(f"no architecture has {sought} in its name; `jaxllm models` lists all")
+    json = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if args.json else ""
+    sys.stdout.write((json or "\n".join(_text(found))) + "\n")
+    return 0
+
+
+def _known(architecture: str, family: "Family") -> Known:
+    compared = "transformers" if family.like is None else f"transformers' {family.like}, which computes the same"
+    # Heads on decoders are one piece of code, which is compared for some of them.
+    of_decoder = family.use != "generate" and family.make_encoder is None
+    return Known(architecture, family.use, f"{compared}, as a generator" if of_decoder else compared)
+
+
+def _text(found: list[Known]) -> Iterator[str]:
+    wide = max(len(each.architecture) for each in found)
+    yield f"{'architecture':{wide}}  {'gives':20}  compared with"
+    for each in found:
+        yield f"{each.architecture:{wide}}  {USES[each.use]:20}  {each.compared_with}"

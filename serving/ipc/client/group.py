@@ -1,0 +1,174 @@
+"""Several engines of the same model, each in a process of its own, as if they were one (`data_parallel_size`)."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jaxllm.engine.stats import StepStats
+from jaxllm.errors import EngineError, RequestError
+from jaxllm.info import EngineInfo
+from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
+from jaxllm.serving.ipc.client.members import GroupOptions, Members
+from jaxllm.serving.ipc.client.router import Router
+from jaxllm.serving.ipc.client.scaling import Scaling
+from jaxllm.serving.ipc.client.shared_state import SharedState
+from jaxllm.serving.ipc.messages import EngineMethod, ToEngine
+
+
+class EngineGroup:
+    """Sends each request to one of its engines. Belongs to the event loop on which it is made.
+
+    An engine that ends fails only its own requests. While it is started again, the others get what is new; where all
+    are gone, requests wait for the first that is back.
+    """
+
+    def __init__(self, options: GroupOptions) -> None:
+        """Nothing is started yet."""
+        self.state = SharedState()
+        self._max_queued_requests = options.max_queued_requests
+        self._router = Router(options.routing)
+        self.state.observers.append(self)
+        self.state.on_restart.append(self._forget)
+        self.state.on_resize.append(self._forget_removed)
+        self.members = Members(options, self.state)
+        self.scaling = Scaling(self.members, options.scale)
+        self.loss = self.members.loss
+        """Done when all engines are gone for good, with the reason of the last."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model and its limits, as the engine said that was heard last when it started."""
+        return self.members.info
+
+    @property
+    def engines(self) -> list[AsyncEngine]:
+        """All engines, by number."""
+        return self.members.all
+
+    def __len__(self) -> int:
+        """Requests in flight."""
+        return len(self.state.admission)
+
+    # Requests
+
+    def submit(
+        self,
+        requests: Sequence[Any],
+        make_reader: Callable[[Any, Callable[[str], None]], Any],
+        make_message: Callable[[list[Any]], ToEngine],
+        engine: int | None = None,
+    ) -> list[Any]:
+        """Send prepared requests, all or none; see `AsyncEngine.submit`. `engine` is the number of the one to take.
+
+        Raises `QueueFullError` when too many wait already, `EngineError` when there is no engine and none to come soon,
+        and `RequestError` for an id in use or an engine that there is not.
+        """
+        possible = self._possible(engine)
+        queued = self._max_queued_requests
+        most = None if queued is None else queued + self.info.max_running * len(self.members.there)
+        self.state.admission.check(requests, most)
+        readers: list[Any] = []
+        for request in requests:
+            first = request.children[0]
+            salt = getattr(first, "cache_salt", None)
+            count = len(request.children)
+            chosen = self._router.choose(possible, first.prompt_token_ids, sequences=count, salt=salt)
+            readers += self.engines[chosen].submit([request], make_reader, make_message)
+        return readers
+
+    def _possible(self, asked: int | None) -> list[int]:
+        """The engines that may be chosen: those that live, or else those to come. Raises as `submit`."""
+        engines = self.members.open
+        if asked is not None:
+            if not 0 <= asked < len(engines):
+                there = f"0 to {len(engines) - 1}" if len(engines) > 1 else "only 0"
+                raise RequestError(f"data_parallel_rank={asked}: there is {there}", "data_parallel_rank")
+            engines[asked].health.check_soon()
+            return [asked]
+        living = [each.number for each in engines if each.health.is_up]
+        if living:
+            return living
+        waiting = [each.number for each in engines if each.health.is_soon]
+        if not waiting:
+            engines[0].health.check_soon()
+        return waiting
+
+    def abort(self, request_ids: str | Iterable[str]) -> None:
+        """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
+        names = request_ids if isinstance(request_ids, str) else list(request_ids)
+        for engine in self.engines:
+            engine.abort(names)
+
+    async def call(self, method: EngineMethod) -> bool | str | None:
+        """What a method returns; of several engines whether it holds for all, or what the first says.
+
+        One that is being started again is left out: it has nothing to forget. Raises the `RequestError` that the method
+        raises, and `EngineError` where no engine answers.
+        """
+        up = [engine for engine in self.engines if engine.health.is_up]
+        results = await asyncio.gather(*(engine.call(method) for engine in up or self.engines))
+        if method == "reset_prefix_cache":
+            for engine in self.engines:
+                self._router.forget_prefixes(engine.number)
+        return all(results) if isinstance(results[0], bool) else results[0]
+
+    # Life and death
+
+    def check_health(self) -> None:
+        """Raise `EngineError`, saying why, when no engine answers."""
+        engines = self.members.open
+        if not any(engine.health.is_up for engine in engines):
+            engines[0].health.check()
+
+    async def wait(self) -> None:
+        """Wait while there is no engine. Raises `EngineError` when there will be none."""
+        if any(engine.health.is_up for engine in self.engines):
+            return
+        waiting = [asyncio.ensure_future(engine.health.wait()) for engine in self.engines]
+        errors: list[EngineError] = []
+        try:
+            for each in asyncio.as_completed(waiting):
+                try:
+                    await each
+                except EngineError as error:
+                    errors.append(error)
+                else:
+                    return
+            raise errors[-1]
+        finally:
+            for each in waiting:
+                each.cancel()
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until nothing is in flight. False when that takes longer. An engine that ends now is not replaced."""
+        for engine in self.engines:
+            engine.retire()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.state.admission.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def fail_all(self, message: str) -> None:
+        """End every request with `EngineError(message)`."""
+        for engine in self.engines:
+            engine.fail_all(message)
+
+    async def shutdown(self) -> None:
+        """End the processes; whoever still waits gets an error. May be called again."""
+        await self.scaling.close()
+        await asyncio.gather(*(engine.shutdown() for engine in self.engines))
+
+    def observe(self, stats: StepStats | None, measured: object, engine: int = 0) -> None:
+        """What an engine says after a step, for the router."""
+        del measured
+        if stats is not None:
+            self._router.observe(engine, stats)
+
+    def _forget(self, info: EngineInfo, engine: int) -> None:
+        self.members.info = info
+        self._router.forget(engine)
+
+    def _forget_removed(self, size: int) -> None:
+        self._router.forget_from(size)

@@ -1,0 +1,155 @@
+"""Which of several engines a request goes to."""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import numpy as np
+
+from jaxllm.engine.stats import StepStats
+
+Routing = Literal["load", "prefix"]
+"""`load`: to the engine with the least to do; `prefix`: to the one that has computed the beginning of the prompt."""
+
+BLOCK = 64
+"""Tokens of a prompt that are compared at a time."""
+MOST_BLOCKS = 64
+"""Blocks of a prompt that are looked at: what lies behind them hardly tells prompts apart, and would take long."""
+MOST_KNOWN = 1 << 16
+"""Blocks that are remembered."""
+_WAITS = 4
+"""A request that waits counts as much as so many that run, as in vLLM."""
+
+
+class EngineLoad:
+    """What an engine has to do, as it said last, and what was sent to it since."""
+
+    __slots__ = ("_running", "_sent", "_waiting")
+
+    def __init__(self) -> None:
+        self._running = self._waiting = self._sent = 0
+
+    def observe(self, stats: StepStats) -> None:
+        """The state after a step."""
+        self._running, self._waiting, self._sent = stats.num_running, stats.num_waiting, 0
+
+    def send(self, sequences: int) -> None:
+        """So many more were sent, of which the engine has not said anything yet."""
+        self._sent += sequences
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait, or may."""
+        return self._waiting + self._sent
+
+    @property
+    def running(self) -> int:
+        """Sequences that run."""
+        return self._running
+
+    @property
+    def score(self) -> int:
+        """How much there is to do."""
+        return _WAITS * self.waiting + self._running
+
+
+class PrefixIndex:
+    """Which engines were sent prompts with the same beginning. It forgets what was not seen for longest."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[int, set[int]] = OrderedDict()
+
+    @staticmethod
+    def blocks(prompt_token_ids: np.ndarray, salt: str | None) -> list[int]:
+        """A number for each beginning of a prompt (int32 [length]) that is whole blocks."""
+        data, size = prompt_token_ids.tobytes(), BLOCK * prompt_token_ids.itemsize
+        count = min(len(data) // size, MOST_BLOCKS)
+        pieces = (data[place * size : (place + 1) * size] for place in range(count))
+        return list(itertools.accumulate(pieces, lambda before, piece: hash((before, piece)), initial=hash(salt)))[1:]
+
+    def shared(self, blocks: Sequence[int], engines: Collection[int]) -> dict[int, int]:
+        """How many of these blocks each of the engines has seen, from the first one on without a gap."""
+        found: dict[int, int] = {}
+        left = set(engines)
+        for count, block in enumerate(blocks, 1):
+            left &= self._seen.get(block, frozenset())
+            if not left:
+                break
+            found.update(dict.fromkeys(left, count))
+        return found
+
+    def add(self, blocks: Sequence[int], engine: int) -> None:
+        """They were sent to this engine."""
+        for block in blocks:
+            self._seen.setdefault(block, set()).add(engine)
+            self._seen.move_to_end(block)
+        while len(self._seen) > MOST_KNOWN:
+            self._seen.popitem(last=False)
+
+    def forget(self, engine: int) -> None:
+        """This engine's cache is empty."""
+        for engines in self._seen.values():
+            engines.discard(engine)
+
+
+class Router:
+    """Chooses engines by what they have to do, and by what they have computed already. Belongs to one thread.
+
+    Requests that do not share a prefix go to the engine with the lowest score, 4 for each sequence that waits and 1 for
+    each that runs; of equals, round robin. With `prefix` routing, a prompt goes to the engine that has most of it,
+    as long as it need not wait there while another engine is free, and that engine does not run half as many again.
+    """
+
+    def __init__(self, routing: Routing) -> None:
+        self._loads: dict[int, EngineLoad] = {}
+        self._prefixes = PrefixIndex() if routing == "prefix" else None
+        self._next = 0
+
+    def _load(self, engine: int) -> EngineLoad:
+        return self._loads.setdefault(engine, EngineLoad())
+
+    def observe(self, engine: int, stats: StepStats) -> None:
+        """What an engine says after a step."""
+        self._load(engine).observe(stats)
+
+    def forget(self, engine: int) -> None:
+        """This engine has nothing to do and nothing in its cache: it is a new one, or gone."""
+        self._loads.pop(engine, None)
+        self.forget_prefixes(engine)
+
+    def forget_from(self, size: int) -> None:
+        """There are no engines from this number on any more."""
+        for engine in [number for number in self._loads if number >= size]:
+            self.forget(engine)
+
+    def forget_prefixes(self, engine: int) -> None:
+        """This engine's cache is empty."""
+        if self._prefixes is not None:
+            self._prefixes.forget(engine)
+
+    def choose(
+        self, engines: Sequence[int], prompt_token_ids: np.ndarray, *, sequences: int = 1, salt: str | None = None
+    ) -> int:
+        """The engine, of those that may be chosen, for a prompt (int32 [length]) and so many sequences behind it."""
+        if len(engines) == 1 and self._prefixes is None:
+            return self._sent(engines[0], sequences)
+        free = min(engines, key=lambda engine: (self._load(engine).score, (engine - self._next) % (1 + max(engines))))
+        if self._prefixes is None:
+            return self._sent(free, sequences)
+        blocks = self._prefixes.blocks(prompt_token_ids, salt)
+        shared = self._prefixes.shared(blocks, engines)
+        near = max(shared, key=lambda engine: (shared[engine], -self._load(engine).score), default=free)
+        chosen = near if self._may_wait(near, free) else free
+        self._prefixes.add(blocks, chosen)
+        return self._sent(chosen, sequences)
+
+    def _may_wait(self, near: int, free: int) -> bool:
+        """Whether what is saved by a prefix is worth the load of that engine, beside the freest one."""
+        here, there = self._load(near), self._load(free)
+        return here.waiting <= there.waiting and here.running <= max(4, there.running + there.running // 2)
+
+    def _sent(self, engine: int, sequences: int) -> int:
+        self._load(engine).send(sequences)
+        self._next = engine + 1
+        return engine

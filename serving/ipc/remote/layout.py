@@ -1,0 +1,107 @@
+"""Which engines are where: all here, some on other hosts, or behind a balancer of the operator's."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from jaxllm.config import MAX_ENGINES, EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.serving.ipc.client.connection import Launch
+from jaxllm.serving.ipc.client.placement import on_own_devices
+from jaxllm.serving.options.server import ServerOptions
+
+
+def arranged(config: EngineConfig, *, headless: bool) -> EngineConfig:
+    """The options with `data_parallel_size` the engines behind this one server, as the flags mean it together.
+
+    Raises `ConfigError` for flags that do not go together.
+    """
+    parallel = config.parallel
+    size, start = parallel.data_parallel_size, parallel.data_parallel_start_rank
+    if parallel.data_parallel_external_lb or parallel.data_parallel_rank is not None:
+        return _external(config, headless=headless)
+    if parallel.data_parallel_hybrid_lb or (start and not headless):
+        return _hybrid(config, headless=headless)
+    local = parallel.engines_here
+    if headless:
+        if start is None or local < 1:
+            raise ConfigError("headless: give data_parallel_start_rank and data_parallel_size_local, 1 or more")
+        if start + local > MAX_ENGINES:
+            raise ConfigError(f"data_parallel_start_rank={start}: with {local} here there are more than {MAX_ENGINES}")
+    elif local > size:
+        raise ConfigError(f"data_parallel_size_local={local}: there are only data_parallel_size={size}")
+    return config
+
+
+def _external(config: EngineConfig, *, headless: bool) -> EngineConfig:
+    parallel = config.parallel
+    size, rank = parallel.data_parallel_size, parallel.data_parallel_rank
+    if rank is None:
+        raise ConfigError("data_parallel_external_lb: give data_parallel_rank, the number of this server's engine")
+    if rank >= size:
+        raise ConfigError(f"data_parallel_rank={rank}: must be 0 to {size - 1} with data_parallel_size={size}")
+    if headless or parallel.data_parallel_hybrid_lb or parallel.data_parallel_size_local not in (None, 1):
+        raise ConfigError(
+            "data_parallel_rank: with a balancer among engines each server has one; leave out headless, "
+            "data_parallel_hybrid_lb and data_parallel_size_local"
+        )
+    changed = replace(
+        parallel,
+        data_parallel_size=1,
+        data_parallel_size_local=None,
+        data_parallel_start_rank=rank,
+        data_parallel_external_lb=True,
+    )
+    return replace(config, parallel=changed)
+
+
+def _hybrid(config: EngineConfig, *, headless: bool) -> EngineConfig:
+    parallel = config.parallel
+    size, start, local = (
+        parallel.data_parallel_size,
+        parallel.data_parallel_start_rank or 0,
+        parallel.data_parallel_size_local,
+    )
+    if headless:
+        raise ConfigError("headless: with data_parallel_hybrid_lb each host has a server; leave one of them out")
+    if not local:
+        raise ConfigError("data_parallel_hybrid_lb: give data_parallel_size_local, the engines of this host, 1 or more")
+    if start + local > size:
+        raise ConfigError(
+            f"data_parallel_start_rank={start}: with data_parallel_size_local={local} beyond data_parallel_size={size}"
+        )
+    changed = replace(
+        parallel,
+        data_parallel_size=local,
+        data_parallel_size_local=None,
+        data_parallel_start_rank=start,
+        data_parallel_hybrid_lb=True,
+    )
+    return replace(config, parallel=changed)
+
+
+@contextmanager
+def launches(config: EngineConfig, options: ServerOptions, launch: Launch) -> Iterator[Callable[[int], Launch]]:
+    """How each engine is started, by its number: here, or on a host that joins. Raises `ConfigError`."""
+    here = partial(on_own_devices, launch, config)
+    parallel = config.parallel
+    if parallel.data_parallel_size_local is None:
+        yield here
+        return
+    from jaxllm.serving.ipc.remote.head import Head
+    from jaxllm.serving.ipc.remote.security import keys_of
+
+    with Head(config, keys_of(options, parallel.data_parallel_address)) as head:
+
+        def launch_of(number: int) -> Launch:
+            if number < parallel.engines_here:
+                return here(number)
+            if number >= parallel.data_parallel_size and not head.has_place(number):
+                raise ConfigError(
+                    f"no host has joined that has a place for engine {number}: start one with --headless "
+                    f"--data-parallel-start-rank {number}"
+                )
+            return head.launch_of(number)
+
+        yield launch_of

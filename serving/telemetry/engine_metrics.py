@@ -1,0 +1,146 @@
+"""Counts what one engine tells and what its requests measure."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from jaxllm.engine.stats import StepStats
+from jaxllm.info import EngineInfo
+from jaxllm.serving.telemetry.catalogue import BY_REASON, METRICS, OF_ENGINE, new_histograms
+from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
+from jaxllm.serving.text.measurements import FinishedRequest, Measurements
+
+FINISHED_REASONS = ("stop", "length", "abort")
+
+# What one finished sequence adds to the histograms.
+_OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
+    "e2e_request_latency_seconds": lambda request: request.e2e_seconds,
+    "request_queue_time_seconds": lambda request: request.queue_seconds,
+    "request_inference_time_seconds": lambda request: request.inference_seconds,
+    "request_prefill_time_seconds": lambda request: request.prefill_seconds,
+    "request_decode_time_seconds": lambda request: request.decode_seconds,
+    "request_time_per_output_token_seconds": lambda request: request.seconds_per_output_token,
+    "request_prompt_tokens": lambda request: request.prompt_tokens,
+    "request_generation_tokens": lambda request: request.generation_tokens,
+    "request_max_num_generation_tokens": lambda request: request.max_generation_tokens,
+    "request_params_n": lambda request: request.n,
+}
+
+
+class Measured(msgspec.Struct):
+    """What was measured of an engine's requests so far: by name, counts, and of histograms the counts and the sum."""
+
+    counters: dict[str, int]
+    finished: dict[str, int]
+    histograms: dict[str, tuple[list[int], float]]
+    steps: ShapeState = {}
+
+
+class EngineState(msgspec.Struct):
+    """What an engine has told: its state after the last step, and what was counted of its steps."""
+
+    stats: StepStats
+    measured: Measured
+    is_there: bool = True
+
+
+class EngineMetrics:
+    """Numbers of one engine. One thread observes, any other may read.
+
+    Aborted sequences are counted in `request_success` and nowhere else: how long somebody waited who then left says
+    nothing about the engine.
+    """
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+        self.stats = StepStats()
+        """The state after the last step."""
+        self.is_there = True
+        """Whether there is such an engine now: of one that was removed only what was counted is left."""
+        counters = (metric.source for metric in METRICS if metric.kind == "counter")
+        self.counters = {name: 0 for name in counters if name not in BY_REASON}
+        self.finished = dict.fromkeys(FINISHED_REASONS, 0)
+        self.histograms = new_histograms(info.max_model_len)
+        self.steps = StepTimes()
+
+    def measured(self) -> Measured:
+        """What was measured of requests so far, for `add` in another process."""
+        return Measured(
+            {name: count for name, count in self.counters.items() if name not in OF_ENGINE},
+            dict(self.finished),
+            {name: histogram.state() for name, histogram in self.histograms.items() if name not in OF_ENGINE},
+        )
+
+    def state(self) -> EngineState:
+        """What the engine has told, for another process."""
+        return EngineState(
+            self.stats,
+            Measured(
+                {name: count for name, count in self.counters.items() if name in OF_ENGINE},
+                {},
+                {name: histogram.state() for name, histogram in self.histograms.items() if name in OF_ENGINE},
+                steps=self.steps.state(),
+            ),
+            self.is_there,
+        )
+
+    def add(self, other: Measured) -> None:
+        """Add what another process has measured."""
+        for name, count in other.counters.items():
+            self.counters[name] += count
+        for reason, count in other.finished.items():
+            self.finished[reason] += count
+        for name, state in other.histograms.items():
+            self.histograms[name].add(*state)
+        self.steps.add(other.steps)
+
+    def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
+        """Take one message of the engine."""
+        if stats is not None:
+            self._take_stats(stats)
+        if measured is not None:
+            counters, histograms = self.counters, self.histograms
+            counters["prompt_tokens"] += measured.prompt_tokens
+            counters["generation_tokens"] += measured.generation_tokens
+            histograms["time_to_first_token_seconds"].observe_all(measured.first_token_seconds)
+            histograms["inter_token_latency_seconds"].observe_all(measured.inter_token_seconds)
+            if measured.finished:
+                self._take_finished(measured.finished)
+
+    def _take_stats(self, stats: StepStats) -> None:
+        before, self.stats = self.stats, stats
+        counters, histograms, steps = self.counters, self.histograms, stats.num_steps
+        counters["prefix_cache_queries"] += _grown(before.prefix_queries, stats.prefix_queries)
+        counters["prefix_cache_hits"] += _grown(before.prefix_hits, stats.prefix_hits)
+        counters["num_preemptions"] += _grown(before.num_preemptions, stats.num_preemptions)
+        counters["compilations_after_warmup"] += _grown(before.num_compilations, stats.num_compilations)
+        if stats.preemptions:
+            histograms["request_num_preemptions"].observe_all(stats.preemptions)
+        if steps:
+            # Of several steps in one message only the sum is known.
+            histograms["iteration_tokens_total"].observe((stats.num_tokens + stats.num_last) / steps, steps)
+            histograms["step_seconds"].observe(stats.step_seconds / steps, steps)
+            histograms["batch_fill"].observe(stats.num_tokens / stats.bucket_tokens, steps)
+            self.steps.observe(stats)
+
+    def _take_finished(self, finished: Sequence[FinishedRequest]) -> None:
+        for request in finished:
+            self.finished[request.reason] += 1
+        done = [request for request in finished if request.reason != "abort"]
+        for name, value_of in _OF_FINISHED.items():
+            values = [value for value in map(value_of, done) if value is not None]
+            self.histograms[name].observe_all(values)
+        longest = self.info.max_model_len
+        self.histograms["request_params_max_tokens"].observe_all(
+            [longest - each.prompt_tokens if each.max_tokens is None else each.max_tokens for each in done]
+        )
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait, by reason."""
+        deferred = self.stats.num_deferred
+        return {"capacity": self.stats.num_waiting - deferred, "deferred": deferred}
+
+
+def _grown(before: int, now: int) -> int:
+    """By how much a total has grown; an engine that was started again counts from 0."""
+    return now - before if now >= before else now

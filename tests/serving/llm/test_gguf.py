@@ -1,0 +1,110 @@
+"""A GGUF file with its tokenizer and chat template answers as the folder that it was made from."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import transformers
+from safetensors.numpy import load_file
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.errors import ConfigError
+from jaxllm.models.checkpoint.checkpoint import DEMO, resolve
+from jaxllm.serving.text.tokenizer import Tokenizer
+from tests.models.quantization.gguf_files import add, close
+
+CHATS = [[{"role": "user", "content": text}] for text in ("What is the capital of France?", "Tell me a short story.")]
+
+
+def save_demo(path: Path, **more: Any) -> Path:
+    """The demo model in float32, its vocabulary as that of GPT-2."""
+    folder = resolve(DEMO)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokens = {**tokenizer["model"]["vocab"], **{each["content"]: each["id"] for each in tokenizer["added_tokens"]}}
+    special = {each["content"]: 3 if each["special"] else 4 for each in tokenizer["added_tokens"]}
+    ordered = sorted(tokens, key=lambda token: tokens[token])
+    writer = gguf.GGUFWriter(path, "llama")
+    keys = {
+        "llama.context_length": 2048,
+        "llama.embedding_length": 128,
+        "llama.block_count": 4,
+        "llama.feed_forward_length": 384,
+        "llama.attention.head_count": 8,
+        "llama.attention.head_count_kv": 4,
+        "llama.attention.key_length": 32,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ordered,
+        "tokenizer.ggml.token_type": [special.get(token, 1) for token in ordered],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.eot_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(),
+    }
+    for key, value in {**keys, **more}.items():
+        add(writer, key, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 4)
+    for name, values in load_file(folder / "model.safetensors").items():
+        module, _, parameter = name.rpartition(".")
+        theirs = f"{names.get_name(module)}.{parameter}"
+        heads = {"attn_q": 8, "attn_k": 4}.get(theirs.split(".")[-2])
+        tensor = values.astype(np.float32)
+        pairs = tensor.reshape(heads, 2, -1, tensor.shape[1]).swapaxes(1, 2) if heads else tensor
+        writer.add_tensor(theirs, np.ascontiguousarray(pairs.reshape(tensor.shape)))
+    close(writer)
+    return path
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield save_demo(folder / "demo.gguf")
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_the_folder(demo: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    texts = []
+    for model in (DEMO, str(demo)):
+        with LLM(model, max_model_len=256) as llm:
+            texts.append([each.outputs[0].text for each in llm.chat(CHATS, params)])
+    assert texts[0] == texts[1]
+    assert all(texts[0])
+
+
+def test_tokenizer_is_that_of_transformers(demo: Path) -> None:
+    own = Tokenizer.load(resolve(str(demo)))
+    theirs = transformers.AutoTokenizer.from_pretrained(demo.parent, gguf_file=demo.name)
+    for text in ("Hello, world! 12345\n\n<|im_start|>user it's <tool_call>é☃", " a  b\t"):
+        assert own.encode([text])[0] == theirs(text)["input_ids"]
+    assert own.hf.chat_template == theirs.chat_template
+    assert (own.eos_token_id, own.hf.bos_token) == (2, "<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tokenizer.ggml.pre": "kawaii"}, "'tokenizer.ggml.pre' is 'kawaii'"),
+        ({"tokenizer.ggml.model": "runes"}, "no tokenizer can be made .*runes"),
+        ({"tokenizer.ggml.model": "no_vocab"}, "there is no tokenizer in it"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, "'tokenizer.ggml.eos_token_id' must be the id of one of 1536 tokens"),
+        ({"tokenizer.ggml.tokens": "all"}, "'tokenizer.ggml.tokens' must be a list"),
+        ({"tokenizer.ggml.merges": ["one", "a b c"]}, "no tokenizer can be made"),
+    ],
+)
+def test_a_wrong_vocabulary_is_named_where_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = resolve(str(save_demo(tmp_path / "wrong.gguf", **keys)))
+    with pytest.raises(ConfigError, match=message):
+        Tokenizer.load(folder)
