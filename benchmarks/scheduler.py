@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
@@ -20,11 +21,18 @@ CONTEXTS = (100, 10_000)
 BLOCK_SIZE = 16
 
 
-def prepare(running: int, context: int, steps: int, caching: bool) -> Scheduler:
-    """A scheduler in which `running` requests of about `context` tokens have been computed and decode."""
+def prepare(running: int, context: int, steps: int, caching: bool, windows: tuple[int, ...] = (0,)) -> Scheduler:
+    """A scheduler in which `running` requests of about `context` tokens have been computed and decode.
+
+    `windows` has that of each page table of a request, 0 for none.
+    """
     max_model_len = context + BLOCK_SIZE + steps + 2
+    groups = CacheGroups(windows, BLOCK_SIZE, running * max_model_len)
     pages = KVManager(
-        running * -(-max_model_len // BLOCK_SIZE) + running + 1, BLOCK_SIZE, enable_prefix_caching=caching
+        running * (groups.most_pages(max_model_len) + len(windows)) + 1,
+        BLOCK_SIZE,
+        enable_prefix_caching=caching,
+        groups=groups,
     )
     scheduler = Scheduler(
         max_num_seqs=running, max_num_batched_tokens=running * max_model_len, max_model_len=max_model_len, pages=pages
@@ -42,12 +50,12 @@ def prepare(running: int, context: int, steps: int, caching: bool) -> Scheduler:
     return scheduler
 
 
-def measure(running: int, context: int, steps: int, caching: bool) -> dict[str, float]:
+def measure(running: int, context: int, steps: int, caching: bool, windows: tuple[int, ...] = (0,)) -> dict[str, float]:
     """Median milliseconds of `schedule` and `update` over `steps` steps, and their 99th percentile together.
 
     CPU time of this thread, which equals wall time on an idle machine and hardly changes on a busy one.
     """
-    scheduler = prepare(running, context, steps, caching)
+    scheduler = prepare(running, context, steps, caching, windows)
     rng = np.random.default_rng(1)
     times = np.zeros((steps, 2))
     for index in range(steps):
@@ -86,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--running", type=int, nargs="+", default=RUNNING, help="numbers of running requests")
     parser.add_argument("--context", type=int, nargs="+", default=CONTEXTS, help="tokens each request has at the start")
     parser.add_argument("--steps", type=int, default=200, help="steps of each measurement")
+    parser.add_argument("--windows", type=int, nargs="+", default=[0], help="window of each page table, 0 for none")
     parser.add_argument("--vllm", action="store_true", help="measure vLLM's scheduler as well")
     parser.add_argument("--vllm-python", default="python3", help="interpreter that can import vllm")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -97,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for caching in (False, True):
                 work = (running, context, options.steps, caching)
                 known = {"running": running, "context": context, "prefix_caching": caching}
-                rows.append({"engine": "jaxllm", **known, **measure(*work)})
+                rows.append({"engine": "jaxllm", **known, **measure(*work, tuple(options.windows))})
                 if options.vllm:
                     rows.append({"engine": "vllm", **known, **measure_vllm(options.vllm_python, *work)})
     if options.json:

@@ -1,19 +1,25 @@
-"""Block sizes of paged attention for a TPU that is not there, chosen by the static model and written as tuned ones.
+"""Block sizes of paged attention for a TPU: by the static model where none is there, or measured on the one that is.
 
 For each shape of heads and each kernel (decode, prefill) block sizes are tried, starting from those in use: each is
 compiled for the chip and its program run as docs/kernels.md says. What is best goes to
 pallas_kernels/tuned/<chip>/paged_attention.json, with the share of the roofline that it reaches; entries of other
 shapes stay. A chip takes a few minutes of one core.
 
+With --measure the kernels run on this machine's TPU, and what is fastest goes to the user's cache
+(~/.cache/jaxllm/tuned), where engines find it until the chip, the libraries or the kernels are others. On a CPU it runs
+small cases in Pallas's interpreter, which shows that all of it works, and nothing else.
+
     scripts/bench tpu_tune --chip v6e
     scripts/bench tpu_tune --chip v5e --model qwen3-0.6b --page-size 64 --tries 12
-    scripts/bench tpu_tune --chip v6e --tries 1            only measure what is in use
+    scripts/bench tpu_tune --chip v6e --tries 1            only look at what is in use
+    scripts/bench tpu_tune --measure --model llama-3-8b --page-size 64
 """
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +28,9 @@ from typing import Any
 from benchmarks.tpu.cases import MODELS, Case, decode_case, prefill_case
 from benchmarks.tpu.search import search
 from benchmarks.tpu.worker import Worker, key_of
-from jaxllm.pallas_kernels.chips import CHIPS, Chip
+from jaxllm.pallas_kernels.chips import CHIPS, chip_of
+from jaxllm.pallas_kernels.measured import keep_measured
+from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 
 PAGE_SIZES = (64, 16)
@@ -39,39 +47,66 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     lines = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tpus = [chip.name for chip in CHIPS.values() if chip.platform == "tpu"]
-    lines.add_argument("--chip", choices=tpus, required=True, help="chip to compile for")
-    lines.add_argument("--model", nargs="+", choices=MODELS, default=SHAPES, help="whose heads (all shapes)")
+    where = lines.add_mutually_exclusive_group(required=True)
+    where.add_argument("--chip", choices=tpus, help="chip to compile for")
+    where.add_argument("--measure", action="store_true", help="take times on the TPU of this machine")
+    # Heads that share rows are to the kernels what they are together, and so are their block sizes.
+    whole = [name for name, model in MODELS.items() if model.head_size % LANES == 0]
+    lines.add_argument("--model", nargs="+", choices=whole, default=SHAPES, help="whose heads (all shapes)")
     lines.add_argument("--page-size", nargs="+", type=int, default=PAGE_SIZES, help="tokens per page (64 16)")
     lines.add_argument("--tries", type=int, default=6, help="compilations per kernel and shape, at most (6)")
     lines.add_argument("--timeout", type=float, default=240, help="seconds for one compilation (240)")
-    lines.add_argument("--output", type=Path, help="file to write (pallas_kernels/tuned/CHIP/paged_attention.json)")
+    lines.add_argument("--output", type=Path, help="file to write (see above)")
     return lines
 
 
 def main() -> None:
-    """Tune every shape asked for, and write the file after each."""
+    """Tune every shape asked for, and keep what was found after each."""
     options = parser().parse_args()
-    chip = CHIPS[options.chip]
-    output = options.output or ROOT / "pallas_kernels" / "tuned" / chip.name / "paged_attention.json"
     command = " ".join(["scripts/bench tpu_tune", *sys.argv[1:]])
-    with closing(Worker(chip.name, options.timeout)) as worker:
+    with closing(Worker(options.chip, options.timeout)) as worker:
+        kind = CHIPS[options.chip].device_kind if options.chip else worker.device_kind()
+        if not kind.startswith("TPU"):
+            if kind != "cpu":
+                raise SystemExit(f"--measure: this is for TPUs, and here is a {kind}; see scripts/bench gpu_tune")
+            print("no TPU is here: small cases in an interpreter, whose times mean nothing", file=sys.stderr)
+        output = options.output
+        if options.chip and output is None:
+            output = ROOT / "pallas_kernels" / "tuned" / options.chip / "paged_attention.json"
         for name in options.model:
-            begun: dict[str, Blocks] = {}
-            for page_size in options.page_size:
-                for case in (prefill_case(name, 1, 2048, 2048, page_size), decode_case(name, 64, 1024, page_size)):
-                    kernel = "decode" if case.is_decode else "prefill"
-                    # Another page size hardly changes what is best: what was found is only checked.
-                    tries = 1 if kernel in begun else options.tries
-                    start = begun.get(kernel) or worker.blocks_in_use(case, kernel)
-                    # Decode cuts contexts into the chunks of prefill.
-                    chunk = begun.get("prefill", start).chunk
-                    start = replace(start, chunk=chunk, keys=max(start.keys, chunk))
-                    begun[kernel], entry = _tune(worker, chip, kernel, case, start, tries)
+            for entry in _tune_model(worker, kind, name, options.page_size, options.tries):
+                if output is None:
+                    keep_measured("paged_attention", kind, {**entry, "command": command})
+                else:
                     _write(output, {**entry, "command": command})
 
 
+def _tune_model(
+    worker: Worker, kind: str, name: str, page_sizes: Sequence[int], tries: int
+) -> Iterator[dict[str, Any]]:
+    """The entries of a model's heads."""
+    begun: dict[str, Blocks] = {}
+    for page_size in page_sizes:
+        for case in _cases(kind, name, page_size):
+            kernel = "decode" if case.is_decode else "prefill"
+            start = begun.get(kernel) or worker.blocks_in_use(case, kernel)
+            # Decode cuts contexts into the chunks of prefill.
+            chunk = begun.get("prefill", start).chunk
+            start = replace(start, chunk=chunk, keys=max(start.keys, chunk))
+            # Another page size hardly changes what is best: what was found is only checked.
+            begun[kernel], entry = _tune(worker, kind, kernel, case, start, 1 if kernel in begun else tries)
+            yield entry
+
+
+def _cases(kind: str, model: str, page_size: int) -> tuple[Case, Case]:
+    """Prefill, and decode; of a size for an interpreter where no TPU is."""
+    if not kind.startswith("TPU"):
+        return prefill_case(model, 1, 64, 64, page_size), decode_case(model, 2, 256, page_size)
+    return prefill_case(model, 1, 2048, 2048, page_size), decode_case(model, 64, 1024, page_size)
+
+
 def _tune(
-    worker: Worker, chip: Chip, kernel: str, case: Case, start: Blocks, tries: int
+    worker: Worker, kind: str, kernel: str, case: Case, start: Blocks, tries: int
 ) -> tuple[Blocks, dict[str, Any]]:
     """The best blocks found from `start`, and their entry of the file."""
     begin, count = time.perf_counter(), 0
@@ -89,14 +124,16 @@ def _tune(
             return None
 
     best, microseconds = search(kernel, start, case.page_size, cost, tries)
-    share = case.least_seconds(chip) * 1e6 / microseconds
+    chip = chip_of(kind)
+    share = case.least_seconds(chip) * 1e6 / microseconds if chip else None
     print(
-        f"{chip.name} {case.name}: {microseconds:.1f} µs, {share:.1%} of the roofline with {best} "
+        f"{kind} {case.name}: {microseconds:.1f} µs, {f'{share:.1%}' if share else '?'} of the roofline with {best} "
         f"[{count} tried, {time.perf_counter() - begin:.0f} s]",
         file=sys.stderr,
     )
     key = key_of(kernel, case.model, case.page_size)
-    return best, {"key": key, "blocks": asdict(best), "case": case.name, "share": round(share, 3)}
+    entry = {"key": key, "blocks": asdict(best), "case": case.name, "microseconds": round(microseconds, 1)}
+    return best, entry | ({"share": round(share, 3)} if share else {})
 
 
 def _write(file: Path, entry: dict[str, Any]) -> None:

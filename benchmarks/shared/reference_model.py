@@ -6,6 +6,11 @@ from pathlib import Path
 VOCAB_SIZE = 32000
 HIDDEN, FEED_FORWARD, QUERY_HEADS, KV_HEADS, HEAD_SIZE = 768, 2048, 12, 4, 64
 
+BILLION = {
+    "layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+"""Values with which the model has 1.1 billion parameters."""
+
 
 def layer_parameters() -> int:
     """Weights of one layer's matrices."""
@@ -13,9 +18,12 @@ def layer_parameters() -> int:
 
 
 def write_reference_model(
-    folder: Path, *, layers: int = 12, vocab_size: int = VOCAB_SIZE, max_position_embeddings: int = 4096
+    folder: Path, *, layers: int = 12, vocab_size: int = VOCAB_SIZE, max_position_embeddings: int = 4096, **others: int
 ) -> Path:
-    """Write the configuration (no weights: load it with `load_format="dummy"`) and return the folder."""
+    """Write the configuration (no weights: load it with `load_format="dummy"`) and return the folder.
+
+    `others` are other values of the configuration, see `BILLION`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -35,6 +43,7 @@ def write_reference_model(
         "bos_token_id": 1,
         "eos_token_id": 2,
         "torch_dtype": "float32",
+        **others,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder

@@ -15,6 +15,8 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.models.cache import Cache
+from jaxllm.runtime.device_calls import DeviceCalls
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.programs.executables import Executables
@@ -150,7 +152,7 @@ def stand_in_engine(
     width = -(-context // block_size)
     shape = StepShape(table_width=width, page_size=block_size, max_logprobs=20, sample_rows=16)
     state = DeviceState(
-        kv_cache=jnp.zeros(8),
+        kv_cache=Cache((jnp.zeros(8),)),
         sampling=SamplingState(jnp.zeros((1, 8), jnp.int32), jnp.zeros((1, 8))),
         page_table=jnp.zeros((running, width), jnp.int32),
         last_tokens=jnp.zeros(running, jnp.int32),
@@ -159,9 +161,11 @@ def stand_in_engine(
     assert len(fields(state)) == len(jax.tree.leaves(state)) - 1, "a new field belongs here as well"
     buckets = Buckets(budget, running)
     runner = Runner(
-        parameters=tuple(jnp.zeros(8) for _ in range(NUM_PARAMETERS)),
-        state=state,
-        executables=cast(Executables, StandInExecutables(shape, state, buckets, clock)),
+        calls=DeviceCalls(
+            cast(Executables, StandInExecutables(shape, state, buckets, clock)),
+            tuple(jnp.zeros(8) for _ in range(NUM_PARAMETERS)),
+            state=state,
+        ),
         buckets=buckets,
         shape=shape,
         sampling=SamplingTable(running, VOCABULARY),

@@ -28,6 +28,7 @@ MODELS = {
         Model("qwen3-8b", 32, 8),
         Model("qwen3-0.6b", 16, 8),
         Model("qwen3-30b-a3b", 32, 4),
+        Model("llama-3.2-1b", 32, 8, 64),
     )
 }
 """By name. Qwen3-8B has the attention of Llama-3-8B, so that only its smaller and sparse sisters add a shape."""
@@ -137,6 +138,8 @@ CASES = {
         decode_case("qwen3-0.6b", 64, 1024, 64),
         decode_case("qwen3-30b-a3b", 64, 1024, 64),
         prefill_case("qwen3-30b-a3b", 1, 2048, 2048, 64),
+        decode_case("llama-3.2-1b", 64, 1024, 64),
+        prefill_case("llama-3.2-1b", 1, 2048, 2048, 64),
     )
 }
 """By name."""

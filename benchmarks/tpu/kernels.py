@@ -46,10 +46,11 @@ def _pages(case: Case) -> int:
     return max(len(case.rows) * case.pages_per_row + 1, 2**30 // page_bytes)
 
 
-def jaxllm_call(case: Case, **blocks: Any) -> Call:
+def jaxllm_call(case: Case, pages: int | None = None, **blocks: Any) -> Call:
     """Our kernels; `decode_blocks` and `prefill_blocks` (`Blocks`) in place of their own choice.
 
-    What is the same in every layer is made before, as a model does.
+    `pages` is the size of the cache, by default a gibibyte and more. What is the same in every layer is made before, as
+    a model does.
     """
     from jaxllm.pallas_kernels.paged_attention import AttentionOptions, CacheGeometry, RaggedBatch, cache_shape
     from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
@@ -59,7 +60,9 @@ def jaxllm_call(case: Case, **blocks: Any) -> Call:
     news = np.diff(starts)
     rows = np.repeat(np.arange(len(case.rows), dtype=np.int32), news)
     positions = np.concatenate([np.arange(length - new, length) for new, length in case.rows]).astype(np.int32)
-    geometry = CacheGeometry(LAYERS, _pages(case), case.page_size, model.num_kv_heads, model.head_size, "bfloat16")
+    geometry = CacheGeometry(
+        LAYERS, pages or _pages(case), case.page_size, model.num_kv_heads, model.head_size, "bfloat16"
+    )
     counts = (case.num_tokens, int((news == 1).sum()), len(case.rows))
     arrays = (positions, rows, starts, lengths, case.page_table(), *counts)
     batch = tpu_prepare(RaggedBatch(*(jnp.asarray(array, jnp.int32) for array in arrays)))

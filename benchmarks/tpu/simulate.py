@@ -9,7 +9,7 @@ semaphore stops the core until enough of them are.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.tpu.bundles import Bundle, Operation, Predicate, Program
@@ -83,6 +83,7 @@ class _Core:
         self.writes_free = 0.0
         self.branch = -1
         self.divisions: deque[int] = deque()
+        self.answers: Iterator[int] = iter(())
         self.program = program
         self.run = Run([0] * (len(program.bundles) + 1))
 
@@ -131,13 +132,18 @@ _Action = Callable[[_Core], tuple[int, int] | None]
 """Does one operation; returns (register, value) where one is to be written at the end of the bundle."""
 
 
-def simulate(program: Program, operands: Sequence[Sequence[int] | None], memory: Memory) -> Run:
+def simulate(
+    program: Program, operands: Sequence[Sequence[int] | None], memory: Memory, answers: Iterable[int] = ()
+) -> Run:
     """Run `program` with the 32-bit words of its operands (None: not known, and never read as a scalar).
+
+    `answers` are the scalars that it asks of vectors, in the order in which it asks; 0 where there are no more.
 
     Raises:
         UnsupportedOperationError: The path depends on something that is not known or not modelled.
     """
     core = _Core(program, operands, memory)
+    core.answers = iter(answers)
     actions = [_decode(bundle, core) for bundle in program.bundles]
     end = len(program.bundles)
     busy = _next_with_actions(actions)
@@ -225,9 +231,9 @@ def _action(operation: Operation, core: _Core) -> _Action:
         register = register_index(operation.dest)
         return lambda core: (register, core.divisions.popleft())
     if base == "spop":
-        # Of a vector, which is never computed. The one question that our kernels ask of one has this usual answer: no.
+        # Of a vector, which is never computed.
         register = register_index(operation.dest)
-        return lambda core: (register, 0)
+        return lambda core: (register, next(core.answers, 0))
     if base in _EFFECTS:
         return _effect(name, operation.dest, [value_of(arg) for arg in operation.args])
     value = arithmetic(name, operation.args)

@@ -1,4 +1,4 @@
-"""A process that measures block sizes one after the other, and is replaced when a compilation does not end."""
+"""A process that measures block sizes one after the other, and is replaced when one of them does not end."""
 
 import argparse
 import json
@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -21,14 +22,15 @@ SMALL = {"decode": Blocks(128, 128, 2), "prefill": Blocks(128, 128, 2, 128, 1)}
 
 
 class Worker:
-    """Measures cases of one chip in a process of its own, since libtpu writes its programs into one folder for all."""
+    """Measures cases in a process of its own: a chip is not hung for ever, and libtpu has one folder for programs."""
 
-    def __init__(self, chip: str, timeout: float = 240) -> None:
+    def __init__(self, chip: str | None, timeout: float = 240) -> None:
+        """`chip` need not be here, and is looked at by the static model; None takes times on the device that is."""
         self._chip, self._timeout = chip, timeout
         self._process: subprocess.Popen[str] | None = None
 
     def microseconds(self, case: Case, kernel: str, blocks: Blocks) -> float:
-        """Time of our kernels in a case, by the static model.
+        """Time of our kernels in a case.
 
         Raises:
             RuntimeError: they do not compile, or not in time.
@@ -38,6 +40,10 @@ class Worker:
     def blocks_in_use(self, case: Case, kernel: str) -> Blocks:
         """What the kernel takes now: tuned blocks of the chip, or its own choice."""
         return Blocks(**self._ask({**_describe(case), "kernel": kernel})["blocks"])
+
+    def device_kind(self) -> str:
+        """What the worker's device calls itself."""
+        return str(self._ask({})["device_kind"])
 
     def close(self) -> None:
         """End the process."""
@@ -65,11 +71,11 @@ class Worker:
         return answer
 
     def _start(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "benchmarks.tpu.worker", self._chip]
+        arguments = ["benchmarks.tpu.worker", self._chip] if self._chip else ["benchmarks.tpu.timed"]
+        command = [sys.executable, "-m", *arguments]
+        environment = os.environ | (ENVIRONMENT if self._chip else {})
         pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command, env=os.environ | ENVIRONMENT, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-        )
+        return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
 
 def _describe(case: Case) -> dict[str, Any]:
@@ -90,16 +96,18 @@ def key_of(kernel: str, model: Model, page_size: int) -> dict[str, Any]:
 
 
 def _answer(chip: Chip, question: dict[str, Any], dumps: Path) -> dict[str, Any]:
+    import jax
+    import numpy as np
     from jax.errors import JaxRuntimeError
+    from jax.sharding import Mesh
 
     from benchmarks.tpu.kernels import jaxllm_call
     from benchmarks.tpu.report import measure
 
-    rows = tuple((int(new), int(length)) for new, length in question["rows"])
-    case = Case(question["name"], MODELS[question["model"]], question["page_size"], rows)
-    kernel = question["kernel"]
+    case, kernel = case_of(question), question["kernel"]
     if "blocks" not in question:
-        return {"blocks": asdict(_blocks_in_use(chip, kernel, case))}
+        with jax.set_mesh(Mesh(np.array(absent_devices(chip.name)[:1]), ("tp",))):
+            return {"blocks": asdict(blocks_in_use(kernel, case))}
     blocks = SMALL | {kernel: Blocks(**question["blocks"])}
     try:
         compile_for(chip.name, jaxllm_call(case, **{f"{name}_blocks": size for name, size in blocks.items()}), dumps)
@@ -112,34 +120,41 @@ def _answer(chip: Chip, question: dict[str, Any], dumps: Path) -> dict[str, Any]
             file.unlink()
 
 
-def _blocks_in_use(chip: Chip, kernel: str, case: Case) -> Blocks:
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh
-
+def blocks_in_use(kernel: str, case: Case) -> Blocks:
+    """What the kernel takes for the device of the present mesh, or for the default one."""
     from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
     from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
 
     fields = key_of(kernel, case.model, case.page_size)
     del fields["kernel"]
-    with jax.set_mesh(Mesh(np.array(absent_devices(chip.name)[:1]), ("tp",))):
-        return choose_blocks(kernel, Dims(**fields), case.num_tokens, target())
+    return choose_blocks(kernel, Dims(**fields), case.num_tokens, target())
 
 
-def main() -> None:
+def case_of(question: dict[str, Any]) -> Case:
+    """The case that a question is about."""
+    rows = tuple((int(new), int(length)) for new, length in question["rows"])
+    return Case(question["name"], MODELS[question["model"]], question["page_size"], rows)
+
+
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer questions, one per line, until there are no more."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("chip")
-    chip = CHIPS[parser.parse_args().chip]
     # What JAX and libtpu print goes elsewhere.
     answers: IO[str] = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Be the process that asks the compiler for a chip."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("chip")
+    chip = CHIPS[parser.parse_args().chip]
     with tempfile.TemporaryDirectory() as dumps:
         # Before libtpu is loaded: it reads its flags once.
         os.environ["LIBTPU_INIT_ARGS"] = dump_flags(Path(dumps))
-        for line in sys.stdin:
-            answers.write(json.dumps(_answer(chip, json.loads(line), Path(dumps))) + "\n")
-            answers.flush()
+        serve(lambda question: _answer(chip, question, Path(dumps)))
 
 
 if __name__ == "__main__":

@@ -49,9 +49,7 @@ def test_loops_and_branches_are_followed(branch: int) -> None:
 
 @pytest.mark.slow
 def test_the_share_of_sampling() -> None:
-    """Found with libtpu 0.0.42.1: 3.9 and 14.4 %. Without candidates it was 9.7 and 33 %."""
+    """Found with libtpu 0.0.42.1: 0.7 and 1.7 %."""
     command = [sys.executable, "-m", "benchmarks.tpu_sampling", "--json", "--rows", "64", "256"]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
-    shares = [row["sampling"] / row["step"] for row in json.loads(result.stdout)]
-    assert shares[0] < 0.045
-    assert shares[1] < 0.16
+    assert [row["share"] < 0.03 for row in json.loads(result.stdout)] == [True, True]

@@ -1,17 +1,25 @@
 """The search for block sizes, on costs that are known; and that what was found is what the kernels take."""
 
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from jax._src.pallas.mosaic import tpu_info
 
+from benchmarks.tpu.cases import decode_case
 from benchmarks.tpu.search import neighbours, search
+from benchmarks.tpu.timed import Timer
+from benchmarks.tpu.worker import Worker
 from jaxllm.pallas_kernels.chips import CHIPS
+from jaxllm.pallas_kernels.measured import measured_blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, choose_blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
 from jaxllm.pallas_kernels.tuning import tuned_blocks
+from tests.conftest import RunPython
 
 START = Blocks(keys=512, chunk=512, slots=4)
 
@@ -61,3 +69,33 @@ def test_kernels_take_what_was_tuned(chip: str) -> None:
         fields: dict[str, Any] = dict(key)
         kernel = fields.pop("kernel")
         assert choose_blocks(kernel, Dims(**fields), 4096, Target(chip, vmem)) == Blocks(**blocks)
+
+
+def test_blocks_with_another_result_do_not_count() -> None:
+    timer, case = Timer(), decode_case("qwen3-0.6b", 2, 256, 64)
+    timer._compare(case, jnp.ones((2, 16, 128)))
+    timer._compare(case, jnp.full((2, 16, 128), 1.01))
+    for wrong in (1.1, jnp.nan):
+        with pytest.raises(ValueError, match="the result is off by"):
+            timer._compare(case, jnp.ones((2, 16, 128)).at[1, 2, 3].set(wrong))
+
+
+def test_times_are_taken_on_the_device_that_is_here() -> None:
+    with closing(Worker(None)) as worker:
+        assert worker.device_kind() == "cpu"
+
+
+@pytest.mark.slow
+def test_measured_blocks_are_kept(run_python: RunPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, in Pallas's interpreter: measure, write, read."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ("--measure", "--model", "llama-3-70b-tp8", "--page-size", "64", "--tries", "1")
+    result = run_python("-m", "benchmarks.tpu_tune", *flags)
+    assert result.returncode == 0, result.stderr
+    found = measured_blocks("paged_attention", "cpu")
+    assert {dict(key)["kernel"] for key in found} == {"decode", "prefill"}
+    for key, blocks in found.items():
+        fields: dict[str, Any] = dict(key)
+        kernel = fields.pop("kernel")
+        target = Target("v6e", 128 << 20, "cpu")
+        assert choose_blocks(kernel, Dims(**fields), 64, target) == Blocks(**blocks)

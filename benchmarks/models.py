@@ -1,0 +1,153 @@
+"""What published models take on TPUs that are not here: writes docs/models.md.
+
+    scripts/bench models                     plan what has not been planned yet, then write the page
+    scripts/bench models --again gemma       plan those with such names again
+    scripts/bench models --write             only write the page
+
+`published/` has the sizes that a model's config.json gives. Each model is planned by `jaxllm plan` for as many v6e
+chips as hold it: a decode step and the largest step are compiled by the chip's own compiler. No weights are needed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxllm.models.checkpoint.checkpoint import read_config
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.pattern import segments_of
+
+FOLDER = Path(__file__).parent / "published"
+PLANS = FOLDER / "plans" / "v6e.json"
+PAGE = Path("docs/models.md")
+TOPOLOGIES = {1: "1x1", 4: "2x2", 8: "2x4"}
+"""Of v6e, by the number of chips."""
+
+LONGEST = 32768
+"""Requests are planned for this many tokens, or as many as the model takes."""
+
+HEAD = """# Models
+
+`jaxllm models` lists all architectures, and what each is compared with. Those of embedders,
+classifiers and rerankers are on [their own page](pooling.md#models). Logits of every family are
+those of transformers within 1e-4 in float32, for prompts whole and in chunks
+(`tests/models/test_families.py`), and so are greedy tokens through the engine, batched, preempted
+and with prefix hits (`tests/e2e/test_families.py`: families that have, together, every choice of
+any; all of them with `JAXLLM_EVERY_FAMILY=1`).
+
+Quantised checkpoints keep their numbers: [Quantisation](quantization.md) says which formats are
+read.
+
+What published models take on v6e chips, from their sizes alone: their steps are compiled by the
+chip's own compiler, nothing is measured. Requests have up to 32,768 tokens, or as many as the model
+takes. Weights are in GiB, KV in KiB a token; where layers have windows, that is what a request of
+the longest kind needs. The states of recurrent layers are not in it: they are of one size however
+long a request is. Of the layers, those in brackets are compiled, the others are their repeats: a
+deeper model of the family has as many. Compilation is the slowest step's, in seconds, on a machine
+with other work.
+A decode is one step of 64 requests with 1,024 tokens each, a prefill one of 8,192 tokens; their
+milliseconds are estimates by the roofline. A model with a dash in place of chips needs more than
+eight; one with a dash in place of a prefill has no step of that size. Made by `scripts/bench
+models`; models that are not in the table were not planned yet.
+
+| model | chips | layers | weights | KV | tokens that fit | compiled in | decode | prefill |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan, and write the page."""
+    parser = argparse.ArgumentParser(prog="scripts/bench models", description=__doc__.splitlines()[0])
+    parser.add_argument("--again", metavar="NAME", nargs="*", default=[], help="Parts of names to plan again.")
+    parser.add_argument("--write", action="store_true", help="Only write the page.")
+    args = parser.parse_args(arguments)
+    plans: dict[str, Any] = json.loads(PLANS.read_text()) if PLANS.exists() else {}
+    for path in [] if args.write else sorted(FOLDER.glob("*.json")):
+        name = json.loads(path.read_text())["_name_or_path"]
+        if name not in plans or any(part.lower() in name.lower() for part in args.again):
+            plans[name] = plan(path)
+            print(name, plans[name], flush=True)
+            PLANS.parent.mkdir(exist_ok=True)
+            PLANS.write_text(json.dumps(plans, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(HEAD + "".join(rows(plans)))
+    return 0
+
+
+def plan(path: Path) -> dict[str, Any]:
+    """Figures of a model on the fewest chips that hold it, or why there are none."""
+    found: dict[str, Any] = {}
+    for chips, topology in TOPOLOGIES.items():
+        report = _report(path, chips, topology)
+        found = {"chips": chips, "problem": report["reason"]} if not report.get("fits") else _figures(chips, report)
+        if report.get("fits"):
+            break
+    return found
+
+
+def _report(path: Path, chips: int, topology: str) -> dict[str, Any]:
+    longest = _read(json.loads(path.read_text())).context_length
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(path.read_text())
+        command = ["plan", folder, "--device", "v6e", "--topology", topology, "--tensor-parallel-size", str(chips)]
+        command += ["--json", *(["--max-model-len", str(LONGEST)] if longest > LONGEST else [])]
+        done = subprocess.run([sys.executable, "-m", "jaxllm", *command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"fits": False, "reason": done.stderr.strip().splitlines()[-1][-200:]}
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def compiled_layers(path: Path, times: int = 1) -> tuple[int, int]:
+    """Layers of a published model, or of one that is so many times as deep, and how many of them are compiled."""
+    values = json.loads(path.read_text())
+    text = values.get("text_config", values)
+    each = ("num_hidden_layers", "n_layer", "n_layers", "layer_types", "hybrid_override_pattern")
+    text |= {name: text[name] * times for name in each if name in text}
+    layers = _read(values).layers
+    return len(layers), sum(segment.period for segment in segments_of(layers))
+
+
+def _read(values: dict[str, Any]) -> ModelConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(values))
+        return read_config(Path(folder))
+
+
+def _figures(chips: int, report: dict[str, Any]) -> dict[str, Any]:
+    memory, steps = report["memory"], report["steps"]
+    compiled = [step["compile_seconds"] for step in steps if step["compile_seconds"]]
+    times = {(step["estimate"]["work"], step["tokens"]): step["estimate"]["seconds"] for step in steps}
+    return {
+        "chips": chips,
+        "attention": report["attention_backend"],
+        "weights": memory["weights"] * chips,
+        "kv_bytes_per_token": round(memory["kv_cache"] * chips / report["kv_tokens"]),
+        "kv_tokens": report["kv_tokens"],
+        "compile_seconds": round(max(compiled), 1),
+        "decode_ms": round(times["decode", 64] * 1000, 1),
+        "prefill_ms": round(times.get(("prefill", 8192), 0) * 1000, 1) or None,
+    }
+
+
+def rows(plans: dict[str, Any]) -> Iterator[str]:
+    """Rows of the table."""
+    paths = {json.loads(path.read_text())["_name_or_path"]: path for path in FOLDER.glob("*.json")}
+    depths = {name: "{} ({})".format(*compiled_layers(path)) for name, path in paths.items() if name in plans}
+    for name, found in sorted(plans.items(), key=lambda item: item[0].lower()):
+        if "problem" in found:
+            yield f"| {name} | - | {depths[name]} | | | | | | |\n"
+            continue
+        prefill = "-" if found["prefill_ms"] is None else f"{found['prefill_ms']:,.0f}"
+        weights, kv = found["weights"] / 2**30, found["kv_bytes_per_token"] / 1024
+        yield (
+            f"| {name} | {found['chips']} | {depths[name]} | {weights:.1f} | {kv:.0f} | {found['kv_tokens']:,} | "
+            f"{found['compile_seconds']:.0f} | {found['decode_ms']:.1f} | {prefill} |\n"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Tokens a second of a whole model on CPU, its weights rounded while loading, beside float32 in the same run.
+
+    scripts/bench quantized_models [--small] [--kinds float32,int8,int4] [--repeat 3]
+
+All engines are in one process and take turns, so that other load on the machine hits them alike. Of each workload and
+kind: the best of its runs, and how many times float32's that is.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.offline import Workload, run
+from benchmarks.shared.reference_model import BILLION, write_reference_model
+from jaxllm.config import EngineConfig
+from jaxllm.engine.engine import Engine
+
+WORKLOADS = (Workload(1, 32, 32), Workload(8, 128, 32), Workload(32, 128, 32), Workload(1, 512, 2))
+"""Of the last, the time to the first token counts."""
+PLAIN = "float32"
+
+
+def engine_of(folder: Path, kind: str) -> Engine:
+    """An engine on random weights of a kind, whose shapes are compiled when they are met."""
+    options = {
+        "model": str(folder), "load_format": "dummy", "max_model_len": 1024, "enable_prefix_caching": False,
+        "enforce_eager": True, "num_gpu_blocks_override": 600, "quantization": None if kind == PLAIN else kind,
+    }  # fmt: skip
+    return Engine.from_config(EngineConfig.from_options(options))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line for each workload and kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="125 million parameters in place of 1.1 billion")
+    parser.add_argument("--kinds", default=f"{PLAIN},int8,int4", help="values of --quantization, beside float32")
+    parser.add_argument("--repeat", type=int, default=3, help="counted runs of each workload and kind, after one")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_reference_model(Path(scratch), **({} if options.small else BILLION))
+        engines = {kind: engine_of(folder, kind) for kind in options.kinds.split(",")}
+    rng = np.random.default_rng(0)
+    print(f"{'workload':26} {'kind':8} {'output tok/s':>13} {'ITL ms':>8} {'TTFT ms':>9} {'decode':>7} {'prompt':>7}")
+    for workload in WORKLOADS:
+        for engine in engines.values():
+            run(engine, workload, rng, 0.0)
+        rounds = [
+            {kind: run(engine, workload, rng, 0.0) for kind, engine in engines.items()} for _ in range(options.repeat)
+        ]
+        for kind in engines:
+            rate = max(each[kind].output_tokens_per_s for each in rounds)
+            gap, first = (min(getattr(each[kind], name) for each in rounds) for name in ("itl_ms", "ttft_ms"))
+            plain = min(each[PLAIN].itl_ms for each in rounds), min(each[PLAIN].ttft_ms for each in rounds)
+            ratios = f"{plain[0] / gap:6.2f}x {plain[1] / first:6.2f}x"
+            print(f"{workload!s:26} {kind:8} {rate:13.1f} {gap:8.2f} {first:9.1f} {ratios}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
