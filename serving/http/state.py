@@ -51,7 +51,9 @@ class ServerState:
         assert self.llm.tokenizer is not None
         self.tokenizer = self.llm.tokenizer
         self.token_bytes = TokenBytes(self.tokenizer)
-        self.bodies = Bodies(JsonLimits.of(info), FieldPolicy(strict=options.strict_fields))
+        self.bodies = Bodies(
+            JsonLimits.of(info), FieldPolicy(strict=options.strict_fields, ignore_typos=options.ignore_unknown_fields)
+        )
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
         own = self.llm.chat_template or self.tokenizer.hf.chat_template

@@ -92,6 +92,9 @@ class ServerOptions(Section):
     strict_fields: bool = option(
         False, "Refuse requests with fields that are unknown or not served, instead of ignoring these."
     )
+    ignore_unknown_fields: bool = option(
+        False, "Ignore also unknown fields whose names look like misspellings, which are refused otherwise."
+    )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
     enable_tokenizer_info_endpoint: bool = option(False, "Offer /tokenizer_info: the tokenizer's settings.")
@@ -217,6 +220,8 @@ class ServerOptions(Section):
         super().__post_init__()
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("ssl_keyfile: give ssl_certfile too")
+        if self.strict_fields and self.ignore_unknown_fields:
+            raise ConfigError("ignore_unknown_fields: give it or strict_fields, not both")
         if self.root_path is not None and not self.root_path.startswith("/"):
             raise ConfigError(f"root_path={self.root_path!r}: must begin with /")
         if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):

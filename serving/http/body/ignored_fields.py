@@ -48,9 +48,10 @@ _TYPO = 0.75
 class FieldPolicy:
     """Whether fields that are unknown, or not served and not essential, are ignored or rejected."""
 
-    def __init__(self, *, strict: bool) -> None:
-        """`strict`: they are refused."""
+    def __init__(self, *, strict: bool, ignore_typos: bool = False) -> None:
+        """`strict`: they are refused. `ignore_typos`: even those that look like misspellings are ignored."""
         self.strict = strict
+        self.ignore_typos = ignore_typos
         self._logged: set[str] = set()
 
     def log(self, name: str) -> None:
@@ -91,8 +92,8 @@ class IgnoredFields:
         self.add(place)
 
     def refuse_typo(self, name: str, known: tuple[str, ...], what: str, place: str) -> None:
-        """Raise `BodyError` for a name that is close to a known one."""
-        if name in _FOREIGN or len(name) > _LONGEST_NAME:
+        """Raise `BodyError` for a name that is close to a known one, unless such are ignored too."""
+        if self._policy.ignore_typos or name in _FOREIGN or len(name) > _LONGEST_NAME:
             return
         hint = _typo(name, known)
         if hint:

@@ -84,6 +84,16 @@ def test_misspellings_are_refused(change: dict[str, Any], field: str, says: str)
     assert says in str(caught.value)
 
 
+def test_misspellings_are_ignored_and_named_where_the_operator_says_so() -> None:
+    ignored = IgnoredFields(FieldPolicy(strict=False, ignore_typos=True))
+    tools = [{"function": {"name": "f", "params": {}}}]
+    made = read({**CHAT, "temprature": 1, "tools": tools}, ChatCompletionRequest, ignored)
+    assert made == read({**CHAT, "tools": [{"function": {"name": "f"}}]}, ChatCompletionRequest)
+    assert names(ignored) == {"temprature", "tools.function.params"}
+    with pytest.raises(BodyError, match="expected"):
+        read({**CHAT, "temprature": 1, "temperature": "x"}, ChatCompletionRequest, ignored)
+
+
 def test_what_stands_inside_others_is_ignored_too() -> None:
     body = {
         "messages": [
