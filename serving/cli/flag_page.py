@@ -15,7 +15,7 @@ from jaxllm.serving.options.server import server_flags
 _PAGE: Final = """\
 # Flags
 
-Generated from `jaxllm/config.py` and `serving/options/server.py` by
+Generated from `jaxllm/config/` and `serving/options/server.py` by
 `python -m jaxllm.serving.cli.flag_page docs/flags.md`; do not edit.
 
 Write flags with hyphens or underscores, and whole numbers as `8k` (8000) or `8K` (8192).

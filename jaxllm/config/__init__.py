@@ -1,0 +1,82 @@
+"""Every option of the engine, once: type, default, help and bounds live on the field.
+
+Command-line flags, their validation and `docs/flags.md` derive from these sections (`jaxllm.flags`).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from jaxllm.config.compile import CompileOptions
+from jaxllm.config.model import MAMBA_BLOCK_SIZE, CacheOptions, ModelOptions
+from jaxllm.config.option import OptionInfo, Section, option
+from jaxllm.config.parallel import MAX_ENGINES, DistributedOptions, ParallelOptions, RayOptions
+from jaxllm.config.run import OutputOptions, ProfilingOptions, SchedulerOptions, StructuredOptions
+from jaxllm.errors import ConfigError, nearest
+
+__all__ = [
+    "MAMBA_BLOCK_SIZE",
+    "MAX_ENGINES",
+    "CacheOptions",
+    "CompileOptions",
+    "DistributedOptions",
+    "EngineConfig",
+    "ModelOptions",
+    "OptionInfo",
+    "OutputOptions",
+    "ParallelOptions",
+    "ProfilingOptions",
+    "RayOptions",
+    "SchedulerOptions",
+    "Section",
+    "StructuredOptions",
+    "option",
+    "option_fields",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """All sections together. Option names are unique across them."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    ray: RayOptions = field(default_factory=RayOptions)
+    distributed: DistributedOptions = field(default_factory=DistributedOptions)
+    compile: CompileOptions = field(default_factory=CompileOptions)
+    output: OutputOptions = field(default_factory=OutputOptions)
+    profiling: ProfilingOptions = field(default_factory=ProfilingOptions)
+    structured: StructuredOptions = field(default_factory=StructuredOptions)
+
+    @property
+    def is_on_ray(self) -> bool:
+        """Whether a Ray cluster starts the processes of engines."""
+        return "ray" in (self.parallel.data_parallel_backend, self.distributed.distributed_executor_backend)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Build from flat option names, as `LLM(**options)` and the command line give them.
+
+        Raises `ConfigError` for an unknown name (with the nearest known ones) or a bad value.
+        """
+        owner = {item.name: section for section, item in option_fields()}
+        synonyms = {item.name: item.metadata["option"].synonyms for _, item in option_fields()}
+        grouped: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            if name not in owner:
+                raise ConfigError(f"unknown option {name!r}{nearest(name, owner)}")
+            known = synonyms[name].get(value, value) if isinstance(value, str) else value
+            grouped.setdefault(owner[name], {})[name] = known
+        sections = {item.name: item.default_factory for item in fields(cls)}
+        return cls(**{name: sections[name](**values) for name, values in grouped.items()})  # type: ignore[operator]
+
+
+def option_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yield (section name, field) for every option, in the order of their declaration."""
+    for section in fields(EngineConfig):
+        assert isinstance(section.default_factory, type)
+        for item in fields(section.default_factory):
+            yield section.name, item

@@ -1,0 +1,131 @@
+"""Options of the model and of its KV cache."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxllm.config.option import Section, option
+
+MAMBA_BLOCK_SIZE = 2048
+"""Tokens between two snapshots of recurrent states: so few snapshots of a long prompt, and so large its chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Section):
+    """Which model, and how its weights are held."""
+
+    model: str = option(
+        "demo", "The model: 'demo' (ships with jaxllm), a local folder or GGUF file, or a Hugging Face hub id."
+    )
+    tokenizer: str | None = option(None, "Folder or hub id of the tokenizer, when it is not the model's own.")
+    revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
+    download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
+        "auto",
+        "How weights are read. 'auto' takes safetensors or, without them, a GGUF file, or pytorch_model.bin, of which "
+        "nothing is run; 'gguf' takes the GGUF file beside them; 'dummy' makes random weights from the configuration "
+        "alone.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto",
+        "Type of weights and activations. 'auto' follows the checkpoint; on TPU it is bfloat16 in place of float16, "
+        "and on CPU float32.",
+        synonyms={"half": "float16", "float": "float32"},
+    )
+    quantization: (
+        Literal["int8", "int4", "fp8", "awq", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "modelopt", "mxfp4"]
+        | None
+    ) = option(
+        None,
+        "int8, int4, fp8: round an ordinary checkpoint's matrices while they are read, to 8 bits with a scale for each "
+        "output, to 4 bits with one for 128 inputs, or to 8-bit floating point; embeddings and the output layer get 8 "
+        "bits. A checkpoint that is quantised already is read as it is, without this; its own method (awq, "
+        "bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and another is an error.",
+        aliases=("-q",),
+        synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt", "None": None},
+    )
+    max_model_len: int | None = option(
+        None,
+        "Most tokens of a request, prompt and output together. Default: what the model allows, or less where the KV "
+        "cache does not hold as many.",
+        minimum=2,
+    )
+    runner: Literal["auto", "generate", "pooling"] = option(
+        "auto",
+        "What the model does: generate text, or pool it into embeddings or scores. 'auto': what it is made for.",
+    )
+    convert: Literal["auto", "none", "embed", "classify"] = option(
+        "auto", "What a pooling model makes, if not what it is made for. 'auto': embeddings, of a model that generates."
+    )
+    pooler_config: Mapping[str, Any] | None = option(
+        None,
+        "How a model pools, as JSON: pooling_type (last, mean, cls), task, normalize, use_activation, matryoshka, "
+        "step_tag_id, classifier_from_token (two tokens, of which a language model chooses one).",
+        aliases=("override-pooler-config",),
+    )
+    hf_overrides: Mapping[str, Any] | None = option(
+        None,
+        "Values in place of those in the model's config.json, as JSON: "
+        '{"architectures": ["ColBERTModernBertModel"]}. Objects are merged.',
+    )
+    generation_config: str = option(
+        "auto",
+        "Where parameters come from that a request leaves out: 'auto' is what the model's makers recommend, 'vllm' the "
+        "plain defaults, else a folder with generation_config.json.",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        None, 'Some of these parameters, as JSON, in place of those: {"temperature": 0.5}.'
+    )
+    seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(Section):
+    """The paged KV cache."""
+
+    block_size: int | None = option(
+        None,
+        "Tokens in one page of the KV cache: what is fetched at once, and what prompts share. Default: 64 on TPU, "
+        "else 16.",
+        minimum=1,
+        maximum=256,
+    )
+    gpu_memory_utilization: float = option(
+        0.9,
+        "Share of accelerator memory for weights, temporaries and KV cache together (on CPU: of a quarter of free RAM, "
+        "for the KV cache alone). On GPU JAX takes that share at start, unless the environment variable "
+        "XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.",
+        minimum=0.01,
+        maximum=1.0,
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8"] = option(
+        "auto",
+        "Type of the KV cache. 'auto' is that of the activations, or what the checkpoint has scales for. In 8 bits the "
+        "same memory holds twice as many tokens as in bfloat16. 'int8' finds a scale for each token and head, unless "
+        "the checkpoint brings some; 'fp8' (fp8_e4m3, fp8_e5m2) takes those of the checkpoint, or 1.",
+        synonyms={"fp8": "fp8_e4m3", "half": "float16", "float": "float32"},
+    )
+    kv_cache_memory_bytes: int | None = option(
+        None, "Size of the KV cache in bytes; overrides gpu_memory_utilization.", minimum=1
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "Number of KV pages; overrides every estimate. Small values force preemption in tests.", minimum=2
+    )
+    enable_prefix_caching: bool = option(True, "Share the KV pages of equal prompt prefixes between requests.")
+    max_state_snapshots: int | None = option(
+        None,
+        "States of recurrent layers that are kept beside those of running requests, so that prompts with equal "
+        "prefixes start from one. Default: what an eighth of the memory for caches holds, at most four for each of "
+        "max_num_seqs. 0: such models share no prefixes.",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    mamba_block_size: int = option(
+        MAMBA_BLOCK_SIZE,
+        "Tokens from one of these snapshots to the next, while prompts are computed and while answers are written, in "
+        "whole pages. A prompt's chunks end there. Others are taken at the end of prompts and of what they share.",
+        minimum=1,
+    )
+    disable_hybrid_kv_cache_manager: bool = option(
+        False, "Keep the keys and values of all tokens in all layers, also in those with a sliding window."
+    )

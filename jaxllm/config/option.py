@@ -1,0 +1,90 @@
+"""What an option is: a field that carries default, help and bounds, in a section that checks its values."""
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from jaxllm.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What is known of an option beyond its type and default."""
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    environment: str | None = None
+    foreign_environment: str | None = None
+    aliases: tuple[str, ...] = ()
+    synonyms: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    environment: str | None = None,
+    foreign_environment: str | None = None,
+    aliases: tuple[str, ...] = (),
+    synonyms: Mapping[str, str | None] | None = None,
+) -> Any:
+    """A dataclass field that is a user-visible option.
+
+    Bounds are inclusive. `environment` names the variable that gives the value when nothing else does: for secrets,
+    which a command line would show to everybody on the machine; `foreign_environment` is another server's variable for
+    the same. `aliases` are other names of the flag, with a dash in front if they are short ones; `synonyms` other names
+    of values.
+    """
+    info = OptionInfo(help, minimum, maximum, environment, foreign_environment, aliases, synonyms or {})
+    return field(default=default, metadata={"option": info})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A frozen group of options that checks its own values."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            _check(item.name, getattr(self, item.name), hints[item.name], item.metadata["option"])
+
+
+def _check(name: str, value: Any, hint: Any, info: OptionInfo) -> None:
+    """Raise `ConfigError` unless `value` has the type `hint` and lies within the bounds of `info`."""
+    alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value is None and type(None) in alternatives:
+        return
+    choices = next((get_args(each) for each in alternatives if get_origin(each) is Literal), ())
+    if value in choices:
+        return
+    if choices and int not in alternatives:
+        hint_text = nearest(str(value), [str(choice) for choice in choices])
+        raise ConfigError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}{hint_text}")
+    containers = tuple(get_origin(each) for each in alternatives if get_origin(each) in (tuple, Mapping))
+    if containers:
+        _check_container(name, value, containers[0])
+        return
+    accepted = tuple(each for each in alternatives if isinstance(each, type) and each is not type(None))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    fits = isinstance(value, accepted) and (not isinstance(value, bool) or bool in accepted)
+    if not fits and not (float in accepted and is_number):
+        expected = " or ".join([*(each.__name__ for each in accepted), *map(repr, choices)])
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
+    if is_number:
+        low, high = info.minimum, info.maximum
+        # Written so that NaN fails.
+        if not ((low is None or value >= low) and (high is None or value <= high)):
+            bounds = f"at least {low}" if high is None else f"at most {high}" if low is None else f"{low} to {high}"
+            raise ConfigError(f"{name}={value}: must be {bounds}")
+
+
+def _check_container(name: str, value: Any, kind: Any) -> None:
+    """Raise `ConfigError` unless `value` is a tuple of texts, or a dictionary with texts as keys."""
+    if not isinstance(value, kind) or not all(isinstance(item, str) for item in value):
+        expected = "texts" if kind is tuple else "names and values"
+        raise ConfigError(f"{name}={value!r}: expected {expected}")
