@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec import UNSET
 
+from jaxllm.serving.openai.chat.functions import delta_with_function, message_with_function
 from jaxllm.serving.openai.protocol.chat import (
     AssistantMessage,
     CalledFunctionAnswer,
@@ -19,10 +20,16 @@ from jaxllm.serving.text.outputs import CompletionOutput
 class Answers:
     """Reads the answers to one request, each with a parser of its own."""
 
-    def __init__(self, new_parser: Callable[[], reply.ReplyParser], *, named_call: bool = False) -> None:
-        """`named_call`: the request names the function; such answers end with `stop`, as with OpenAI."""
+    def __init__(
+        self, new_parser: Callable[[], reply.ReplyParser], *, named_call: bool = False, functions: bool = False
+    ) -> None:
+        """`named_call`: the request names the function; such answers end with `stop`, as with OpenAI.
+
+        `functions`: it has functions instead of tools, so that calls are written in the older form.
+        """
         self._new_parser = new_parser
         self._named_call = named_call
+        self._functions = functions
         self._parsers: dict[int, reply.ReplyParser] = {}
         self._calling: set[int] = set()
 
@@ -37,7 +44,8 @@ class Answers:
             parts += parser.finish()
         if any(isinstance(part, reply.ToolCallStart) for part in parts):
             self._calling.add(index)
-        return [_delta(part) for part in parts]
+        deltas = [_delta(part) for part in parts]
+        return [delta_with_function(delta) for delta in deltas] if self._functions else deltas
 
     def message(self, completion: CompletionOutput, role: str, begin: str = "") -> AssistantMessage:
         """A whole answer; `begin` comes before its content."""
@@ -46,18 +54,19 @@ class Answers:
             self._calling.add(completion.index)
         content = begin + (whole.content or "")
         silent = whole.content is None and bool(whole.tool_calls or whole.reasoning)
-        return AssistantMessage(
+        message = AssistantMessage(
             role=role,
             content=None if silent and not begin else content,
             reasoning=whole.reasoning,
             reasoning_content=whole.reasoning,
             tool_calls=[_call(call) for call in whole.tool_calls] or UNSET,
         )
+        return message_with_function(message) if self._functions else message
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
         """Why an answer ended, of which the news have been read."""
         if completion.finish_reason == "stop" and completion.index in self._calling and not self._named_call:
-            return "tool_calls"
+            return "function_call" if self._functions else "tool_calls"
         return completion.finish_reason
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.openai.chat.functions import ROLE, conversation_with_tools
 from jaxllm.serving.openai.generation.validation import check_encodable
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import ContentPart, Message, Tool
@@ -14,7 +15,7 @@ from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.text.chat import render_chat
 
-_NEED_CONTENT = {"system", "developer", "user", "tool"}
+_NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
 _WITHOUT_EFFECT = {"annotations", "refusal", "reasoning_content"}
 _NAMES_DEVELOPER = "developer"
 
@@ -80,7 +81,10 @@ def conversation(messages: Sequence[Message], template: str) -> list[dict[str, A
     Raises `RequestError`.
     """
     developer = _NAMES_DEVELOPER if _NAMES_DEVELOPER in template else "system"
-    return [_plain(f"messages[{index}]", message, developer) for index, message in enumerate(messages)]
+    plain = [_plain(f"messages[{index}]", message, developer) for index, message in enumerate(messages)]
+    if any(message.function_call is not None or message.role == ROLE for message in messages):
+        return conversation_with_tools(plain)
+    return plain
 
 
 def _plain(where: str, message: Message, developer: str) -> dict[str, Any]:

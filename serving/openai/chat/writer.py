@@ -42,7 +42,9 @@ class ChatWriter:
         self._prompt_token_ids = call.request.prompt_token_ids
         self._begin = call.plan.begin
         new_parser, names_function = call.plan.new_parser, call.plan.names_function
-        self._answers = None if new_parser is None else Answers(new_parser, named_call=names_function)
+        self._answers = None
+        if new_parser is not None:
+            self._answers = Answers(new_parser, named_call=names_function, functions=bool(body.functions))
         self._tier: str | UnsetType = UNSET if body.service_tier is None else "default"
         self._logprobs = _logprob_format(server, body)
         self._counter = UsageCounter([len(self._prompt_token_ids)], call.plan.count_reasoning)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.http.body.base import Answer, Ignored, OneOf, Refused
+from jaxllm.serving.http.body.base import Answer, Ignored, OneOf
 from jaxllm.serving.http.body.bounds import (
     MOST_DOCUMENTS,
     MOST_MESSAGES,
@@ -15,7 +15,7 @@ from jaxllm.serving.http.body.bounds import (
 )
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs, PromptLogprobs
-from jaxllm.serving.openai.protocol.messages import Message, Tool
+from jaxllm.serving.openai.protocol.messages import Function, Message, Tool
 from jaxllm.serving.openai.protocol.usage import Usage
 
 _TOOL_KINDS = OneOf({"function": Tool}, default=lambda _: "function", drop_others=True)
@@ -40,6 +40,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """none, auto (the default), required, or an object that names a function or the tools that are allowed."""
     parallel_tool_calls: bool | None = None
     """Whether one answer may have several calls; default true."""
+    functions: Annotated[list[Function], at_most(MOST_TOOLS)] | None = None
+    """The older name of tools: functions of which an answer calls at most one, in function_call."""
+    function_call: str | dict[str, Any] | None = None
+    """The older name of tool_choice: none, auto, or an object with the name of a function."""
     reasoning_effort: str | None = None
     """Goes to the chat template, which may know it."""
     chat_template: str | None = None
@@ -75,8 +79,6 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     audio: Annotated[Any, Ignored("this model writes text only")] = None
     modalities: Annotated[Any, Ignored("this model writes text only", (["text"],))] = None
-    function_call: Annotated[Any, Refused("OpenAI has replaced it: use tool_choice", ("none", "auto"))] = None
-    functions: Annotated[Any, Ignored("OpenAI has replaced it: use tools", ([],))] = None
     moderation: Annotated[Any, Ignored("there is no moderation")] = None
     store: Annotated[Any, Ignored("chat completions are not stored; see /v1/responses", (False,))] = None
     verbosity: Annotated[Any, Ignored("this model has one verbosity; ask for less or more in words", ("medium",))] = (
@@ -110,7 +112,8 @@ class AssistantMessage(Answer, kw_only=True):
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
     audio: None = None
-    function_call: None = None
+    function_call: CalledFunctionAnswer | None = None
+    """The call, where the request has functions instead of tools."""
     reasoning: str | None = None
     """Where the server tells it from content."""
     reasoning_content: str | UnsetType | None = UNSET
@@ -127,7 +130,8 @@ class ChatChoice(Answer, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     """stop: it ended by itself or at a stop string. length: max_completion_tokens or the model's context were full.
-    tool_calls: it ended by itself, and has calls of tools, of which tool_choice names none."""
+    tool_calls: it ended by itself, and has calls of tools, of which tool_choice names none; function_call, where the
+    request has functions."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""
     token_ids: list[int] | None = None
@@ -184,6 +188,8 @@ class ChatDelta(Answer, kw_only=True, omit_defaults=True):
     reasoning_content: str | UnsetType = UNSET
     """Another name of reasoning."""
     tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
+    """Where the request has functions instead of tools."""
 
 
 class ChatChunkChoice(Answer, kw_only=True):

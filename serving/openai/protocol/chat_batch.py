@@ -26,6 +26,8 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     stream: Annotated[Any, Refused(_WHOLE, (False,))] = None
     tools: Annotated[Any, Refused(_NO_TOOLS, ([],))] = None
     tool_choice: Annotated[Any, Refused(_NO_TOOLS, ("none",))] = None
+    functions: Annotated[Any, Refused(_NO_TOOLS, ([],))] = None
+    function_call: Annotated[Any, Refused(_NO_TOOLS, ("none",))] = None
     prompt_logprobs: Annotated[Any, Refused(_WHOLE)] = None
 
     def single(self, index: int) -> ChatCompletionRequest:

@@ -47,7 +47,7 @@ class Message(Body, kw_only=True):
     """A message of the conversation."""
 
     role: Text
-    """Who says it: system, developer, user, assistant or tool, or another role that the chat template knows."""
+    """Who says it: system, developer, user, assistant, tool or function, or another that the chat template knows."""
     content: str | Annotated[list[ContentPart], at_most(MOST_PARTS)] | None = None
     """What is said."""
     name: str | None = None
@@ -56,6 +56,8 @@ class Message(Body, kw_only=True):
     """In a message of a tool: the call that it answers."""
     tool_calls: Annotated[list[ToolCall], at_most(MOST_CALLS)] | None = None
     """In a message of the assistant: its calls."""
+    function_call: CalledFunction | None = None
+    """In a message of the assistant: its call, in the older form of tool_calls."""
     refusal: str | None = None
     """In a message of the assistant: why it did not answer."""
     reasoning: str | None = None
@@ -65,7 +67,6 @@ class Message(Body, kw_only=True):
     annotations: Any = None
     """Accepted, without effect."""
     audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
-    function_call: Annotated[Any, Refused("OpenAI has replaced it: use tool_calls")] = None
 
 
 class Function(Body, kw_only=True):

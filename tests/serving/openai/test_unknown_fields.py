@@ -166,7 +166,6 @@ def test_blocks_and_tools_of_messages() -> None:
 LOST = {
     # To ignore these would answer something else than what was asked.
     (CompletionRequest, "suffix"),
-    (ChatCompletionRequest, "function_call"),
     (ResponsesRequest, "conversation"),
     (ResponsesRequest, "prompt"),
     (MessagesRequest, "stop"),
