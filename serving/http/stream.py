@@ -45,8 +45,6 @@ class EventWriter(Protocol):
 class EventStream(Response):
     """A response of server-sent events; when the client leaves, the requests end."""
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         streams: Sequence[OutputStream],
@@ -57,12 +55,14 @@ class EventStream(Response):
         first: bytes = b"",
         last: bytes = DONE,
         failure: Callable[[Exception, str], bytes] = event_of,
+        media_type: str = "text/event-stream",
     ) -> None:
         """`direct`: events may go to the connection past whatever middleware there is, where the server offers it.
 
         `first` is sent before there are results, `last` behind the writer's end; `failure` gives the events for an
         error in a request of this id.
         """
+        self.media_type = media_type
         self.status_code = 200
         self.background = None
         self.init_headers(EVENT_HEADERS)

@@ -3,6 +3,7 @@
 from jaxllm.serving.http.operation import Operation, make_router
 from jaxllm.serving.openai.batches.routes import cancel_batch, create_batch, list_batches, retrieve_batch
 from jaxllm.serving.openai.chat.routes import create_chat_batch, create_chat_completion
+from jaxllm.serving.openai.completions.demonstration import generate
 from jaxllm.serving.openai.completions.routes import create_completion
 from jaxllm.serving.openai.files.routes import (
     create_file,
@@ -17,6 +18,7 @@ from jaxllm.serving.openai.protocol import (
     chat,
     chat_batch,
     completions,
+    demonstration,
     files,
     models,
     response_answers,
@@ -60,6 +62,15 @@ OPERATIONS = (
         stream=completions.Completion,
         runner="generate",
         batch=True,
+    ),
+    Operation(
+        path="/generate",
+        methods=("POST",),
+        handler=generate,
+        tag="Text",
+        request=demonstration.GenerateRequest,
+        response=demonstration.GeneratedTexts,
+        runner="generate",
     ),
     Operation(
         path="/v1/responses",

@@ -10,7 +10,7 @@ from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.generate import identify, respond, try_grammar
 from jaxllm.serving.http.limits import AdmissionLimits
-from jaxllm.serving.http.state import server_of
+from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.completions.writer import CompletionWriter
 from jaxllm.serving.openai.generation.parameters import naming_form, sampling_params
 from jaxllm.serving.openai.generation.validation import (
@@ -34,17 +34,26 @@ async def create_completion(request: Request) -> Response:
     body = await server.bodies.read(request, CompletionRequest)
     prompts = await server.bodies.work(request, lambda: split_prompts(body.prompt))
     identity = identify(request, server, body, "cmpl", len(prompts))
+    requests = await prepare_completions(request, server, body, prompts, identity.engine_ids)
+    return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
+
+
+async def prepare_completions(
+    request: Request,
+    server: ServerState,
+    body: CompletionRequest,
+    prompts: Sequence[str | list[int]],
+    engine_ids: Sequence[str],
+) -> list[TextRequest]:
+    """Check a request for completions, and make a request for the engine of each prompt. Raises `RequestError`."""
     priority = _check(body, server.limits, len(prompts))
     try:
         params = await server.bodies.work(request, lambda: _params(body, server.llm.default_params))
         if params.structured_outputs is not None:
             await try_grammar(request, server, params)
-        requests = await server.llm.run_text(
-            _build, server.llm.inputs, body, prompts, params, identity.engine_ids, priority
-        )
+        return await server.llm.run_text(_build, server.llm.inputs, body, prompts, params, engine_ids, priority)
     except RequestError as error:
         raise naming_form(error, body) from None
-    return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], *, most: int = MAX_PROMPTS) -> list[str | list[int]]:
