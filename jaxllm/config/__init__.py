@@ -4,7 +4,8 @@ Command-line flags, their validation and `docs/flags.md` derive from these secti
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -14,6 +15,8 @@ from jaxllm.config.option import OptionInfo, Section, option
 from jaxllm.config.parallel import MAX_ENGINES, DistributedOptions, ParallelOptions, RayOptions
 from jaxllm.config.run import OutputOptions, ProfilingOptions, SchedulerOptions, StructuredOptions
 from jaxllm.errors import ConfigError, nearest
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "MAMBA_BLOCK_SIZE",
@@ -57,19 +60,23 @@ class EngineConfig:
         return "ray" in (self.parallel.data_parallel_backend, self.distributed.distributed_executor_backend)
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Self:
+    def from_options(cls, options: Mapping[str, Any], say: Callable[[str], None] = logger.warning) -> Self:
         """Build from flat option names, as `LLM(**options)` and the command line give them.
 
+        None is the default of every option. `say` is told, in a line, of another engine's value that is only a hint.
         Raises `ConfigError` for an unknown name (with the nearest known ones) or a bad value.
         """
         owner = {item.name: section for section, item in option_fields()}
-        synonyms = {item.name: item.metadata["option"].synonyms for _, item in option_fields()}
+        about: dict[str, OptionInfo] = {item.name: item.metadata["option"] for _, item in option_fields()}
         grouped: dict[str, dict[str, Any]] = {}
         for name, value in options.items():
             if name not in owner:
                 raise ConfigError(f"unknown option {name!r}{nearest(name, owner)}")
-            known = synonyms[name].get(value, value) if isinstance(value, str) else value
-            grouped.setdefault(owner[name], {})[name] = known
+            known = about[name].value_of(value)
+            if about[name].is_hint(known):
+                say(f"{name}={value!r} has no effect: it is of another engine, and jaxllm chooses among its own")
+            elif known is not None:
+                grouped.setdefault(owner[name], {})[name] = known
         sections = {item.name: item.default_factory for item in fields(cls)}
         return cls(**{name: sections[name](**values) for name, values in grouped.items()})  # type: ignore[operator]
 

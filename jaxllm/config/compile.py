@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxllm.config.hints import ATTENTION_BACKENDS, MOE_BACKENDS
 from jaxllm.config.option import Section, option
 
 
@@ -29,6 +30,7 @@ class CompileOptions(Section):
         1,
         "How hard XLA tries on CPU: 1 compiles in three quarters of the time of 3 or less, and runs no slower but for "
         "sampling by top-k and top-p; 0 in less, and runs slower. No effect elsewhere.",
+        aliases=("-O",),
         minimum=0,
         maximum=3,
     )
@@ -43,6 +45,7 @@ class CompileOptions(Section):
         "Implementation of paged attention. 'auto': tpu on TPU, gpu on Hopper in 16 bits, cpu on CPU where heads and "
         "pages are multiples of 16, else xla; where the kernel fails its self-test, xla with a warning. With 'cpu' "
         "matrix products in float32 and bfloat16 are jaxllm's own as well.",
+        hints=ATTENTION_BACKENDS,
     )
     attention_checks: bool = option(
         False, "For debugging: attention on TPU checks bounds and semaphores, and stops where they are wrong. Slower."
@@ -55,4 +58,5 @@ class CompileOptions(Section):
         "auto",
         "Implementation of the products with experts. 'auto': the kernel 'tpu' on TPU, unless it fails its self-test, "
         "else xla. On CPU kernels of jaxllm's own come with attention_backend 'cpu'.",
+        hints=MOE_BACKENDS,
     )

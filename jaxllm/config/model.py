@@ -25,6 +25,10 @@ class ModelOptions(Section):
         "How weights are read. 'auto' takes safetensors or, without them, a GGUF file, or pytorch_model.bin, of which "
         "nothing is run; 'gguf' takes the GGUF file beside them; 'dummy' makes random weights from the configuration "
         "alone.",
+        synonyms={
+            **dict.fromkeys(("hf", "pt", "npcache"), "auto"),
+            **dict.fromkeys(("fastsafetensors", "instanttensor", "runai_streamer"), "safetensors"),
+        },
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
@@ -42,13 +46,14 @@ class ModelOptions(Section):
         "bits. A checkpoint that is quantised already is read as it is, without this; its own method (awq, "
         "bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and another is an error.",
         aliases=("-q",),
-        synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt", "None": None},
+        synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"},
     )
     max_model_len: int | None = option(
         None,
         "Most tokens of a request, prompt and output together. Default: what the model allows, or less where the KV "
         "cache does not hold as many.",
         minimum=2,
+        synonyms={"auto": None, "-1": None},
     )
     runner: Literal["auto", "generate", "pooling"] = option(
         "auto",

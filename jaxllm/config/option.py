@@ -20,6 +20,17 @@ class OptionInfo:
     foreign_environment: str | None = None
     aliases: tuple[str, ...] = ()
     synonyms: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    hints: tuple[str, ...] = ()
+
+    def value_of(self, value: Any) -> Any:
+        """The value that one stands for, which may be another name of it; None is the default."""
+        if isinstance(value, str) or type(value) is int:
+            return self.synonyms.get(str(value), value)
+        return value
+
+    def is_hint(self, value: Any) -> bool:
+        """Whether this is a value of another engine's, for which the default is taken."""
+        return isinstance(value, str) and value.lower().replace("-", "_").startswith(self.hints)
 
 
 def option(
@@ -32,15 +43,17 @@ def option(
     foreign_environment: str | None = None,
     aliases: tuple[str, ...] = (),
     synonyms: Mapping[str, str | None] | None = None,
+    hints: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that is a user-visible option.
 
     Bounds are inclusive. `environment` names the variable that gives the value when nothing else does: for secrets,
     which a command line would show to everybody on the machine; `foreign_environment` is another server's variable for
     the same. `aliases` are other names of the flag, with a dash in front if they are short ones; `synonyms` other names
-    of values.
+    of values, where None is the default. `hints` are beginnings of another engine's values, in lower case:
+    these are accepted with a warning and change nothing.
     """
-    info = OptionInfo(help, minimum, maximum, environment, foreign_environment, aliases, synonyms or {})
+    info = OptionInfo(help, minimum, maximum, environment, foreign_environment, aliases, synonyms or {}, hints)
     return field(default=default, metadata={"option": info})
 
 

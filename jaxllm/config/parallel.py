@@ -93,6 +93,7 @@ class ParallelOptions(Section):
     data_parallel_backend: Literal["mp", "ray"] = option(
         "mp",
         "What starts the engines' processes: 'mp' this machine's system, 'ray' a Ray cluster, where it has room.",
+        aliases=("-dpb",),
     )
     enable_expert_parallel: bool = option(
         False,

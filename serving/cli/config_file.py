@@ -1,12 +1,13 @@
 """`--config FILE.yaml`: flags from a file."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import ConfigError, nearest
 from jaxllm.flags import Flag
+from jaxllm.flags.rewriting import merged
 from jaxllm.foreign import MEANINGLESS, Meaningless, drop_meaningless
 
 
@@ -25,7 +26,7 @@ def read_config(
     known = {
         key: flag for flag in flags for key in (flag.name, *(each.replace("-", "_") for each in flag.info.aliases))
     }
-    given = {str(key).replace("-", "_"): value for key, value in _read_yaml(name).items()}
+    given = _as_options(_read_yaml(name), known)
     try:
         given = drop_meaningless(given, meaningless, say)
     except ConfigError as error:
@@ -40,6 +41,23 @@ def read_config(
         except argparse.ArgumentTypeError as error:
             raise ConfigError(f"{name}: {key}: {error}") from None
     return options
+
+
+def _as_options(found: Mapping[Any, Any], known: Container[str]) -> dict[str, Any]:
+    """Options with underscores; `name.key: value` is a piece of an object, `disable-x: true` is `enable-x: false`."""
+    given: dict[str, Any] = {}
+    for key, written in found.items():
+        option, *path = str(key).split(".")
+        option, value = option.replace("-", "_"), written
+        for start, inverse in (("enable_", "disable_"), ("disable_", "enable_")):
+            other = inverse + option.removeprefix(start)
+            if option.startswith(start) and option not in known and other in known and isinstance(written, bool):
+                option, value = other, not written
+                break
+        for each in reversed(path):
+            value = {each: value}
+        given[option] = merged(given[option], value) if isinstance(given.get(option), dict) and path else value
+    return given
 
 
 def _read_yaml(name: str) -> dict[Any, Any]:

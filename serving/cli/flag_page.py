@@ -8,7 +8,7 @@ from textwrap import TextWrapper
 from typing import Final
 
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
-from jaxllm.foreign import MEANINGLESS, Meaningless
+from jaxllm.foreign import MEANINGLESS, TRANSLATED, Meaningless
 from jaxllm.serving.options.foreign import meaningless_flags
 from jaxllm.serving.options.server import server_flags
 
@@ -18,7 +18,10 @@ _PAGE: Final = """\
 Generated from `jaxllm/config/` and `serving/options/server.py` by
 `python -m jaxllm.serving.cli.flag_page docs/flags.md`; do not edit.
 
-Write flags with hyphens or underscores, and whole numbers as `8k` (8000) or `8K` (8192).
+Write flags with hyphens or underscores, and whole numbers as `8k` (8000) or `8K` (8192). A JSON
+object may be given in pieces: `--hf-overrides.rope_theta 1e6 --pooler-config.normalize false`; a
+`+` behind the name (`--name.key+ a,b`) makes a list. `None` is the default of options that have
+none. `--disable-x` is `--no-enable-x`.
 
 ## Engine
 
@@ -34,6 +37,13 @@ For `jaxllm serve`, which takes the flags of the engine too, and both from a fil
 file.
 
 {server}
+
+## Said in another way
+
+These flags of vLLM's are accepted, and stand for flags above. Those of the engine are accepted as
+keywords of `LLM` too.
+
+{translated}
 
 ## Accepted without effect
 
@@ -60,6 +70,7 @@ def page() -> str:
             for name, options in sections
         ),
         server=_list(map(_flag, server_flags())),
+        translated=_list(_translated()),
         meaningless=_list(_grouped({name: known for name, known in every.items() if known.neutral is None})),
         neutral=_list(_grouped({name: known for name, known in every.items() if known.neutral is not None})),
     )
@@ -77,9 +88,20 @@ def _flag(flag: Flag) -> str:
         names.insert(1, f"--no-{flag.flag.removeprefix('--')}")
     shown = ", ".join(f"`{name}`" for name in names)
     default = f"; default `{flag.shown_default}`" if flag.shown_default else ""
-    synonyms = "".join(f" `{ours}` may be written `{theirs}`." for theirs, ours in flag.info.synonyms.items())
+    synonyms = "".join(
+        f" `{theirs}` is the default." if ours is None else f" `{ours}` may be written `{theirs}`."
+        for theirs, ours in flag.info.synonyms.items()
+    )
+    synonyms += " vLLM's values are accepted with a warning, and change nothing." if flag.info.hints else ""
     environment = f" Or `{flag.info.environment}` in the environment." if flag.info.environment else ""
     return f"{shown} ({flag.values}{default}): {flag.info.help}{synonyms}{environment}"
+
+
+def _translated() -> Iterator[str]:
+    """One item for each flag that stands for others."""
+    for name, known in sorted(TRANSLATED.items()):
+        short = f", `-{known.short}`" if known.short else ""
+        yield f"`--{name}`{short}: {known.about}"
 
 
 def _grouped(every: Mapping[str, Meaningless]) -> Iterator[str]:

@@ -84,7 +84,7 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
     of_server = {flag.name for flag in server_flags()}
     engine = {name: value for name, value in every.items() if name not in of_server}
     server = {name: value for name, value in every.items() if name in of_server}
-    return EngineConfig.from_options(engine), ServerOptions(**server)
+    return EngineConfig.from_options(engine, _say), ServerOptions(**server)
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
-from jaxllm.foreign import MEANINGLESS, drop_meaningless
+from jaxllm.foreign import OF_SCRIPTS, drop_meaningless
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
@@ -67,7 +67,7 @@ class LLM:
         with `data_parallel_size` there are so many of them.
         `show_progress` shows bars while loading; by default only in a terminal or notebook.
         """
-        known = drop_meaningless(options, MEANINGLESS, logger.warning)
+        known = drop_meaningless(options, OF_SCRIPTS, logger.warning)
         config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **known})
         self._chat_template = None if chat_template is None else load_chat_template(chat_template)
         with LoadProgress(show_progress) as progress:

@@ -107,6 +107,7 @@ class ServerOptions(Section):
         "Processes that answer HTTP, before the same engines: for many streams. --max-queued-requests is for each.",
         minimum=1,
         maximum=64,
+        aliases=("-asc",),
     )
     headless: bool = option(
         False, "Run engines for the server at --data-parallel-address, and answer no HTTP. See docs/data_parallel.md."

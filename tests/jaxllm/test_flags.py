@@ -119,7 +119,7 @@ def test_help_shows_defaults_bounds_choices_and_sections() -> None:
 def test_meaningless_flags_say_so_and_go_on(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = MEANINGLESS[name]
     if known.neutral is None:
-        value = ["4"] if known.takes_value else []
+        value = [] if not known.takes_value else ["4", "5"] if known.several else ["4"]
         assert parse(f"--{name}", *value, "--max-num-seqs", "3").scheduler.max_num_seqs == 3
         assert capsys.readouterr().err == f"prog: --{name} has no effect: {known.reason}\n"
         assert drop_meaningless({name.replace("-", "_"): 4, "seed": 1}, MEANINGLESS, lambda _: None) == {"seed": 1}
@@ -153,6 +153,75 @@ def test_no_meaningless_flag_is_an_option() -> None:
     shorts = [known.short for known in MEANINGLESS.values() if known.short]
     assert len(set(shorts)) == len(shorts)
     assert not {"-" + short for short in shorts} & names
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "value"),
+    [
+        ("--hf-overrides.theta 1e6 --hf-overrides.a_b.c=x", "hf_overrides", {"theta": 1e6, "a_b": {"c": "x"}}),
+        ("--hf_overrides.list+ a,b --hf-overrides.list+=3", "hf_overrides", {"list": ["a", "b", 3]}),
+        ('--hf-overrides.a.b 8K --hf-overrides {"a":{"c":1}}', "hf_overrides", {"a": {"b": 8192, "c": 1}}),
+        ('--hf-overrides={"a":1} --hf-overrides.a true', "hf_overrides", {"a": True}),
+        ("--disable-prefix-caching", "enable_prefix_caching", False),
+        ("--enable-hybrid-kv-cache-manager", "disable_hybrid_kv_cache_manager", False),
+        ("-O3", "optimization_level", 3),
+        ("-O 0", "optimization_level", 0),
+        ("-O=2", "optimization_level", 2),
+        ("-q int8", "quantization", "int8"),
+        ("-q None", "quantization", None),
+        ("--max-model-len auto", "max_model_len", None),
+        ("--max-model-len -1", "max_model_len", None),
+        ("--max-num-seqs None", "max_num_seqs", None),
+        ("--max-logprobs -1", "max_logprobs", -1),
+        ("--load-format runai_streamer", "load_format", "safetensors"),
+        ("-dpb ray", "data_parallel_backend", "ray"),
+        ("-ac.backend=cpu", "attention_backend", "cpu"),
+        ('--attention-config {"backend":"cpu","flash_attn_version":3}', "attention_backend", "cpu"),
+        ("--kernel-config.moe_backend xla", "moe_backend", "xla"),
+        ("--structured-outputs-config.disable_any_whitespace true", "disable_any_whitespace", True),
+        ("--guided-decoding-disable-any-whitespace", "disable_any_whitespace", True),
+        ("--profiler-config.torch_profiler_dir here", "profiler_dir", "here"),
+        ("--task embed", "convert", "embed"),
+        ('--rope-theta 5 --rope-scaling {"x":2}', "hf_overrides", {"rope_theta": 5.0, "rope_scaling": {"x": 2}}),
+        ("--device-memory-utilization 0.5", "gpu_memory_utilization", 0.5),
+    ],
+)  # fmt: skip
+def test_forms_that_vllm_allows(line: str, option: str, value: object) -> None:
+    config = parse(*line.split())
+    section = next(section for section, item in option_fields() if item.name == option)
+    assert getattr(getattr(config, section), option) == value
+
+
+@pytest.mark.parametrize("line", ["-cc.level 3 --compilation-config.use_inductor false", "-cc {} -sc {}", "-dpm"])
+def test_short_and_dotted_flags_without_effect(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(*line.split(), "--max-num-seqs", "3").scheduler.max_num_seqs == 3
+    assert "has no effect" in capsys.readouterr().err
+
+
+def test_dots_in_values_and_in_unknown_flags_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse("--model", "a.b/c.d").model.model == "a.b/c.d"
+    assert "unknown flag --max-modle.len; did you mean '--max-model-len'" in error_of(capsys, "--max-modle.len", "8")
+    assert "--rope-theta: " in error_of(capsys, "--rope-theta", "x")
+    assert "expected a JSON object" in error_of(capsys, "--attention-config", "[]")
+    assert "'embed'" in error_of(capsys, "--task", "embde")
+
+
+def test_kernels_of_other_engines_are_hints() -> None:
+    said: list[str] = []
+    options = {"attention_backend": "FLASH_ATTN", "moe_backend": "triton-unfused", "seed": None, "max_model_len": -1}
+    assert EngineConfig.from_options(options, said.append) == EngineConfig()
+    assert [line.partition(" has no effect")[0] for line in said] == [
+        "attention_backend='FLASH_ATTN'", "moe_backend='triton-unfused'",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="choose one of 'auto'"):
+        EngineConfig.from_options({"attention_backend": "fast"})
+
+
+def test_options_said_in_another_way_are_keywords_too() -> None:
+    given = {"rope_theta": 1e6, "hf_overrides": {"a": 1, "rope_theta": 2}, "task": "embed", "attention_config": None}
+    assert drop_meaningless(given, MEANINGLESS, pytest.fail) == {
+        "hf_overrides": {"rope_theta": 2, "a": 1}, "runner": "pooling", "convert": "embed",
+    }  # fmt: skip
 
 
 def test_values_have_other_names() -> None:

@@ -70,6 +70,22 @@ def test_a_file_of_flags(tmp_path: Path) -> None:
     assert parse("--config", write(tmp_path, "")) == (EngineConfig(), ServerOptions())
 
 
+def test_a_file_in_the_forms_of_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = write(
+        tmp_path,
+        "max-model-len: auto\ndtype: half\nhf-overrides.a.b: 1\nhf-overrides.a.c: 2\nattention-backend: FLASH_ATTN\n"
+        "disable-prefix-caching: true\nattention-config: {backend: xla}\nlogging-config: {log_level: WARNING}\n"
+        "quantization: null\nenable-lora: false\ncompilation-config.level: 3\nseed: null\n",
+    )
+    config, options = parse("--config", name)
+    assert config.model.hf_overrides == {"a": {"b": 1, "c": 2}}
+    assert (config.model.dtype, config.model.max_model_len, config.model.seed) == ("float16", None, 0)
+    assert (config.cache.enable_prefix_caching, options.log_level) == (False, "warning")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[2].partition("=")[0] for line in lines] == ["compilation_config", "attention_backend"]
+    assert parse("--logging-config.formatter", "json")[1].log_format == "json"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,78 +3,9 @@
 One table for flags and for keywords of `LLM`. Names are flags without dashes at their front.
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
-from jaxllm.errors import ConfigError
-
-
-class Meaningless(NamedTuple):
-    """An option of vLLM's that is accepted, so that a command line or a script can be carried over.
-
-    It changes nothing, for this `reason`; or if there are `neutral` values, only these change nothing, any other is an
-    error, and `reason` says what to do. `short` is another name of the flag, with one dash.
-    """
-
-    takes_value: bool
-    reason: str
-    neutral: tuple[Any, ...] | None = None
-    short: str = ""
-
-    def accepts(self, value: Any) -> bool:
-        """Whether this value, as text or as it is, changes nothing."""
-        if self.neutral is None or value is None:
-            return True
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                value = None if value.lower() == "none" else value
-        return value is None or value in self.neutral
-
-
-def drop_meaningless(
-    options: Mapping[str, Any], table: Mapping[str, Meaningless], say: Callable[[str], None]
-) -> dict[str, Any]:
-    """The options without those of the table; `say` is told, in a line, of each that was asked for and changes nothing.
-
-    Names have underscores. Raises `ConfigError` for a value that would change something.
-    """
-    kept = {}
-    for name, value in options.items():
-        known = table.get(name.replace("_", "-"))
-        if known is None:
-            kept[name] = value
-        elif not known.accepts(value):
-            raise ConfigError(f"{name}={value!r}: {known.reason}")
-        elif value not in (None, False) and known.neutral is None:
-            say(f"{name} has no effect: {known.reason}")
-    return kept
-
-
-def values(reason: str, *names: str) -> dict[str, Meaningless]:
-    """Flags with a value, none of which changes anything."""
-    return {name: Meaningless(True, reason) for name in names}
-
-
-def switches(reason: str, *names: str) -> dict[str, Meaningless]:
-    """Flags without a value that change nothing."""
-    return {name: Meaningless(False, reason) for name in names}
-
-
-def only(neutral: Iterable[Any], advice: str, *names: str) -> dict[str, Meaningless]:
-    """Flags of which only these values change nothing; a name may be followed by its short form: `nnodes/n`."""
-    found = {}
-    for name, _, short in (each.partition("/") for each in names):
-        found[name] = Meaningless(True, advice, tuple(neutral), short)
-    return found
-
-
-def off(advice: str, *names: str) -> dict[str, Meaningless]:
-    """Flags without a value that must stay off."""
-    return {name: Meaningless(False, advice, (False,)) for name in names}
-
+from jaxllm.foreign.meaningless import Meaningless, lists, off, only, switches, values
 
 _TEXT = "models read text only"
 _ONE_HOST = "one process drives all devices of one host"
@@ -94,7 +25,7 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **switches("prefill is always chunked", "enable-chunked-prefill", "disable-chunked-mm-input",
                "scheduler-reserve-full-isl", "long-prefill-token-threshold-adaptive"),
     **values("there are no CUDA graphs", "max-seq-len-to-capture", "max-context-len-to-capture",
-             "cudagraph-capture-sizes", "max-cudagraph-capture-size", "cuda-graph-sizes"),
+             "max-cudagraph-capture-size", "cuda-graph-sizes"),
     **switches("there are no CUDA graphs", "cudagraph-metrics"),
     **values("steps are scheduled one at a time", "num-scheduler-steps", "prefill-schedule-interval",
              "scheduler-delay-factor", "dp-sync-interval"),
@@ -106,15 +37,15 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **switches("code from model repositories is never run", "trust-remote-code"),
     **values("code from model repositories is never run", "code-revision"),
     **switches("there is one block manager", "use-v2-block-manager"),
-    **values(_XLA, "compilation-config", "attention-config", "kernel-config", "ir-op-priority",
+    **values(_XLA, "compilation-config/cc", "ir-op-priority",
              "linear-backend", "sparse-indexer-topk-backend", "gdn-prefill-backend", "kda-prefill-backend",
-             "kda-decode-backend", "performance-mode", "additional-config", "monokernel"),
+             "kda-decode-backend", "performance-mode", "additional-config"),
     **switches(_XLA, "enable-flashinfer-autotune", "enable-layerwise-nvtx-tracing", "use-fp64-gumbel"),
-    **values("compilation after the start is a bug, and logged", "jit-monitor-mode", "jit-monitor-verbose"),
+    **values("compilation after the start is a bug, and logged", "jit-monitor-mode"),
     **values("grammars are compiled by llguidance", "guided-decoding-backend"),
     # Weights
     **values(_LOADING, "safetensors-load-strategy", "safetensors-prefetch-num-threads",
-             "safetensors-prefetch-block-size", "ignore-patterns", "pt-load-map-location",
+             "safetensors-prefetch-block-size", "pt-load-map-location",
              "max-parallel-loading-workers"),
     **switches(_LOADING, "use-tqdm-on-load", "allow-deprecated-quantization"),
     **only(({},), "weights are read from safetensors; leave it out", "model-loader-extra-config"),
@@ -122,28 +53,25 @@ MEANINGLESS: Mapping[str, Meaningless] = {
            "quantization-config", "qlora-adapter-name-or-path"),
     **values("scales are read from the checkpoint", "quantization-param-path"),
     **only(("auto",), "models are those of docs/add-a-model.md", "model-impl", "config-format"),
-    **only(({},), "edit the model's config.json instead", "model-class-overrides", "rope-scaling",
-           "rope-theta", "hf-config-path"),
+    **only(({},), "edit the model's config.json instead", "model-class-overrides", "hf-config-path"),
     **only((False,), "set the environment variable HF_TOKEN instead", "hf-token"),
     **only((), "--revision is for model and tokenizer; give --tokenizer a local folder", "tokenizer-revision"),
-    **only(("auto",), "say --runner generate or --runner pooling", "task"),
     **off("set --max-model-len to the window instead", "disable-sliding-window"),
     **off("give prompts as token ids; LLM has skip_tokenizer_init", "skip-tokenizer-init"),
     **off("prompts are text or token ids", "enable-prompt-embeds"),
     **off("not supported; end the server to free its memory", "enable-sleep-mode"),
-    **values("there is no sleep mode", "sleep-mode-backend", "sleep-preserve-parameter-names"),
+    **values("there is no sleep mode", "sleep-mode-backend"),
     **switches("there is no sleep mode", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
     # Devices and hosts
     **only((1,), "one replica runs on one host: use --tensor-parallel-size, or several servers behind a balancer",
            "decode-context-parallel-size/dcp", "prefill-context-parallel-size/pcp"),
     **only((), "make devices visible with CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS", "device-ids"),
-    **values(_ONE_HOST, "cpu-distributed-timeout-seconds", "numa-bind-nodes", "numa-bind-cpus",
-             "dcp-comm-backend", "dcp-kv-cache-interleave-size",
+    **values(_ONE_HOST, "cpu-distributed-timeout-seconds", "dcp-comm-backend", "dcp-kv-cache-interleave-size",
              "cp-kv-cache-interleave-size", "all2all-backend", "ubatch-size", "elastic-ep-max-dp-size",
              "dbo-decode-token-threshold", "dbo-prefill-token-threshold", "eplb-config", "expert-placement-strategy",
              "fault-tolerance-config"),
     **switches(_ONE_HOST, "numa-bind",
-               "data-parallel-multi-port-external-lb", "dcp-q-replicate", "enable-hc-sp",
+               "data-parallel-multi-port-external-lb/dpm", "dcp-q-replicate", "enable-hc-sp",
                "enable-batch-sharded-sampling", "enable-ep-weight-filter", "enable-dbo", "enable-shm-tensor-arena",
                "enable-elastic-ep", "enable-eplb", "ray-workers-use-nsight", "engine-use-ray", "worker-use-ray",
                "enable-fault-tolerance"),
@@ -153,20 +81,21 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     # Cache
     **off("scales are those of the checkpoint; --kv-cache-dtype int8 finds some for each token and head",
           "calculate-kv-scales"),
-    **values(_CACHE, "prefix-caching-hash-algo", "prefix-cache-retention-interval", "kv-cache-dtype-skip-layers",
-             "prefix-match-unit", "kv-offloading-backend", "cpu-offload-params", "offload-prefetch-step",
-             "offload-params", "offload-num-in-group"),
+    **values(_CACHE, "prefix-caching-hash-algo", "prefix-cache-retention-interval", "prefix-match-unit",
+             "kv-offloading-backend", "offload-prefetch-step",
+             "offload-num-in-group"),
     **switches(_CACHE, "kv-sharing-fast-prefill", "swa-bounded-replay", "use-replayssm"),
     **only((0,), "nothing is moved to host memory; lower --max-model-len or --max-num-seqs", "cpu-offload-gb",
            "kv-offloading-size", "offload-group-size"),
     **only(("auto",), "nothing is moved to host memory", "offload-backend"),
     **values(_NO_RECURRENT, "mamba-backend", "mamba-ssu-algorithm", "mamba-cache-philox-rounds", "mamba-cache-dtype",
              "mamba-ssm-cache-dtype", "mamba-cache-mode", "replayssm-buffer-len", "engram-config"),
+    **only(({},), _NO_RECURRENT, "mamba-config"),
     **switches(_NO_RECURRENT, "enable-mamba-cache-stochastic-rounding", "enable-mamba-shared-prefix-checkpoint"),
     **only(({},), "there is no transfer of KV caches or weights between servers", "kv-transfer-config",
            "kv-events-config", "ec-transfer-config", "ec-manager-config", "weight-transfer-config"),
     # Images and sound
-    **values(_TEXT, "allowed-local-media-path", "allowed-media-domains", "limit-mm-per-prompt", "media-io-kwargs",
+    **values(_TEXT, "allowed-local-media-path", "limit-mm-per-prompt", "media-io-kwargs",
              "mm-processor-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm",
              "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-encoder-attn-backend",
              "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",
@@ -176,12 +105,12 @@ MEANINGLESS: Mapping[str, Meaningless] = {
                "skip-mm-profiling", "mm-device-do-normalize", "disable-mm-preprocessor-cache"),
     # Adapters
     **off("adapters (LoRA) are not supported; serve a checkpoint into which they are merged", "enable-lora"),
-    **values(_NO_ADAPTERS, "max-loras", "max-lora-rank", "lora-dtype", "max-cpu-loras", "lora-target-modules",
-             "default-mm-loras", "max-lora-cls-labels", "lora-extra-vocab-size", "long-lora-scaling-factors"),
+    **values(_NO_ADAPTERS, "max-loras", "max-lora-rank", "lora-dtype", "max-cpu-loras", "default-mm-loras",
+             "max-lora-cls-labels", "lora-extra-vocab-size", "long-lora-scaling-factors"),
     **switches(_NO_ADAPTERS, "enable-tower-connector-lora", "fully-sharded-loras", "specialize-active-lora",
                "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
     # Drafts
-    **values(_NO_DRAFTS, "speculative-config", "spec-method", "spec-model", "spec-tokens", "speculative-model",
+    **values(_NO_DRAFTS, "speculative-config/sc", "spec-method", "spec-model", "spec-tokens", "speculative-model",
              "num-speculative-tokens", "num-lookahead-slots", "ngram-prompt-lookup-max", "ngram-prompt-lookup-min",
              "speculative-draft-tensor-parallel-size", "speculative-max-model-len",
              "speculative-disable-by-batch-size", "spec-decoding-acceptance-method",
@@ -189,19 +118,43 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     # Requests and results
     **only(("raw_logprobs",), "log-probabilities are those of the model's own logits", "logprobs-mode"),
     **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
-    **only(({},), "not supported", "watermark-config", "diffusion-config", "aux-output-config", "reasoning-config"),
-    **only(({}, {"backend": "auto"}), "say --structured-outputs-backend, --reasoning-parser, --disable-any-whitespace",
-           "structured-outputs-config"),
+    **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config", "reasoning-config"),
     **only((), "say --max-num-batched-tokens", "max-num-scheduled-tokens"),
     **only((), "say --max-num-seqs", "max-num-active-seqs"),
     **values("tokens are sent as they come", "stream-interval"),
     # Logs and measurements
     **values("see docs/metrics.md for what is measured", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
-             "collect-detailed-traces", "kv-cache-metrics-sample", "custom-histogram-buckets", "profiler-config",
-             "watchdog-config"),
-    **switches("see docs/metrics.md for what is measured", "per-request-spec-decode-metrics", "kv-cache-metrics",
+             "kv-cache-metrics-sample", "custom-histogram-buckets", "watchdog-config"),
+    **switches("see docs/metrics.md for what is measured", "kv-cache-metrics",
                "enable-mfu-metrics", "enable-logging-iteration-details", "aggregate-engine-logging",
                "fail-on-environ-validation"),
-    **values("--log-level and --log-format are for all that is logged", "logging-config", "log-config-file"),
+    **values("--log-level and --log-format are for all that is logged", "log-config-file"),
+    # Several values
+    **lists(_TEXT, "allowed-media-domains"),
+    **lists("there is no sleep mode", "sleep-preserve-parameter-names"),
+    **lists(_LOADING, "ignore-patterns"),
+    **lists(_ONE_HOST, "numa-bind-nodes", "numa-bind-cpus"),
+    **lists(_CACHE, "kv-cache-dtype-skip-layers", "cpu-offload-params", "offload-params"),
+    **lists(_NO_ADAPTERS, "lora-target-modules"),
+    **lists("see docs/metrics.md for what is measured", "collect-detailed-traces"),
+    **lists("there are no CUDA graphs", "cudagraph-capture-sizes"),
+    **switches(_XLA, "monokernel"),
+    **switches("compilation after the start is a bug, and logged", "jit-monitor-verbose"),
+    **values("see docs/metrics.md for what is measured", "per-request-spec-decode-metrics"),
 }  # fmt: skip
 """Of the engine, by name. `serving.options` has those of the server."""
+
+OF_SCRIPTS: Mapping[str, Meaningless] = {
+    **MEANINGLESS,
+    **lists("requests of a script name no model", "served-model-name"),
+    **values("a script sets up logging itself", "log-level", "log-format"),
+    **values("a script gets the text as the model writes it", "reasoning-parser", "reasoning-parser-plugin",
+             "tool-call-parser", "tool-parser-plugin"),
+    **switches("a script knows its requests", "enable-log-requests"),
+    **values("a script waits for all that it asked for", "shutdown-timeout", "max-num-queued-reqs",
+             "max-num-queued-tokens"),
+    **values("there is one server process", "api-server-count"),
+    **only(("",), "weights are in the folder of --model", "model-weights"),
+    **off("not supported", "tokens-only", "enable-mm-processor-stats"),
+}  # fmt: skip
+"""As keywords of `LLM`: some options of servers as well, which vLLM's `EngineArgs` has."""
