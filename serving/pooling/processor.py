@@ -9,7 +9,7 @@ from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
-from jaxllm.serving.text.measurements import FinishedRequest, Measurements
+from jaxllm.serving.text.measurements import UNTIMED, EndReason, FinishedRequest, Measurements
 from jaxllm.serving.text.output_processor import Processed
 
 
@@ -54,13 +54,13 @@ class PoolingProcessor:
         measured, self._measured = self._measured, Measurements()
         return Processed(found, measurements=measured)
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
+    def abort(self, request_ids: Iterable[str], reason: EndReason = "abort") -> list[str]:
         """Forget these requests; returns the ids of those that still run, to be aborted there."""
         now, known = time.monotonic(), []
         for request_id in request_ids:
             request = self._requests.pop(request_id, None)
             if request is not None:
-                self._measure(request, "abort", now, None)
+                self._measure(request, reason, now, None)
                 known.append(request_id)
         return known
 
@@ -76,7 +76,7 @@ class PoolingProcessor:
 
     def _measure(self, request: PooledText, reason: str, now: float, scheduled: float | None) -> None:
         tokens, arrival = len(request.prompt_token_ids), request.arrival_time
-        if reason != "abort":
+        if reason not in UNTIMED:
             self._measured.prompt_tokens += tokens
         self._measured.finished.append(
             FinishedRequest(

@@ -45,6 +45,13 @@ METRICS = (
     Described("gpu_prefix_cache_hits", "counter", "Old name of prefix_cache_hits.", "prefix_cache_hits"),
     Described("num_preemptions", "counter", "Times a request lost its pages to others and had to be computed again."),
     Described("prompt_tokens", "counter", "Prompt tokens, counted with the first token that follows them."),
+    Described("prompt_tokens_cached", "counter", "Those of them that were found in the prefix cache."),
+    Described(
+        "prompt_tokens_by_source",
+        "counter",
+        "Prompt tokens by where they came from: local_compute or local_cache_hit.",
+        "prompt_tokens",
+    ),
     Described("generation_tokens", "counter", "Tokens generated."),
     Described("request_success", "counter", "Sequences that ended, by reason."),
     Described("admission_rejections", "counter", "Requests that were told to come back later, by the error's code."),
@@ -68,6 +75,9 @@ METRICS = (
     Described("request_prefill_time_seconds", "histogram", "From first scheduled to the first token."),
     Described("request_decode_time_seconds", "histogram", "From the first token to the last."),
     Described("request_prompt_tokens", "histogram", "Prompt tokens of a sequence."),
+    Described(
+        "request_prefill_kv_computed_tokens", "histogram", "Prompt tokens of a sequence that were not in the cache."
+    ),
     Described("request_generation_tokens", "histogram", "Generated tokens of a sequence."),
     Described("request_max_num_generation_tokens", "histogram", "Tokens of a request's longest sequence."),
     Described("request_num_preemptions", "histogram", "Preemptions of a sequence that ended."),
@@ -122,6 +132,7 @@ def new_histograms(max_model_len: int) -> dict[str, Histogram]:
         "inter_token_latency_seconds": _PER_TOKEN,
         "request_time_per_output_token_seconds": _PER_TOKEN,
         "request_prompt_tokens": lengths,
+        "request_prefill_kv_computed_tokens": lengths,
         "request_generation_tokens": lengths,
         "request_max_num_generation_tokens": lengths,
         "request_params_max_tokens": lengths,

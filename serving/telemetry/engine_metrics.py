@@ -8,9 +8,9 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.info import EngineInfo
 from jaxllm.serving.telemetry.catalogue import BY_REASON, METRICS, OF_ENGINE, new_histograms
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
-from jaxllm.serving.text.measurements import FinishedRequest, Measurements
+from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements
 
-FINISHED_REASONS = ("stop", "length", "abort")
+FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 # What one finished sequence adds to the histograms.
 _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
@@ -24,6 +24,7 @@ _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {
     "request_generation_tokens": lambda request: request.generation_tokens,
     "request_max_num_generation_tokens": lambda request: request.max_generation_tokens,
     "request_params_n": lambda request: request.n,
+    "request_prefill_kv_computed_tokens": lambda request: request.prompt_tokens - request.cached_tokens,
 }
 
 
@@ -47,8 +48,8 @@ class EngineState(msgspec.Struct):
 class EngineMetrics:
     """Numbers of one engine. One thread observes, any other may read.
 
-    Aborted sequences are counted in `request_success` and nowhere else: how long somebody waited who then left says
-    nothing about the engine.
+    Aborted sequences, and those that ended with their engine, are counted in `request_success` and nowhere else: how
+    long somebody waited who then left says nothing about the engine.
     """
 
     def __init__(self, info: EngineInfo) -> None:
@@ -101,6 +102,7 @@ class EngineMetrics:
         if measured is not None:
             counters, histograms = self.counters, self.histograms
             counters["prompt_tokens"] += measured.prompt_tokens
+            counters["prompt_tokens_cached"] += measured.cached_tokens
             counters["generation_tokens"] += measured.generation_tokens
             histograms["time_to_first_token_seconds"].observe_all(measured.first_token_seconds)
             histograms["inter_token_latency_seconds"].observe_all(measured.inter_token_seconds)
@@ -126,7 +128,7 @@ class EngineMetrics:
     def _take_finished(self, finished: Sequence[FinishedRequest]) -> None:
         for request in finished:
             self.finished[request.reason] += 1
-        done = [request for request in finished if request.reason != "abort"]
+        done = [request for request in finished if request.reason not in UNTIMED]
         for name, value_of in _OF_FINISHED.items():
             values = [value for value in map(value_of, done) if value is not None]
             self.histograms[name].observe_all(values)

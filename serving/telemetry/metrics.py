@@ -154,7 +154,7 @@ class Metrics(Collector):
                 # What is counted of HTTP belongs to no engine: the first one has it.
                 for number, (labels, engine) in enumerate(engines):
                     rejections = self.http.rejections if number == 0 else {}
-                    for more, count in _counts(metric.source, engine, rejections):
+                    for more, count in _counts(metric, engine, rejections):
                         counter.add_sample(f"{name}_total", {**labels, **more}, count)
                 return counter
             case "histogram":
@@ -165,13 +165,18 @@ class Metrics(Collector):
                 return family
 
 
-def _counts(name: str, engine: EngineMetrics, rejections: dict[str, int]) -> list[tuple[Labels, int]]:
+def _counts(metric: Described, engine: EngineMetrics, rejections: dict[str, int]) -> list[tuple[Labels, int]]:
     """Values of a counter, with the labels that tell them apart."""
-    if name == "request_success":
-        return [({"finished_reason": reason}, count) for reason, count in engine.finished.items()]
-    if name == "admission_rejections":
-        return [({"reason": reason}, count) for reason, count in rejections.items()]
-    return [({}, engine.counters[name])]
+    match metric.name:
+        case "request_success":
+            return [({"finished_reason": reason}, count) for reason, count in engine.finished.items()]
+        case "admission_rejections":
+            return [({"reason": reason}, count) for reason, count in rejections.items()]
+        case "prompt_tokens_by_source":
+            cached = engine.counters["prompt_tokens_cached"]
+            computed = engine.counters["prompt_tokens"] - cached
+            return [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached)]
+    return [({}, engine.counters[metric.source])]
 
 
 def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labels, float]]:

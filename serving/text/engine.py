@@ -8,6 +8,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.request import as_request_ids
+from jaxllm.serving.text.measurements import EndReason
 from jaxllm.serving.text.output_processor import Processed
 from jaxllm.serving.text.prompts import naming_prompt
 from jaxllm.serving.text.token_engine import TokenEngine
@@ -43,7 +44,7 @@ class Follower(Protocol[Request_contra]):
     def process(self, outputs: Iterable[EngineOutput]) -> Processed:
         """Take the outputs of one step."""
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
+    def abort(self, request_ids: Iterable[str], reason: EndReason = "abort") -> list[str]:
         """Forget these; the engine's ids of what still runs of them."""
 
     def end(self, request_ids: Iterable[str]) -> Processed:

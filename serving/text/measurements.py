@@ -1,11 +1,16 @@
 """What is measured of requests on their way: lists per message of the engine, so that metrics cost little per token."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from jaxllm.engine.stats import StepStats
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
+
+EndReason: TypeAlias = Literal["abort", "error"]
+"""Why a sequence ended that is not there to its end: its client left, or its engine ended."""
+UNTIMED: Final = frozenset(get_args(EndReason))
+"""Of such sequences, times and lengths say nothing about the engine."""
 
 
 @dataclass(slots=True)
@@ -16,7 +21,7 @@ class FinishedRequest:
     `decode_seconds` from the first token to the last, `e2e_seconds` from arrival to the end; None: it did not come
     that far. `generation_tokens` counts what the engine generated, also behind a stop string. `n` and
     `max_generation_tokens` (of its longest sequence) belong to the whole request: they come with the last of its
-    sequences, and are None with the others.
+    sequences, and are None with the others. `cached_tokens` of the prompt were in the prefix cache.
     """
 
     reason: str
@@ -29,6 +34,7 @@ class FinishedRequest:
     max_tokens: int | None
     n: int | None = None
     max_generation_tokens: int | None = None
+    cached_tokens: int = 0
 
     @property
     def inference_seconds(self) -> float | None:
@@ -49,7 +55,8 @@ class FinishedRequest:
 class Measurements:
     """What one message of the engine brought.
 
-    `prompt_tokens` of the sequences whose first token came; `generation_tokens` that came. `first_token_seconds` has
+    `prompt_tokens` of the sequences whose first token came, `cached_tokens` of which were in the prefix cache;
+    `generation_tokens` that came. `first_token_seconds` has
     their times since arrival, `inter_token_seconds` one entry for each further token: its sequence's entries add up to
     the time from first to last token.
     """
@@ -59,6 +66,7 @@ class Measurements:
     first_token_seconds: list[float] = field(default_factory=list)
     inter_token_seconds: list[float] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
+    cached_tokens: int = 0
 
 
 class Meter:
@@ -87,16 +95,21 @@ class Meter:
             # All come at once: there is no time between them.
             sequence.num_tokens = sum(len(each.token_ids) for each in output.sequences)
             measured.generation_tokens += sequence.num_tokens
-            measured.prompt_tokens += sequence.request.prompt_tokens
+            self._take_prompt(sequence, output)
         count = len(output.token_ids)
         if count and sequence.first is None:
             sequence.first = sequence.last = now
             sequence.num_tokens += 1
             measured.generation_tokens += 1
-            measured.prompt_tokens += sequence.request.prompt_tokens
+            self._take_prompt(sequence, output)
             measured.first_token_seconds.append(now - sequence.request.arrival)
             count -= 1
         self.more(sequence, count, now)
+
+    def _take_prompt(self, sequence: "SequenceTimes", output: EngineOutput) -> None:
+        sequence.cached = output.num_cached_tokens
+        self._measured.prompt_tokens += sequence.request.prompt_tokens
+        self._measured.cached_tokens += sequence.cached
 
     def more(self, sequence: "SequenceTimes", count: int, now: float) -> None:
         """Measure `count` tokens behind the first, which arrived `now`: they share the time since the one before."""
@@ -139,7 +152,7 @@ class _Request:
 class SequenceTimes:
     """When things happened to a sequence, in seconds of the monotonic clock; `last` is its last token so far."""
 
-    __slots__ = ("first", "last", "num_tokens", "request", "scheduled")
+    __slots__ = ("cached", "first", "last", "num_tokens", "request", "scheduled")
 
     def __init__(self, request: _Request) -> None:
         self.request = request
@@ -147,6 +160,7 @@ class SequenceTimes:
         self.first: float | None = None
         self.last = 0.0
         self.num_tokens = 0
+        self.cached = 0
 
     def finished(self, reason: str, now: float) -> FinishedRequest:
         """All that was measured, of a sequence that ends `now`."""
@@ -166,6 +180,7 @@ class SequenceTimes:
             max_tokens=request.max_tokens,
             n=request.n if whole else None,
             max_generation_tokens=request.longest if whole else None,
+            cached_tokens=self.cached,
         )
 
     def _note(self, reason: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.text.measurements import Measurements, Meter
+from jaxllm.serving.text.measurements import EndReason, Measurements, Meter
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.sequence import RequestState, Sequence, TextReader
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -132,7 +132,7 @@ class OutputProcessor:
             state.completions += sequence.completions()
         return state.result(state.best(), finished) if finished else None
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
+    def abort(self, request_ids: Iterable[str], reason: EndReason = "abort") -> list[str]:
         """Forget these requests; returns the engine's ids of what still runs of them, to be aborted there."""
         children = []
         for request_id in request_ids:
@@ -143,7 +143,7 @@ class OutputProcessor:
         if self._meter is not None:
             now = time.monotonic()
             for child in children:
-                self._meter.finish(child, "abort", now)
+                self._meter.finish(child, reason, now)
         return children
 
     def end(self, request_ids: Iterable[str]) -> Processed:

@@ -31,7 +31,7 @@ from jaxllm.serving.ipc.messages import (
     ToEngine,
 )
 from jaxllm.serving.text.engine import Follower
-from jaxllm.serving.text.measurements import Measurements
+from jaxllm.serving.text.measurements import EndReason, Measurements
 from jaxllm.serving.text.output_processor import Processed
 
 logger = logging.getLogger(__name__)
@@ -125,12 +125,12 @@ class AsyncEngine:
         self._deliver(self._outputs.end(as_request_ids(request_ids)))
         self._heartbeat.settle(owed=self._owes())
 
-    def _drop(self, request_ids: Iterable[str]) -> None:
+    def _drop(self, request_ids: Iterable[str], reason: EndReason = "abort") -> None:
         """End requests of which nobody reads more."""
         names = [name for name in request_ids if name in self._in_flight]
         if not names:
             return
-        children = self._outputs.abort(names)
+        children = self._outputs.abort(names, reason)
         for name in names:
             self._in_flight.remove(name)
         if children and self.health.error is None:
@@ -143,7 +143,7 @@ class AsyncEngine:
     def _fail(self, request_ids: list[str], error: EngineError) -> None:
         """End requests with an error."""
         readers = self._in_flight.readers(request_ids)
-        self._drop(request_ids)
+        self._drop(request_ids, "error")
         for reader in readers:
             reader.fail(error)
 

@@ -33,6 +33,7 @@ e2e_request_latency_seconds_count request_queue_time_seconds_sum request_inferen
 request_prefill_time_seconds_sum request_decode_time_seconds_sum request_prompt_tokens_bucket
 request_generation_tokens_bucket request_max_num_generation_tokens_bucket request_params_n_bucket
 request_params_max_tokens_bucket num_requests_waiting_by_reason request_num_preemptions_bucket
+prompt_tokens_by_source_total prompt_tokens_cached_total request_prefill_kv_computed_tokens_bucket
 """
 
 
@@ -149,8 +150,10 @@ def test_why_requests_wait(metrics: Metrics) -> None:
 
 
 def test_tokens_and_their_times(metrics: Metrics) -> None:
-    metrics.observe(None, Measurements(30, 7, [0.03, 0.3], [0.02] * 4 + [0.6], []))
+    metrics.observe(None, Measurements(30, 7, [0.03, 0.3], [0.02] * 4 + [0.6], [], cached_tokens=16))
     found = samples(metrics)
+    assert found["prompt_tokens_cached_total", ""] == found["prompt_tokens_by_source_total", "local_cache_hit"] == 16
+    assert found["prompt_tokens_by_source_total", "local_compute"] == 14
     assert (found["prompt_tokens_total", ""], found["generation_tokens_total", ""]) == (30, 7)
     assert found["time_to_first_token_seconds_bucket", "0.04"] == 1
     assert found["time_to_first_token_seconds_bucket", "0.5"] == found["time_to_first_token_seconds_count", ""] == 2
@@ -162,13 +165,13 @@ def test_tokens_and_their_times(metrics: Metrics) -> None:
 
 def test_finished_requests(metrics: Metrics) -> None:
     both = [
-        finished("length", n=None, max_generation_tokens=None),
+        finished("length", n=None, max_generation_tokens=None, cached_tokens=32),
         finished(n=2, max_generation_tokens=7, generation_tokens=1, decode_seconds=0.0, max_tokens=None),
     ]
     metrics.observe(None, Measurements(finished=both))
     found = samples(metrics)
-    reasons = {reason: found["request_success_total", reason] for reason in ("stop", "length", "abort")}
-    assert reasons == {"stop": 1, "length": 1, "abort": 0}
+    reasons = {reason: found["request_success_total", reason] for reason in ("stop", "length", "abort", "error")}
+    assert reasons == {"stop": 1, "length": 1, "abort": 0, "error": 0}
     expected = {
         "e2e_request_latency_seconds": (2, 4.0),
         "request_queue_time_seconds": (2, 0.5),
@@ -177,6 +180,7 @@ def test_finished_requests(metrics: Metrics) -> None:
         "request_inference_time_seconds": (2, 2.0),
         "request_time_per_output_token_seconds": (1, 0.25),
         "request_prompt_tokens": (2, 200),
+        "request_prefill_kv_computed_tokens": (2, 168),
         "request_generation_tokens": (2, 6),
         "request_max_num_generation_tokens": (1, 7),
         "request_params_n": (1, 2),
@@ -191,9 +195,9 @@ def test_finished_requests(metrics: Metrics) -> None:
 
 def test_aborted_requests_are_counted_and_not_timed(metrics: Metrics) -> None:
     never_ran = finished("abort", queue_seconds=None, prefill_seconds=None, decode_seconds=None)
-    metrics.observe(None, Measurements(finished=[finished("abort"), never_ran]))
+    metrics.observe(None, Measurements(finished=[finished("abort"), never_ran, finished("error")]))
     found = samples(metrics)
-    assert found["request_success_total", "abort"] == 2
+    assert (found["request_success_total", "abort"], found["request_success_total", "error"]) == (2, 1)
     assert found["e2e_request_latency_seconds_count", ""] == 0
 
 
@@ -230,7 +234,7 @@ def test_labels(metrics: Metrics) -> None:
                 }  # fmt: skip
             else:
                 assert sample.labels.items() >= LABELS.items()
-                assert set(sample.labels) - LABELS.keys() <= {"le", "finished_reason", "reason"}
+                assert set(sample.labels) - LABELS.keys() <= {"le", "finished_reason", "reason", "source"}
 
 
 def test_the_names_that_dashboards_of_vllm_know() -> None:

@@ -103,6 +103,19 @@ def test_several_sequences_are_measured_one_by_one() -> None:
     assert (first.queue_seconds, second.queue_seconds) == (0.5, 1.0)
 
 
+def test_cached_tokens_count_with_the_first_token() -> None:
+    meter = Meter()
+    meter.add(text_request(n=2))
+    meter.take(EngineOutput("r-0", [1], num_cached_tokens=2), 11.0)
+    meter.take(EngineOutput("r-0", [1], num_cached_tokens=2), 12.0)
+    meter.take(EngineOutput("r-1", [], num_cached_tokens=1, finish_reason="abort"), 12.0)
+    for name in ("r-0", "r-1"):
+        meter.finish(name, "stop", 13.0)
+    measured = meter.read()
+    assert (measured.prompt_tokens, measured.cached_tokens) == (3, 2)
+    assert [each.cached_tokens for each in measured.finished] == [2, 0]
+
+
 def test_best_of_counts_n_as_given() -> None:
     meter = Meter()
     meter.add(text_request(n=2, best_of=3))

@@ -102,6 +102,29 @@ async def test_a_request_that_the_engine_does_not_know_fails_alone(llm: AsyncLLM
     assert (llm.engine_pids[0], llm.num_unfinished) == (pid, 0)
 
 
+async def test_what_ends_with_an_engine_is_counted_as_an_error(llm: AsyncLLM) -> None:
+    ended: list[str] = []
+
+    class Seen:
+        def observe(self, stats: Any, measured: Any, engine: int = 0) -> None:
+            ended.extend(each.reason for each in (measured.finished if measured else ()))
+
+    seen = Seen()
+    llm.observers.append(seen)
+    try:
+        await llm.wait_for_engine()
+        stream = llm.generate("Once upon a time", LONG)
+        await anext(stream)
+        os.kill(llm.engine_pids[0], signal.SIGKILL)
+        with pytest.raises(EngineError, match="SIGKILL"):
+            [output async for output in stream]
+        await llm.wait_for_engine()
+        assert (await collect(llm, SHORT))[-1].finished
+        assert (ended.count("error"), ended.count("abort")) == (1, 0)
+    finally:
+        llm.observers.remove(seen)
+
+
 async def test_a_request_that_only_the_engine_knows_is_ended(llm: AsyncLLM) -> None:
     running: list[int] = []
 
