@@ -17,7 +17,6 @@ class OptionInfo:
     minimum: float | None = None
     maximum: float | None = None
     environment: str | None = None
-    foreign_environment: str | None = None
     aliases: tuple[str, ...] = ()
     synonyms: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     hints: tuple[str, ...] = ()
@@ -40,7 +39,6 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     environment: str | None = None,
-    foreign_environment: str | None = None,
     aliases: tuple[str, ...] = (),
     synonyms: Mapping[str, str | None] | None = None,
     hints: tuple[str, ...] = (),
@@ -48,12 +46,11 @@ def option(
     """A dataclass field that is a user-visible option.
 
     Bounds are inclusive. `environment` names the variable that gives the value when nothing else does: for secrets,
-    which a command line would show to everybody on the machine; `foreign_environment` is another server's variable for
-    the same. `aliases` are other names of the flag, with a dash in front if they are short ones; `synonyms` other names
-    of values, where None is the default. `hints` are beginnings of another engine's values, in lower case:
-    these are accepted with a warning and change nothing.
+    which a command line would show to everybody on the machine. `aliases` are other names of the flag, with a dash in
+    front if they are short ones; `synonyms` other names of values, where None is the default. `hints` are beginnings of
+    another engine's values, in lower case: these are accepted with a warning and change nothing.
     """
-    info = OptionInfo(help, minimum, maximum, environment, foreign_environment, aliases, synonyms or {}, hints)
+    info = OptionInfo(help, minimum, maximum, environment, aliases, synonyms or {}, hints)
     return field(default=default, metadata={"option": info})
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
 from jaxllm.foreign import MEANINGLESS, TRANSLATED, Meaningless
+from jaxllm.foreign.environment import VARIABLES
 from jaxllm.serving.options.foreign import meaningless_flags
 from jaxllm.serving.options.server import server_flags
 
@@ -37,6 +38,13 @@ For `jaxllm serve`, which takes the flags of the engine too, and both from a fil
 file.
 
 {server}
+
+## Environment
+
+These variables of vLLM's are read by `jaxllm serve`, with a warning; what flags and files say comes
+before them. Others that begin with VLLM_ are named in a warning.
+
+{environment}
 
 ## Said in another way
 
@@ -70,6 +78,7 @@ def page() -> str:
             for name, options in sections
         ),
         server=_list(map(_flag, server_flags())),
+        environment=_list(f"`{name}`: `--{variable.option.replace('_', '-')}`" for name, variable in VARIABLES.items()),
         translated=_list(_translated()),
         meaningless=_list(_grouped({name: known for name, known in every.items() if known.neutral is None})),
         neutral=_list(_grouped({name: known for name, known in every.items() if known.neutral is not None})),

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from jaxllm.config import Section, option
 from jaxllm.errors import ConfigError
-from jaxllm.flags import Flag, section_flags
+from jaxllm.flags import Flag, engine_flags, section_flags
+from jaxllm.foreign.environment import options_of_variables
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
 
 
@@ -28,7 +29,6 @@ class ServerOptions(Section):
         (),
         "Keys of which requests must bring one; all but health, metrics and pages need it.",
         environment="JAXLLM_API_KEY",
-        foreign_environment="VLLM_API_KEY",
     )
     api_key_file: str | None = option(
         None,
@@ -242,18 +242,15 @@ def server_flags() -> tuple[Flag, ...]:
 
 
 def from_environment(environ: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, Any]:
-    """Options whose values the environment gives: texts, and tuples of comma-separated texts.
+    """Options of server and engine whose values the environment gives: texts, and tuples of comma-separated texts.
 
-    `warn` is told, in a line, of a value that another server's variable gives.
+    `warn` is told, in a line, of each variable of vLLM's. Raises `ConfigError` for a value of one that cannot be read.
     """
-    found: dict[str, Any] = {}
+    flags = (*engine_flags(), *server_flags())
+    ours = {flag.name: flag.info.environment for flag in server_flags() if flag.info.environment}
+    found = options_of_variables(environ, {flag.name for flag in flags}, warn, ours)
     for flag in server_flags():
-        text = environ.get(flag.info.environment or "")
-        foreign = flag.info.foreign_environment
-        if not text and foreign and environ.get(foreign):
-            text = environ[foreign]
-            warn(f"{foreign} gives {flag.flag}; the name for this server is {flag.info.environment}")
-        if text:
+        if text := environ.get(flag.info.environment or ""):
             parts = tuple(part for part in map(str.strip, text.split(",")) if part)
             found[flag.name] = parts if flag.kind is tuple else text
     return found

@@ -113,6 +113,9 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, 
     assert parse()[1].api_key == ("secret",)
     assert parse("--config", write(tmp_path, "api-key: from-file"))[1].api_key == ("from-file",)
     assert parse("--api-key", "given")[1].api_key == ("given",)
+    monkeypatch.delenv("JAXLLM_API_KEY")
+    monkeypatch.setenv("VLLM_API_KEY", "theirs")
+    assert parse()[1].api_key == ("theirs",)
 
 
 def test_flags_of_vllm_without_effect(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from jaxllm.config import option_fields
 from jaxllm.errors import ConfigError
-from jaxllm.flags import FlagParser, add_section_flags, given_options
+from jaxllm.flags import FlagParser, add_section_flags, engine_flags, given_options
+from jaxllm.foreign.environment import VARIABLES
 from jaxllm.serving.options.foreign import meaningless_flags
 from jaxllm.serving.options.server import ServerOptions, from_environment, server_flags
 
@@ -47,6 +48,24 @@ def test_a_key_from_the_environment() -> None:
     assert lines == []
     assert from_environment({"VLLM_API_KEY": "b"}, lines.append) == {"api_key": ("b",)}
     assert lines == ["VLLM_API_KEY gives --api-key; the name for this server is JAXLLM_API_KEY"]
+
+
+def test_variables_of_vllm() -> None:
+    lines: list[str] = []
+    environ = {
+        "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "7", "VLLM_CPU_KVCACHE_SPACE": "0.5",
+        "VLLM_ATTENTION_BACKEND": "FLASH_ATTN", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_MODELSCOPE": "True",
+    }  # fmt: skip
+    assert from_environment(environ, lines.append) == {
+        "log_level": "debug", "timeout_keep_alive": 7, "kv_cache_memory_bytes": 2**29,
+        "attention_backend": "FLASH_ATTN",
+    }  # fmt: skip
+    assert lines[-1] == "variables of vLLM in the environment that have no effect here: VLLM_USE_MODELSCOPE"
+    assert len(lines) == 5
+    with pytest.raises(ConfigError, match=r"VLLM_HTTP_TIMEOUT_KEEP_ALIVE='soon'.* --timeout-keep-alive"):
+        from_environment({"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "soon"}, lines.append)
+    known = {flag.name for flag in (*server_flags(), *engine_flags())}
+    assert {variable.option for variable in VARIABLES.values()} <= known
 
 
 @pytest.mark.parametrize(
