@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.shared.reference_model import VOCAB_SIZE, write_reference_model
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.serving.ipc.client.router import Router
 from jaxllm.serving.llm.async_llm import AsyncLLM
 
@@ -56,8 +56,9 @@ def _prompt(rng: np.random.Generator, length: int) -> dict[str, Any]:
 
 
 async def _answer(llm: AsyncLLM, prompt: Any, tokens: int) -> None:
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    async for _ in llm.generate(prompt, params, stream=False):
+    final = RequestOutputKind.FINAL_ONLY
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=final)
+    async for _ in llm.generate(prompt, params):
         pass
 
 

@@ -3,6 +3,8 @@
 import msgspec
 import numpy as np
 
+from jaxllm.exports import exported
+
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Log-probability of one token, beside alternatives at its place.
@@ -66,3 +68,26 @@ class EngineOutput(msgspec.Struct, array_like=True):
     def finished(self) -> bool:
         """Whether this is the request's last output."""
         return self.finish_reason is not None
+
+
+_OF_TEXTS = "jaxllm.serving.text.outputs"
+_OF_POOLING = "jaxllm.serving.pooling.outputs"
+
+# What people get, where vLLM has it.
+__getattr__ = exported(
+    __name__,
+    {
+        "BeamSearchOutput": "jaxllm.serving.llm.beam_search",
+        "BeamSearchSequence": "jaxllm.serving.llm.beam_search",
+        "ClassificationOutput": _OF_POOLING,
+        "ClassificationRequestOutput": _OF_POOLING,
+        "CompletionOutput": _OF_TEXTS,
+        "EmbeddingOutput": _OF_POOLING,
+        "EmbeddingRequestOutput": _OF_POOLING,
+        "PoolingOutput": _OF_POOLING,
+        "PoolingRequestOutput": _OF_POOLING,
+        "RequestOutput": _OF_TEXTS,
+        "ScoringOutput": _OF_POOLING,
+        "ScoringRequestOutput": _OF_POOLING,
+    },
+)

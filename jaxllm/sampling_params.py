@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from numbers import Real
 from typing import Any, ClassVar, Final, Self
 
@@ -11,6 +12,7 @@ import msgspec
 from jaxllm.beam.options import BeamOptions
 from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
+from jaxllm.exports import exported
 from jaxllm.info import EngineInfo
 from jaxllm.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
@@ -29,15 +31,42 @@ from jaxllm.structured.params import StructuredOutputsParams
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
 
-INTERNAL_FIELDS: Final = ("beam_search", "bad_words_token_ids", "reasoning_end_token_ids")
-"""Fields of `SamplingParams` that nobody asks for by name: they are made of others."""
+INTERNAL_FIELDS: Final = ("beam_search", "bad_words_token_ids", "reasoning_end_token_ids", "output_kind", "extra_args")
+"""Fields of `SamplingParams` that no flag and no request has: they are made of others, or for Python alone."""
+
+
+class RequestOutputKind(Enum):
+    """What each result of a request has: all so far, what is new, or nothing before all is there."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 class _Names(CheckedNames):
     noun: ClassVar[str] = "sampling parameter"
+    synonyms: ClassVar[dict[str, str]] = {"guided_decoding": "structured_outputs"}
     reasons: ClassVar[dict[str, str]] = {
-        "guided_decoding": "the field is called structured_outputs",
         "logits_processors": "custom logits processors are not supported yet",
+        "flat_logprobs": "logprobs are a dictionary for each token",
+        "repetition_detection": "not supported; lower max_tokens, or see repetition_penalty",
+        "stream_interval": "results come as the engine brings them",
+        "skip_reading_prefix_cache": "not supported; a cache_salt of the prompt keeps it apart",
+    }
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "flat_logprobs": (False,),
+        "logits_processors": (None, [], ()),
+        "output_text_buffer_length": (0,),
+        "prompt_logprob_start": (None, 0),
+        "prompt_logprob_token_ids": (None,),
+        "repetition_detection": (None,),
+        "routed_experts_prompt_start": (0,),
+        "skip_clone": (False, True),
+        "skip_reading_prefix_cache": (None, False),
+        "stream_interval": (None, 1),
+        "trace_decode_token_ids": (None,),
+        "use_beam_search": (False,),
+        "watermarking": (None, False),
     }
 
 
@@ -105,6 +134,10 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """The form of the output, as an object of one field such as regex or json; see docs/structured_outputs.md."""
     thinking_token_budget: int | None = None
     """Most tokens of reasoning, then it is ended; only where the model's reasoning has an end that is known."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What each result of `AsyncLLM.generate` or `LLMEngine.step` has. `LLM` and servers have ways of their own."""
+    extra_args: dict[str, Any] | None = None
+    """Goes along with the request, for an operator's extensions; values are those of JSON."""
     beam_search: BeamOptions | None = None
     """Internal: what `LLM.beam_search` and `use_beam_search` ask for."""
     bad_words_token_ids: list[list[int]] | None = None
@@ -167,6 +200,11 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
         """Sequences that a search for the best follows; 0 without one. Nobody counts the tokens that they take."""
         return 0 if self.beam_search is None else self.beam_search.width
 
+    @property
+    def is_streamable(self) -> bool:
+        """Whether it is known before the end what is returned."""
+        return self.beam_search is None and self.best_of in (None, self.n)
+
     def check_streamable(self) -> None:
         """Raise `RequestError` where it is known only at the end what is returned."""
         if self.beam_search is not None:
@@ -191,6 +229,11 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
         """Parameters from a mapping, as read from JSON. Raises `RequestError` for unknown names and wrong values."""
         made: Self = cls(**values)
         return made
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> Self:
+        """Parameters of which those that are None have their defaults."""
+        return cls.from_dict({name: value for name, value in values.items() if value is not None})
 
     def clone(self) -> Self:
         """A copy that shares nothing with this one that anybody would change."""
@@ -335,6 +378,22 @@ def _beam_search(name: str, value: Any) -> BeamOptions:
     return value
 
 
+def _output_kind(name: str, value: Any) -> RequestOutputKind:
+    if not isinstance(value, RequestOutputKind):
+        raise _wrong(name, value, f"one of {', '.join(map(str, RequestOutputKind))}")
+    return value
+
+
+def _extra_args(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _wrong(name, value, "a dictionary with strings as keys")
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _wrong(name, value, "a dictionary of values that JSON has") from None
+    return dict(value)
+
+
 _token_id = _integer("token ids: integers of at least 0", 0, 2**31 - 1)
 _token_ids = _list_of(_token_id, "a list of token ids")
 _word_ids = _list_of(_token_id, "lists of token ids", unique=False)
@@ -371,6 +430,8 @@ _CHECKS: Final[dict[str, _Check]] = {
     "allowed_token_ids": _optional(_token_ids),
     "structured_outputs": _optional(lambda name, value: StructuredOutputsParams.of(value)),
     "thinking_token_budget": _optional(_integer("an integer of at least 0, or None", 0)),
+    "output_kind": _output_kind,
+    "extra_args": _optional(_extra_args),
     "beam_search": _optional(_beam_search),
     "bad_words_token_ids": _optional(_bad_words_token_ids),
     "reasoning_end_token_ids": _optional(_word_ids),
@@ -404,3 +465,10 @@ def _check_together(params: SamplingParams) -> None:
         params.beam_search.check_beside(params)
     if params.logprob_token_ids is not None:
         params.logprobs = 0
+
+
+GuidedDecodingParams = StructuredOutputsParams
+"""vLLM's older name."""
+
+# Where vLLM has it: it belongs to `LLM`.
+__getattr__ = exported(__name__, {"BeamSearchParams": "jaxllm.serving.llm.beam_search"})

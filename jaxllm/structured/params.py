@@ -24,6 +24,12 @@ KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural
 
 class _Names(CheckedNames):
     noun: ClassVar[str] = "field of structured_outputs"
+    reasons: ClassVar[dict[str, str]] = {"backend": "the engine's --structured-outputs-backend is for all requests"}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "backend": (None, "auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"),
+        "backend_was_auto": (False, True),
+        "disable_fallback": (False, True),
+    }
 
 
 class StructuredOutputsParams(

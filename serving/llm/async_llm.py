@@ -24,6 +24,7 @@ from jaxllm.serving.ipc.client.placement import on_own_devices
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.messages import Add, Pool
 from jaxllm.serving.llm import loading
+from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
@@ -177,26 +178,26 @@ class AsyncLLM:
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
-        stream: bool = True,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt. A stream's results are deltas; otherwise there is one, at the end.
+        """Continue one prompt. `sampling_params.output_kind` says what each result has: by default, all so far.
 
         `data_parallel_rank` is the number of the engine that shall do it; None: any may. Whoever stops reading aborts
         the request. Raises `RequestError`, `QueueFullError` and `EngineError`.
         """
         name = request_id if request_id is not None else f"generate-{next(self._numbers)}"
-        chosen = self.default_params if params is None else params
+        chosen = self.default_params if sampling_params is None else sampling_params
         await self.try_grammar(chosen)
-        requests = await self.prepare([prompt], chosen, [name], priority=priority, stream=stream)
+        requests = await self.prepare([prompt], chosen, [name], priority=priority, stream=wants_stream(chosen))
         (results,) = self.submit(requests, data_parallel_rank)
+        so_far = Cumulative() if wants_all_so_far(chosen) else None
         with closing(results):
             async for output in results:
-                yield output
+                yield output if so_far is None else so_far.add(output)
 
     async def try_grammar(self, params: SamplingParams, owner: Owner = NOBODY) -> None:
         """Have the grammar of these parameters, if they have one, tried by the canary process, unless it was before.
@@ -321,6 +322,21 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """End the engine process; whoever still waits gets an error. May be called again."""
         await self.engines.shutdown()
+        self._close_text()
+
+    def shutdown_now(self) -> "asyncio.Future[None] | None":
+        """`shutdown` for who does not wait: everybody gets their errors at once, and the process ends in a thread.
+
+        To be awaited or not; `asyncio.run` waits for it. None, and done, where the event loop is closed already.
+        """
+        if self._loop.is_closed():
+            self.engines.end_processes()
+            return None
+        self.engines.close()
+        self._close_text()
+        return self._loop.run_in_executor(None, self.engines.end_processes)
+
+    def _close_text(self) -> None:
         if self._canary_start is not None:
             self._canary_start.cancel()
         self._text_threads.shutdown(wait=False)

@@ -1,7 +1,7 @@
 """`LLM.beam_search`: what it may be asked for, and what it returns, under vLLM's names."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -15,9 +15,15 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 class _Names(CheckedNames):
     noun: ClassVar[str] = "parameter of a beam search"
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "structured_outputs": (None,),
+        "skip_special_tokens": (False,),
+        "watermarking": (None, False),
+        "allowed_token_ids": (None,),
+    }
 
 
-class BeamSearchParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unknown_fields=True):
+class BeamSearchParams(msgspec.Struct, metaclass=_Names, forbid_unknown_fields=True):
     """Parameters of `LLM.beam_search`, under vLLM's names. Checked when made; raises `RequestError`."""
 
     beam_width: int
@@ -30,10 +36,10 @@ class BeamSearchParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_un
     """Accepted, without effect as in vLLM: beams are ranked by the model's own probabilities."""
     length_penalty: float = 1.0
     """A hypothesis scores sum of log-probabilities / number of tokens ** length_penalty; above 0 favours long ones."""
-    early_stopping: EarlyStopping = False
-    """Whether the search ends as soon as `beam_width` hypotheses are complete; see `BeamOptions`."""
     include_stop_str_in_output: bool = False
     """Leave the end token in tokens and text."""
+    early_stopping: EarlyStopping = False
+    """Whether the search ends as soon as `beam_width` hypotheses are complete; see `BeamOptions`."""
 
     def __post_init__(self) -> None:
         self.to_sampling_params()

@@ -1,18 +1,23 @@
 """The engine with text at both ends, one step at a time: what `LLM` runs, and what embedders may drive themselves."""
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.progress import Progress, silent
+from jaxllm.request import as_request_ids
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
+from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.pooling.processor import PoolingProcessor
+from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.engine import TextEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.output_processor import OutputProcessor
@@ -20,6 +25,9 @@ from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.token_engine import TokenEngine
 from jaxllm.serving.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.serving.llm.arguments import EngineArgs
 
 
 class LLMEngine(TextEngine[TextRequest]):
@@ -40,6 +48,7 @@ class LLMEngine(TextEngine[TextRequest]):
         self.default_params = default_params or SamplingParams()
         self._waiting: list[RequestOutput] = []
         self._refused: list[tuple[str, RequestError]] = []
+        self._so_far: dict[str, Cumulative] = {}
 
     @classmethod
     def from_config(
@@ -59,6 +68,12 @@ class LLMEngine(TextEngine[TextRequest]):
             )
         return engine
 
+    @classmethod
+    def from_engine_args(cls, engine_args: "EngineArgs", *_: Any, **__: Any) -> Self:
+        """`from_config`, of the options as vLLM's programs hand them around; what follows them has no effect."""
+        config = engine_args.create_engine_config()
+        return cls.from_config(config, skip_tokenizer_init=bool(getattr(engine_args, "skip_tokenizer_init", False)))
+
     def close(self) -> None:
         """Free the engine and its device memory. Nothing can be run afterwards."""
         super().close()
@@ -69,16 +84,24 @@ class LLMEngine(TextEngine[TextRequest]):
         request_id: str,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
+        trace_headers: Any = None,
         priority: int = 0,
-        stream: bool = True,
     ) -> None:
-        """Queue one request. A stream's outputs are deltas; otherwise there is one output, at the end.
+        """Queue one request. What each of its outputs has is for `params.output_kind` to say: by default, all so far.
 
-        Raises `RequestError`.
+        `arrival_time`, `lora_request`, `tokenization_kwargs` and `trace_headers` are vLLM's: times are taken here, and
+        of the others only None is possible. Raises `RequestError`.
         """
+        del arrival_time, trace_headers
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         chosen = self.default_params if params is None else params
+        stream = wants_stream(chosen)
         self.add(self.inputs.prepare([prompt], chosen, [request_id], priority=priority, stream=stream))
+        if wants_all_so_far(chosen):
+            self._so_far[request_id] = Cumulative()
 
     def step(self) -> list[RequestOutput]:
         """Run one step; its outputs, see `add_request`.
@@ -87,15 +110,49 @@ class LLMEngine(TextEngine[TextRequest]):
         That request is gone then, and the others can go on: the next call brings what this step brought for them.
         """
         if not self._refused:
-            outputs, self._refused = self.advance()
+            found, self._refused = self.advance()
+            outputs = [self._as_asked(output) for output in found]
             if not self._refused and not self._waiting:
                 return outputs
             self._waiting += outputs
         if self._refused:
             request_id, error = self._refused.pop(0)
+            self._so_far.pop(request_id, None)
             raise RequestError(f"request {request_id}: {error}", error.parameter)
         outputs, self._waiting = self._waiting, []
         return outputs
+
+    def _as_asked(self, output: RequestOutput) -> RequestOutput:
+        so_far = self._so_far.get(output.request_id)
+        if so_far is None:
+            return output
+        if output.finished:
+            del self._so_far[output.request_id]
+        return so_far.add(output)
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End one request, or several, without further outputs. Unknown ids are ignored."""
+        names = as_request_ids(request_ids)
+        for name in names:
+            self._so_far.pop(name, None)
+        super().abort_request(names)
+
+    def abort_all(self) -> None:
+        """End all requests without further outputs."""
+        self._so_far.clear()
+        super().abort_all()
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._outputs)
+
+    def get_tokenizer(self) -> Any:
+        """The `transformers` tokenizer, or None without one."""
+        return None if self.tokenizer is None else whole_of(self.tokenizer)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when that is not possible now."""
+        return self.engine.reset_prefix_cache()
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,32 @@ from jaxllm.errors import RequestError, nearest
 from jaxllm.serving.text.tokenizer import check_text
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or vLLM's dictionaries: {"prompt": text} or {"prompt_token_ids": ids}, both with "cache_salt"."""
+"""Text, token ids, or one of the dictionaries below."""
+
+PromptType = Prompt
+"""vLLM's name for it."""
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text. Prompts with the same `cache_salt`, or none, share cached prefixes."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; with `prompt`, results repeat that as its text."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
 
 IntArray = npt.NDArray[np.integer[Any]]
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+_IMAGES = {"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"}
+"""vLLM's keys for images and sound: without a value, they ask for nothing."""
 
 
 @dataclass(slots=True)
@@ -47,7 +68,9 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
         return ParsedPrompt(prompt, None, None)
     if isinstance(prompt, Mapping):
         for key in prompt:
-            if key not in _PROMPT_KEYS:
+            if key in _IMAGES and prompt[key]:
+                raise RequestError(f"{key}: models read text only", "prompt")
+            if key not in _PROMPT_KEYS and key not in _IMAGES:
                 raise RequestError(f"unknown key {key!r} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
         text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
         if text is None and token_ids is None:

@@ -20,7 +20,8 @@ from jaxllm.sampling_limits import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
 )
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.structured.params import StructuredOutputsParams
 
 NAN, INF = math.nan, math.inf
 
@@ -114,9 +115,34 @@ def test_unknown_names() -> None:
     with pytest.raises(RequestError, match="did you mean 'top_p'"):
         SamplingParams.from_dict({"topp": 1})
     with pytest.raises(RequestError, match="not supported yet"):
-        SamplingParams.from_dict({"logits_processors": None})
-    with pytest.raises(RequestError, match="structured_outputs"):
-        SamplingParams.from_dict({"guided_decoding": None})
+        SamplingParams.from_dict({"logits_processors": [print]})
+
+
+def test_vllms_names_that_ask_for_nothing() -> None:
+    assert SamplingParams.from_dict({"logits_processors": None, "watermarking": False}) == SamplingParams()
+    with pytest.raises(RequestError, match="watermarking=True: not supported") as caught:
+        SamplingParams.from_dict({"watermarking": True})
+    assert caught.value.parameter == "watermarking"
+
+
+def test_vllms_older_name_of_the_form() -> None:
+    form = StructuredOutputsParams(regex="a+", backend="xgrammar")  # type: ignore[call-arg]
+    assert SamplingParams.from_dict({"guided_decoding": form}).structured_outputs == StructuredOutputsParams(regex="a+")
+    with pytest.raises(RequestError, match="guided_decoding: the same as structured_outputs, and both are given"):
+        SamplingParams.from_dict({"guided_decoding": form, "structured_outputs": form})
+
+
+def test_what_is_left_out_where_it_is_none() -> None:
+    assert SamplingParams.from_optional(n=2, temperature=None, stop=None) == SamplingParams(n=2)
+
+
+def test_extra_arguments_and_kinds_of_results() -> None:
+    params = SamplingParams(extra_args={"mine": [1, {"a": None}]}, output_kind=RequestOutputKind.DELTA)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    with pytest.raises(RequestError, match="extra_args"):
+        SamplingParams(extra_args={"mine": object()})
+    with pytest.raises(RequestError, match="output_kind=1: must be one of RequestOutputKind"):
+        SamplingParams(output_kind=1)  # type: ignore[arg-type]
 
 
 def test_values_are_normalised() -> None:

@@ -168,12 +168,21 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """End the engine process; whoever still waits gets an error. May be called again."""
+        self.close()
+        await self._supervisor.close()
+
+    def close(self) -> None:
+        """Whoever still waits gets an error, and nothing more is sent; the process goes on until `end_process`."""
         if self._watch is not None:
             self._watch.cancel()
         self.health.error = self.health.error or EngineError("the engine is shut down")
         self.fail_all(str(self.health.error))
         self._events.close()
-        await self._supervisor.close()
+        self._supervisor.retire()
+
+    def end_process(self) -> None:
+        """End the process and wait for it. From any thread, also when there is no event loop any more."""
+        self._supervisor.connection.close()
 
     def _owes(self) -> bool:
         """Whether the engine is to say something."""

@@ -160,6 +160,16 @@ class EngineGroup:
         await self.scaling.close()
         await asyncio.gather(*(engine.shutdown() for engine in self.engines))
 
+    def close(self) -> None:
+        """Whoever still waits gets an error; the processes go on until `end_processes`."""
+        for engine in self.engines:
+            engine.close()
+
+    def end_processes(self) -> None:
+        """End the processes and wait for them. From any thread, also when there is no event loop any more."""
+        for engine in self.engines:
+            engine.end_process()
+
     def observe(self, stats: StepStats | None, measured: object, engine: int = 0) -> None:
         """What an engine says after a step, for the router."""
         del measured

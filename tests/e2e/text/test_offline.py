@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from msgspec.structs import replace
 
-from jaxllm import LLM, EngineError, RequestError, RequestOutput, SamplingParams
+from jaxllm import LLM, EngineError, RequestError, RequestOutput, RequestOutputKind, SamplingParams
 from tests.conftest import RunPython
 from tests.e2e.text.conftest import SMALL
 
@@ -130,8 +131,9 @@ def test_stop_strings(llm: LLM) -> None:
 def test_a_stream_is_the_same_text(llm: LLM) -> None:
     engine = llm.llm_engine
     texts = dict.fromkeys(map(str, range(len(PROMPTS))), "")
+    params = replace(GREEDY, output_kind=RequestOutputKind.DELTA)
     for index, prompt in enumerate(PROMPTS):
-        engine.add_request(str(index), prompt, GREEDY, stream=True)
+        engine.add_request(str(index), prompt, params)
     while engine.has_unfinished_requests():
         for output in engine.step():
             texts[output.request_id] += output.outputs[0].text
@@ -224,9 +226,10 @@ def test_wrong_requests_change_nothing(llm: LLM, prompts: Any, params: dict[str,
 
 def test_aborting_one_request_leaves_those_named_by_its_characters(llm: LLM) -> None:
     engine, params = llm.llm_engine, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    params.output_kind = RequestOutputKind.FINAL_ONLY
     for abort in (engine.abort_request, engine.engine.abort_request):
         for name in ("1", "0", "10"):
-            engine.add_request(name, PROMPTS[0], params, stream=False)
+            engine.add_request(name, PROMPTS[0], params)
         abort("10")
         finished = []
         while engine.engine.has_unfinished_requests():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.cli import main as cli
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, field_docs, given_sampling
 from jaxllm.serving.llm.llm_engine import LLMEngine
@@ -215,7 +215,6 @@ def test_every_sampling_field_has_a_flag_and_a_text() -> None:
     parser = argparse.ArgumentParser()
     add_sampling_flags(parser, {})
     missing = set(SamplingParams.__struct_fields__) - {action.dest for action in parser._actions}
-    internal = {"beam_search", "bad_words_token_ids", "reasoning_end_token_ids", "thinking_token_budget"}
-    assert missing == {"detokenize", "seed"} | internal
+    assert missing == {"detokenize", "seed", "thinking_token_budget", *INTERNAL_FIELDS}
     assert set(field_docs(SamplingParams)) == set(SamplingParams.__struct_fields__)
     assert given_sampling(parser.parse_args(["--min-p", "0.1"])) == {"min_p": 0.1}

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
-from jaxllm import LLM, ConfigError, EngineConfig, EngineError, RequestError, SamplingParams
+from jaxllm import LLM, ConfigError, EngineConfig, EngineError, RequestError, RequestOutputKind, SamplingParams
 from jaxllm.errors import QueueFullError
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
@@ -45,7 +46,11 @@ async def llm() -> AsyncIterator[AsyncLLM]:
     await llm.shutdown()
 
 
-async def collect(llm: AsyncLLM, prompt: Any, params: SamplingParams, **settings: Any) -> list[RequestOutput]:
+async def collect(
+    llm: AsyncLLM, prompt: Any, params: SamplingParams, *, stream: bool = True, **settings: Any
+) -> list[RequestOutput]:
+    """Deltas, or one result."""
+    params = replace(params, output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY)
     return [output async for output in llm.generate(prompt, params, **settings)]
 
 

@@ -52,7 +52,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def text_of(llm: AsyncLLM, prompt: str, params: SamplingParams, **settings: Any) -> str:
-    return "".join([output.outputs[0].text async for output in llm.generate(prompt, params, **settings)])
+    results = [output.outputs[0].text async for output in llm.generate(prompt, params, **settings)]
+    return results[-1]
 
 
 async def test_requests_are_shared_out_and_tokens_are_the_same(llm: AsyncLLM) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.openai.generation import parameters, validation
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
@@ -32,7 +32,7 @@ def test_every_shared_field_arrives() -> None:
     body = CompletionRequest(prompt="x", **values)
     params = parameters.sampling_params(body, SamplingParams(), max_tokens=20, logprobs=None)
     others = {"max_tokens", "logprobs", "detokenize", "structured_outputs"}
-    others |= {"bad_words_token_ids", "reasoning_end_token_ids", "beam_search"}
+    others |= set(INTERNAL_FIELDS)
     assert set(values) == set(SamplingParams.__struct_fields__) - others
     assert {name: getattr(params, name) for name in values} == {**values, "logit_bias": {17: 1.0}}
 

@@ -13,7 +13,7 @@ from openai.types.chat import (
     completion_create_params as chat_create_params,
 )
 
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.protocol.generation import StreamOptions
@@ -36,7 +36,7 @@ def test_every_field_of_openais_schema_is_known(ours: Any, theirs: Any) -> None:
 
 
 def test_every_sampling_parameter_can_be_given() -> None:
-    internal = {"detokenize", "bad_words_token_ids", "reasoning_end_token_ids", "beam_search"}
+    internal = {"detokenize", *INTERNAL_FIELDS}
     for request in (ChatCompletionRequest, CompletionRequest):
         assert set(SamplingParams.__struct_fields__) - internal <= set(request.__struct_fields__)
 

@@ -14,7 +14,7 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.output_processor import OutputProcessor
@@ -64,7 +64,8 @@ def build(tokenizer: Tokenizer, scripted_engine: type) -> Build:
 
 
 def run(llm: LLMEngine, params: SamplingParams, *, stream: bool) -> list[RequestOutput]:
-    llm.add_request("r", [5, 6, 7], params, stream=stream)
+    params.output_kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    llm.add_request("r", [5, 6, 7], params)
     outputs: list[RequestOutput] = []
     while llm.has_unfinished_requests():
         outputs += llm.step()

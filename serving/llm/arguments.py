@@ -1,0 +1,98 @@
+"""`EngineArgs` and a parser of flags, under vLLM's names: both are made from the options of `EngineConfig`."""
+
+import argparse
+import dataclasses
+import logging
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxllm.config import EngineConfig
+from jaxllm.flags import FlagParser, add_engine_flags, engine_flags
+from jaxllm.foreign import MEANINGLESS, drop_meaningless
+from jaxllm.serving.llm.dotted_flags import joined
+
+logger = logging.getLogger(__name__)
+
+OF_LLM: Mapping[str, Any] = {"skip_tokenizer_init": False}
+"""Arguments that are not options of the engine, but of what brings text to it."""
+OF_SERVERS: Mapping[str, Any] = {"enable_log_requests": False}
+"""Arguments of `AsyncEngineArgs` that are for servers, and have no effect on an engine."""
+
+
+class FlexibleArgumentParser(FlagParser):
+    """An argument parser for flags with dashes or underscores, and for `--name.key value` in place of JSON."""
+
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
+        """As of `argparse.ArgumentParser`; `add_json_tip`, which vLLM has, changes nothing."""
+        settings.pop("add_json_tip", None)
+        super().__init__(prog=prog, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse what is known; the rest is returned beside it."""
+        return super().parse_known_args(joined(sys.argv[1:] if args is None else args), namespace)
+
+
+class _EngineArgs:
+    """The arguments of an engine, as vLLM's programs hand them around: a dataclass with a field for each option.
+
+    vLLM's options that have no effect are fields as well, and None unless they are given: `LLM(**asdict(args))` treats
+    them as `LLM` does.
+    """
+
+    @classmethod
+    def add_cli_args(cls, parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
+        """Add a flag for each option to `parser`, which is returned. All have defaults, unlike those of `jaxllm`."""
+        left_out = {name.replace("_", "-") for name in OF_LLM}
+        foreign = {name: known for name, known in MEANINGLESS.items() if name not in left_out}
+        add_engine_flags(parser, foreign)
+        for name, default in OF_LLM.items():
+            parser.add_argument("--" + name.replace("_", "-"), action=argparse.BooleanOptionalAction, default=default)
+        parser.set_defaults(**{item.name: item.default for item in dataclasses.fields(cls)})  # type: ignore[arg-type]
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """From the result of a parser; what is not an argument of an engine is left alone."""
+        known = {item.name for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+    def create_engine_config(self, *_: Any, **__: Any) -> EngineConfig:
+        """The options of the engine. Raises `ConfigError` for what is wrong, or would need what there is not."""
+        others = (*OF_LLM, *OF_SERVERS)
+        given: dict[str, Any] = dataclasses.asdict(self)  # type: ignore[call-overload]
+        options = {name: value for name, value in given.items() if name not in others}
+        return EngineConfig.from_options(drop_meaningless(options, MEANINGLESS, logger.warning))
+
+
+def _fields() -> list[tuple[str, Any, Any]]:
+    """Of every option of the engine, the model first, and then of vLLM's that have no effect."""
+    own: dict[str, Any] = {**{flag.name: flag.default for flag in engine_flags()}, **OF_LLM}
+    foreign = dict.fromkeys(name.replace("-", "_") for name in MEANINGLESS)
+    return [(name, Any, dataclasses.field(default=value)) for name, value in {**own, **foreign, **OF_LLM}.items()]
+
+
+def _made(name: str, fields: list[tuple[str, Any, Any]], base: type) -> type:
+    return dataclasses.make_dataclass(name, fields, bases=(base,), namespace={"__module__": __name__})
+
+
+if TYPE_CHECKING:
+
+    @dataclasses.dataclass(init=False)
+    class EngineArgs(_EngineArgs):
+        """See `_EngineArgs`."""
+
+        model: str = "demo"
+
+        def __init__(self, model: str = "demo", **options: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    class AsyncEngineArgs(EngineArgs):
+        """Those of an engine for many callers."""
+
+else:
+    EngineArgs = _made("EngineArgs", _fields(), _EngineArgs)
+    AsyncEngineArgs = _made(
+        "AsyncEngineArgs", [(name, Any, default) for name, default in OF_SERVERS.items()], EngineArgs
+    )

@@ -1,0 +1,1 @@
+"""Makers of engines. These modules are found on the path of `jaxllm.engine`."""

@@ -1,0 +1,1 @@
+"""Ways in: offline, and the server."""

@@ -1,0 +1,5 @@
+"""Offline generation."""
+
+from jaxllm.serving.llm.llm import LLM
+
+__all__ = ["LLM"]

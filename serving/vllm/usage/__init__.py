@@ -1,0 +1,1 @@
+"""Nothing is reported to anybody."""

@@ -1,0 +1,5 @@
+"""The parser of flags."""
+
+from jaxllm.serving.llm.arguments import FlexibleArgumentParser
+
+__all__ = ["FlexibleArgumentParser"]

@@ -1,0 +1,1 @@
+"""Where vLLM has its second engine. There is one here."""

@@ -1,0 +1,76 @@
+"""Names are found where vLLM has them, and are those of `jaxllm` itself."""
+
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+import jaxllm
+import jaxllm.serving.vllm as names
+from tests.conftest import RunPython
+
+PREFIX = names.__name__ + "."
+MODULES = [each.name.removeprefix(PREFIX) for each in pkgutil.walk_packages(names.__path__, PREFIX)]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_is_found_under_its_short_name(module: str) -> None:
+    found = import_module(f"jaxllm.{module}")
+    for name in getattr(found, "__all__", ()):
+        value = getattr(found, name)
+        if name in jaxllm.__all__ and name != "AsyncLLM":
+            assert value is getattr(jaxllm, name)
+
+
+def test_names_beside_those_that_modules_have_already() -> None:
+    from jaxllm.outputs import EngineOutput, RequestOutput
+    from jaxllm.sampling_params import BeamSearchParams, GuidedDecodingParams, RequestOutputKind
+
+    assert RequestOutput is jaxllm.RequestOutput
+    assert EngineOutput.__module__ == "jaxllm.outputs"
+    assert BeamSearchParams is jaxllm.BeamSearchParams
+    assert GuidedDecodingParams is jaxllm.StructuredOutputsParams
+    assert jaxllm.RequestOutputKind is RequestOutputKind
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        from jaxllm.outputs import Nothing  # noqa: F401
+
+
+def test_the_top_has_what_vllms_top_has() -> None:
+    """Of vLLM 0.33, but for what starts a cluster of Ray."""
+    wanted = {
+        "AsyncEngineArgs", "AsyncLLMEngine", "ClassificationOutput", "ClassificationRequestOutput", "CompletionOutput",
+        "EmbeddingOutput", "EmbeddingRequestOutput", "EngineArgs", "LLM", "LLMEngine", "ModelRegistry", "PoolingOutput",
+        "PoolingParams", "PoolingRequestOutput", "PromptType", "RequestOutput", "SamplingParams", "ScoringOutput",
+        "ScoringRequestOutput", "TextPrompt", "TokensPrompt", "__version__",
+    }  # fmt: skip
+    assert wanted <= set(jaxllm.__all__)
+
+
+def test_the_servers_module_is_the_command(run_python: RunPython) -> None:
+    result = run_python("-m", "jaxllm.entrypoints.openai.api_server", "--model", "demo", "--max-num-seqs", "many")
+    assert result.returncode == 2
+    assert "jaxllm serve" in result.stderr
+    assert "'many' is not a whole number" in result.stderr
+
+
+def test_little_things(capsys: pytest.CaptureFixture[str]) -> None:
+    from jaxllm.platforms import current_platform
+    from jaxllm.utils import random_uuid
+    from jaxllm.utils.network_utils import get_ip, get_open_port
+    from jaxllm.utils.print_utils import print_embeddings
+
+    assert current_platform.is_cpu()
+    assert not current_platform.is_rocm()
+    assert current_platform.device_count() >= 1
+    assert len(random_uuid()) == 16
+    assert random_uuid() != random_uuid()
+    assert 0 < get_open_port() < 2**16
+    assert get_ip().count(".") == 3
+    print_embeddings([0.5] * 6)
+    assert capsys.readouterr().out == "Embeddings: [0.5, 0.5, 0.5, 0.5, ...] (size=6)\n"
+
+
+def test_models_can_be_listed_and_are_not_torchs() -> None:
+    assert "LlamaForCausalLM" in jaxllm.ModelRegistry.get_supported_archs()
+    with pytest.raises(jaxllm.ConfigError, match="not a PyTorch class"):
+        jaxllm.ModelRegistry.register_model("Mine", object)
