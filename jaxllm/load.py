@@ -20,12 +20,13 @@ def choose_runner(config: EngineConfig) -> Literal["generate", "pooling"]:
     """
     if config.model.runner != "auto":
         return config.model.runner
-    from jaxllm.models.checkpoint.checkpoint import read_config, resolve
+    from jaxllm.model_files import model_folder
+    from jaxllm.models.checkpoint.checkpoint import read_config
     from jaxllm.models.errors import ModelError
     from jaxllm.pooling.settings import chosen_runner
 
     try:
-        folder = resolve(config.model.model, config.model.revision, config.model.download_dir, weights=False)
+        folder = model_folder(config.model)
         return chosen_runner(config.model, folder, read_config(folder, config.model.hf_overrides))
     except ModelError as error:
         raise ConfigError(str(error)) from error

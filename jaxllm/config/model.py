@@ -19,6 +19,12 @@ class ModelOptions(Section):
     )
     tokenizer: str | None = option(None, "Folder or hub id of the tokenizer, when it is not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of the model on the hub.")
+    tokenizer_revision: str | None = option(
+        None, "Branch, tag or commit of the tokenizer on the hub, when it is not the model's."
+    )
+    hf_token: str | None = option(
+        None, "Token for the Hugging Face hub. Better in the environment, as HF_TOKEN: flags are visible to everybody."
+    )
     download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
         "auto",
@@ -54,6 +60,9 @@ class ModelOptions(Section):
         "cache does not hold as many.",
         minimum=2,
         synonyms={"auto": None, "-1": None},
+    )
+    disable_sliding_window: bool = option(
+        False, "Of a model with sliding windows serve only requests that fit the smallest of them."
     )
     runner: Literal["auto", "generate", "pooling"] = option(
         "auto",

@@ -22,6 +22,12 @@ class SchedulerOptions(Section):
         "is short; 512 on CPU, else 2048 for pooling.",
         minimum=1,
     )
+    max_num_active_seqs: int | None = option(
+        None, "Most requests running at once, where that shall be less than max_num_seqs.", minimum=1, maximum=4096
+    )
+    max_num_scheduled_tokens: int | None = option(
+        None, "Most tokens computed in one step, where that shall be less than max_num_batched_tokens.", minimum=1
+    )
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "Order of the queue: first come first served, or lowest priority number first."
     )

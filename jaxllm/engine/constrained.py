@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from jaxllm.engine.collaborator import Collaborator
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.model_files import tokenizer_folder
 from jaxllm.models.errors import ModelError
 from jaxllm.request import Request
 from jaxllm.runtime.resolved import ResolvedConfig
@@ -192,10 +192,9 @@ def make_constraints(resolved: ResolvedConfig) -> Constraints:
 
     Raises `ConfigError` for a tokenizer that is missing or wrong.
     """
-    folder, options = resolved.folder, resolved.config.model
+    options = resolved.config.model
     try:
-        if options.tokenizer is not None:
-            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        folder = tokenizer_folder(options, resolved.folder)
         return Constraints(
             Vocabulary(folder, resolved.vocab_size, tuple(resolved.model.eos_token_ids)), resolved.config.structured
         )

@@ -9,11 +9,12 @@ from typing import Literal
 import jax
 from jax.sharding import Mesh
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError
 from jaxllm.kv.groups import CacheGroups
+from jaxllm.model_files import model_folder
 from jaxllm.models.cache_plan import CachePlan
-from jaxllm.models.checkpoint.checkpoint import read_config, resolve
+from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.registry import lookup
@@ -217,7 +218,7 @@ def resolve_config(
     count, shards = tensor_parallel_size(config.parallel) or 1, data_shards(config.parallel)
     stages = config.parallel.pipeline_parallel_size
     try:
-        folder = resolve(config.model.model, config.model.revision, config.model.download_dir)
+        folder = model_folder(config.model, weights=True)
         model = _quantized(read_config(folder, config.model.hf_overrides), config.model.quantization)
         if runner == "generate":
             _check_generates(config.model.runner, model)
@@ -254,7 +255,7 @@ def resolve_config(
             shards=shards,
         ),
         dtype=dtype,
-        max_model_len=_choose_length(config.model.max_model_len, model),
+        max_model_len=_choose_length(config.model, model),
         max_num_seqs=step.requests,
         max_num_batched_tokens=step.tokens,
         page_size=page_size,
@@ -338,10 +339,16 @@ def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:
     return checkpoint
 
 
-def _choose_length(asked: int | None, model: ModelConfig) -> int:
-    longest = model.context_length
+def _choose_length(options: ModelOptions, model: ModelConfig) -> int:
+    asked, longest = options.max_model_len, model.context_length
+    windows = [window for window in model.windows if window]
+    if options.disable_sliding_window and windows:
+        longest = min(longest, *windows)
     # Dynamic rope scaling follows the length one asks for.
     is_dynamic = model.rope is not None and model.rope.kind == "dynamic"
     if asked is not None and asked > longest and not is_dynamic:
-        raise ConfigError(f"max_model_len={asked}: the model has positions for {longest} tokens only")
+        raise ConfigError(
+            f"max_model_len={asked}: the model has positions for {longest} tokens only"
+            + (" (disable_sliding_window)" if longest < model.context_length else "")
+        )
     return asked or longest

@@ -15,7 +15,12 @@ class StepSize:
 
     def chosen(self, options: SchedulerOptions) -> "StepSize":
         """What the options say, and this where they say nothing."""
-        return StepSize(options.max_num_seqs or self.requests, options.max_num_batched_tokens or self.tokens)
+        requests = options.max_num_seqs or self.requests
+        tokens = options.max_num_batched_tokens or self.tokens
+        return StepSize(
+            min(requests, options.max_num_active_seqs or requests),
+            min(tokens, options.max_num_scheduled_tokens or tokens),
+        )
 
 
 ON_CPU = StepSize(64, 512)

@@ -82,11 +82,19 @@ IRRELEVANT = (
 _DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def resolve(model: str, revision: str | None = None, download_dir: str | None = None, *, weights: bool = True) -> Path:
+def resolve(
+    model: str,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    token: str | None = None,
+    *,
+    weights: bool = True,
+) -> Path:
     """The local folder of a model: 'demo', a folder, a hub id that is downloaded or found in the hub's cache, or a GGUF
     file, which gets a folder in the user's cache.
 
-    Without `weights` only configuration and tokenizer are fetched. `HF_HUB_OFFLINE=1` keeps it from the network.
+    Without `weights` only configuration and tokenizer are fetched. `HF_HUB_OFFLINE=1` keeps it from the network. The
+    hub's `token` is by default that of its own client.
     Raises `ModelError` saying what was tried.
     """
     if model == DEMO:
@@ -100,7 +108,7 @@ def resolve(model: str, revision: str | None = None, download_dir: str | None = 
         raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
         raise ModelError(f"model {model!r}: there is no such folder")
-    return _from_hub(model, revision, download_dir, weights)
+    return _from_hub(model, revision, download_dir, token, weights)
 
 
 def _with_config(folder: Path) -> Path:
@@ -200,7 +208,7 @@ def _dtype(folder: Path, file: ConfigFile) -> str:
     return _DTYPES.get(largest.dtype, "float32") if largest else "float32"
 
 
-def _from_hub(model: str, revision: str | None, download_dir: str | None, weights: bool) -> Path:
+def _from_hub(model: str, revision: str | None, download_dir: str | None, token: str | None, weights: bool) -> Path:
     # Imported here: it is slow, and a local folder does not need it.
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
@@ -217,6 +225,7 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
                 model,
                 revision=revision,
                 cache_dir=download_dir,
+                token=token,
                 allow_patterns=patterns,
                 ignore_patterns=OTHER_FORMATS,
             )
@@ -227,7 +236,7 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
         if weights and not any(folder.glob("*.safetensors")):
             folder = download(TORCH_FILES)
             if not any(folder.glob("pytorch_model*.bin")):
-                _check_listing(model, revision)
+                _check_listing(model, revision, token)
         return folder
     except ModelError:
         raise
@@ -248,12 +257,12 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, weight
     raise ModelError(f"model {model!r}{where}: there is no such local folder, and {reason}")
 
 
-def _check_listing(model: str, revision: str | None) -> None:
+def _check_listing(model: str, revision: str | None, token: str | None) -> None:
     """Raise `ModelError` for a model on the hub whose weights are in other formats, which are not downloaded."""
     from huggingface_hub import list_repo_files
 
     try:
-        files = list_repo_files(model, revision=revision)
+        files = list_repo_files(model, revision=revision, token=token)
     except Exception:  # noqa: BLE001 - without the hub, loading says that there are no weights
         return
     if not any(name.endswith(".safetensors") and "/" not in name for name in files):

@@ -76,6 +76,7 @@ WITHOUT_MEANING = frozenset(
         "disable_log_stats",
         "disable_docs",
         "max_queued_requests",
+        "max_num_queued_reqs",
         "max_stored_responses",
         "max_stored_response_bytes",
         "files_dir",

@@ -84,11 +84,12 @@ class AdmissionLimits:
     @classmethod
     def of(cls, info: EngineInfo, config: EngineConfig, options: ServerOptions) -> Self:
         """The limits of a model, and those that the operator has chosen."""
+        sequences = info.max_running + options.max_queued_requests
         return cls(
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
             max_logprobs=info.max_logprobs,
-            max_sequences=info.max_running + options.max_queued_requests,
+            max_sequences=min(sequences, options.max_num_queued_reqs or sequences),
             by_priority=config.scheduler.scheduling_policy == "priority",
         )
 

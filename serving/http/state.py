@@ -62,7 +62,10 @@ class ServerState:
         identity = (
             f"{__version__} {info.model} {info.dtype} {info.kv_cache_dtype} {info.device_kind} {info.num_devices}"
         )
-        self.fingerprint = f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+        given = {"custom": options.fingerprint_value or "", "none": ""}
+        self.fingerprint = given.get(
+            options.fingerprint_mode, f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+        )
 
     def check_accepting(self) -> None:
         """Raise an error of status 503 when nothing new is taken."""

@@ -10,6 +10,7 @@ from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.foreign import OF_SCRIPTS, drop_meaningless
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from jaxllm.serving.llm.llm_engine import LLMEngine, PoolingLLMEngine, open_engine
 from jaxllm.serving.llm.offline import OfflineRuns
@@ -62,12 +63,15 @@ class LLM:
     ) -> None:
         """Load the model and compile its steps.
 
-        `chat_template` is Jinja text or a file. With `skip_tokenizer_init`, prompts and results are token ids alone.
+        `chat_template` is Jinja text or a file. `hf_overrides` may be a function too: it gets the configuration that
+        `transformers` reads, and returns it changed. With `skip_tokenizer_init`, prompts and results are token ids.
         `background_engine` runs the engine in a process of its own, which leaves this one its memory and its CPU time;
         with `data_parallel_size` there are so many of them.
         `show_progress` shows bars while loading; by default only in a terminal or notebook.
         """
         known = drop_meaningless(options, OF_SCRIPTS, logger.warning)
+        if callable(known.get("hf_overrides")):
+            known["hf_overrides"] = loading.called_overrides(known["hf_overrides"], {"model": model, **known})
         config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **known})
         self._chat_template = None if chat_template is None else load_chat_template(chat_template)
         with LoadProgress(show_progress) as progress:

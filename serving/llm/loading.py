@@ -1,7 +1,8 @@
 """What is loaded beside an engine: the tokenizer, the parameters of requests that bring none, what tries grammars."""
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import msgspec
 from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.info import EngineInfo
-from jaxllm.models.checkpoint.checkpoint import resolve
+from jaxllm.model_files import model_folder, tokenizer_folder
 from jaxllm.models.errors import ModelError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
@@ -55,6 +56,30 @@ def _ours(given: Mapping[str, Any]) -> dict[str, Any]:
     return {ours: given[theirs] for theirs, ours in _NAMES.items() if given.get(theirs) is not None}
 
 
+def called_overrides(change: Callable[[Any], Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `change` makes different in the configuration that `transformers` reads of the model of these options.
+
+    Raises `ConfigError`.
+    """
+    # Slow to import, and seldom asked for.
+    from transformers import AutoConfig
+
+    known = {item.name for item in dataclasses.fields(ModelOptions)} - {"hf_overrides"}
+    given = EngineConfig.from_options({name: value for name, value in options.items() if name in known}).model
+    try:
+        folder = model_folder(given)
+        before, after = (AutoConfig.from_pretrained(folder) for _ in range(2))
+        changed = change(after)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"hf_overrides: transformers cannot read the configuration: {error}") from error
+    if not hasattr(changed, "to_dict"):
+        raise ConfigError(f"hf_overrides: the function returned {type(changed).__name__}, not the configuration")
+    old = before.to_dict()
+    return {name: value for name, value in changed.to_dict().items() if name not in old or old[name] != value}
+
+
 def read_default_params(folder: Path) -> SamplingParams:
     """The parameters of requests that bring none; `SamplingParams()` where the file is missing or silent.
 
@@ -72,13 +97,10 @@ def read_default_params(folder: Path) -> SamplingParams:
 
 def find_tokenizer(options: ModelOptions) -> Path:
     """The folder of the tokenizer asked for, or of the model. Raises `ConfigError` where there is none."""
-    if options.tokenizer is None:
-        folder = _model_folder(options)
-    else:
-        try:
-            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
-        except ModelError as error:
-            raise ConfigError(f"tokenizer: {error}") from error
+    try:
+        folder = tokenizer_folder(options)
+    except ModelError as error:
+        raise ConfigError(f"tokenizer: {error}" if options.tokenizer else str(error)) from error
     check_files(folder)
     return folder
 
@@ -108,14 +130,6 @@ def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
         )
 
 
-def _model_folder(options: ModelOptions) -> Path:
-    """Folder with the model's small files, downloaded if need be. Raises `ConfigError`."""
-    try:
-        return resolve(options.model, options.revision, options.download_dir, weights=False)
-    except ModelError as error:
-        raise ConfigError(str(error)) from error
-
-
 def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> "CanaryChecker":
     """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
     from jaxllm.structured.canary.checker import make_canary_checker
@@ -125,9 +139,7 @@ def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | 
     if not ends and tokenizer is not None and tokenizer.eos_token_id is not None:
         ends = (tokenizer.eos_token_id,)
     try:
-        folder = Path(info.model_folder)
-        if options.tokenizer is not None:
-            folder = resolve(options.tokenizer, None, options.download_dir, weights=False)
+        folder = tokenizer_folder(options, Path(info.model_folder))
         return make_canary_checker(config.structured, Vocabulary(folder, info.vocab_size, ends))
     except (ModelError, RequestError) as error:
         raise ConfigError(str(error)) from error

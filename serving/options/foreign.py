@@ -20,7 +20,6 @@ WITHOUT_EFFECT = {
     **switches("models read text only", "trust-request-mm-kwargs"),
     **switches("/metrics tells the times of requests", "enable-per-request-metrics"),
     **values("streams end when their client leaves", "sse-keep-alive-interval"),
-    **values("system_fingerprint is of version, model and devices", "fingerprint-mode", "fingerprint-value"),
     **values("tools with strict are always followed", "tool-strict-level"),
     **switches("there is one server process with its engine", "enable-scale-out", "enable-flash-late-interaction"),
     **values("there is one server process with its engine", "grpc-port", "data-parallel-supervisor-port",
@@ -29,14 +28,10 @@ WITHOUT_EFFECT = {
     **values("thinking that is switched off is switched off for the template", "anthropic-disabled-thinking-effort"),
     **switches("Cohere's formats are known by their templates", "cohere-is-reasoning-model"),
     **values("Cohere's formats are known by their templates", "cohere-format"),
-    **only((), "--tool-call-parser and --reasoning-parser take a class as module:attribute", "tool-parser-plugin",
-           "reasoning-parser-plugin"),
     **only((), "the server runs no tools", "tool-server"),
-    **only(({},), "say it in the chat template", "reasoning-effort-map"),
+    **only((), "say --max-num-queued-reqs: the lengths of waiting prompts are not counted", "max-num-queued-tokens"),
     **only(([], ()), "adapters (LoRA) are not supported; serve a checkpoint into which they are merged",
            "lora-modules"),
-    **only((), "say --max-queued-requests", "max-num-queued-reqs", "max-num-queued-tokens"),
-    **off("leave tools out of such requests", "exclude-tools-when-tool-choice-none"),
     **off("not supported; the server speaks HTTP, text and token ids", "grpc", "tokens-only"),
 }  # fmt: skip
 

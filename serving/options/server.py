@@ -88,6 +88,12 @@ class ServerOptions(Section):
     reasoning_parser_plugin: str | None = option(
         None, "File of Python with formats of reasoning of your own: a dictionary REASONING_FORMATS of classes by name."
     )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, "Do not show the model the tools of requests with tool_choice='none'."
+    )
+    reasoning_effort_map: Mapping[str, Any] | None = option(
+        None, 'Efforts in place of those that requests name, for templates that know fewer: {"medium": "low"}.'
+    )
     response_role: str = option("assistant", "The role of messages that the model writes.")
     strict_fields: bool = option(
         False, "Refuse requests with fields that are unknown or not served, instead of ignoring these."
@@ -102,6 +108,15 @@ class ServerOptions(Section):
     max_queued_requests: int = option(
         1024, "Most requests that wait for the engine to start them; more are told to come back later.", minimum=1
     )
+    max_num_queued_reqs: int | None = option(
+        None, "Most requests in flight, those that run included; more are told to come back later.", minimum=1
+    )
+    fingerprint_mode: Literal["full", "hash", "custom", "none"] = option(
+        "full",
+        "system_fingerprint of answers: a digest of version, model and devices ('full' and 'hash'), "
+        "--fingerprint-value ('custom'), or an empty text.",
+    )
+    fingerprint_value: str | None = option(None, "The fingerprint with --fingerprint-mode custom.")
     api_server_count: int = option(
         1,
         "Processes that answer HTTP, before the same engines: for many streams. --max-queued-requests is for each.",
@@ -225,6 +240,8 @@ class ServerOptions(Section):
             raise ConfigError("ignore_unknown_fields: give it or strict_fields, not both")
         if self.root_path is not None and not self.root_path.startswith("/"):
             raise ConfigError(f"root_path={self.root_path!r}: must begin with /")
+        if self.fingerprint_mode == "custom" and not self.fingerprint_value:
+            raise ConfigError("fingerprint_mode='custom': give fingerprint_value too")
         if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise ConfigError(f"metrics_prefix={self.metrics_prefix!r}: must be letters, digits and underscores")
         for name in ("served_model_name", "api_key"):

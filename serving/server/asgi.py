@@ -50,6 +50,7 @@ class AsgiServer:
         self.llm = await AsyncLLM.start(
             self.config,
             max_queued_requests=options.max_queued_requests,
+            max_in_flight=options.max_num_queued_reqs,
             step_timeout=options.step_timeout,
             chat_template=options.chat_template,
             log_level=options.log_level,

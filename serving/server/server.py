@@ -106,6 +106,7 @@ async def serve_at(
             AsyncLLM.start(
                 config,
                 max_queued_requests=options.max_queued_requests,
+                max_in_flight=options.max_num_queued_reqs,
                 step_timeout=options.step_timeout,
                 progress=progress,
                 chat_template=options.chat_template,

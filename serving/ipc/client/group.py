@@ -25,7 +25,7 @@ class EngineGroup:
     def __init__(self, options: GroupOptions) -> None:
         """Nothing is started yet."""
         self.state = SharedState()
-        self._max_queued_requests = options.max_queued_requests
+        self._max_queued_requests, self._max_in_flight = options.max_queued_requests, options.max_in_flight
         self._router = Router(options.routing)
         self.state.observers.append(self)
         self.state.on_restart.append(self._forget)
@@ -66,7 +66,8 @@ class EngineGroup:
         possible = self._possible(engine)
         queued = self._max_queued_requests
         most = None if queued is None else queued + self.info.max_running * len(self.members.there)
-        self.state.admission.check(requests, most)
+        limits = [each for each in (most, self._max_in_flight) if each is not None]
+        self.state.admission.check(requests, min(limits, default=None))
         readers: list[Any] = []
         for request in requests:
             first = request.children[0]

@@ -30,6 +30,7 @@ class GroupOptions:
     size: int
     routing: Routing
     max_queued_requests: int | None
+    max_in_flight: int | None = None
     step_timeout: float
     launch_of: Callable[[int], Launch]
     max_restarts: int | None

@@ -36,11 +36,16 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
         chat_template=body.chat_template or server.llm.chat_template,
         add_generation_prompt=not go_on if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=go_on,
-        tools=tool_dictionaries(body.tools) if body.tools else None,
+        tools=tool_dictionaries(body.tools) if body.tools and _shows_tools(body, server.options) else None,
         chat_template_kwargs=_template_kwargs(body, server.options),
         allow_special_tokens=server.options.allow_special_tokens_in_content,
     )
     return messages, prompt
+
+
+def _shows_tools(body: ChatCompletionRequest | TokenizeRequest, options: ServerOptions) -> bool:
+    is_off = isinstance(body, ChatCompletionRequest) and body.tool_choice == "none"
+    return not (is_off and options.exclude_tools_when_tool_choice_none)
 
 
 async def count_tokens(server: ServerState, body: ChatCompletionRequest) -> int:
@@ -66,7 +71,8 @@ def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: Ser
         if body.documents is not None:
             kwargs["documents"] = body.documents
         if body.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+            effort = (options.reasoning_effort_map or {}).get(body.reasoning_effort, body.reasoning_effort)
+            kwargs.setdefault("reasoning_effort", effort)
         if body.reasoning_effort == "none":
             # Templates know it under one of these names.
             kwargs.setdefault("enable_thinking", False)

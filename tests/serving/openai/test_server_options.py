@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.server_process import SMALL, running
 
-TEMPLATE = "{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ mark }}{% endfor %}{{ reasoning_effort }}{{ tools or '' }}"
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 
@@ -20,6 +20,8 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         "--return-tokens-as-token-ids", "--enable-request-id-headers", "--disable-docs", "--root-path", "/llm",
         "--chat-template", TEMPLATE, "--default-chat-template-kwargs", json.dumps({"mark": "!"}),
         "--max-stored-responses", "0", "--enable-tokenizer-info-endpoint", "--reasoning-parser", "qwen3",
+        "--exclude-tools-when-tool-choice-none", "--reasoning-effort-map", json.dumps({"medium": "low"}),
+        "--fingerprint-mode", "custom", "--fingerprint-value", "mine", "--max-num-queued-reqs", "3",
         "--middleware", "starlette.middleware.gzip:GZipMiddleware",
     ]  # fmt: skip
     log: Path = tmp_path_factory.mktemp("server") / "log"
@@ -64,6 +66,27 @@ def test_every_chunk_of_a_stream_has_the_usage_so_far(http: httpx.Client) -> Non
             if path == "/v1/chat/completions":
                 assert counts[0] == 0, "the role is no token"
                 assert chunks[0]["usage"]["total_tokens"] == end["usage"]["prompt_tokens"]
+
+
+def test_efforts_tools_and_fingerprints(http: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+
+    def prompt(**fields: object) -> str:
+        answer = http.post("/v1/chat/completions", json={**CHAT, "return_token_ids": True, **fields}).json()
+        assert answer["system_fingerprint"] == "mine"
+        return str(http.post("/detokenize", json={"tokens": answer["prompt_token_ids"]}).json()["prompt"])
+
+    assert prompt(reasoning_effort="medium") == "hello!low"
+    assert prompt(reasoning_effort="high") == "hello!high"
+    assert prompt(tools=[tool], tool_choice="none") == "hello!"
+
+
+def test_requests_in_flight_are_limited(http: httpx.Client) -> None:
+    body = {"prompt": "hello", "max_tokens": 1}
+    assert http.post("/v1/completions", json={**body, "n": 3}).status_code == 200
+    refused = http.post("/v1/completions", json={**body, "n": 4})
+    assert refused.status_code == 400
+    assert "3" in refused.json()["error"]["message"]
 
 
 def test_the_tokenizers_settings(http: httpx.Client) -> None:
