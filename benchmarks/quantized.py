@@ -27,6 +27,7 @@ KINDS = {
     "w8a8": WeightType(Values.INT8, activations=Activations.PER_TOKEN),
     "int8-128": WeightType(Values.INT8, group=128, scales="bfloat16"),
     "int4": WeightType(Values.CODES, group=128, code=INT4, scales="bfloat16"),
+    "w4a8": WeightType(Values.CODES, group=128, code=INT4, activations=Activations.PER_TOKEN),
     "uint4": WeightType(Values.CODES, group=128, code=UINT4, scales="float16", has_offsets=True),
     "mxfp4": WeightType(Values.CODES, group=32, code=FP4, scales="bfloat16"),
     "nf4": WeightType(Values.CODES, group=64, code=NF4, scales="bfloat16"),

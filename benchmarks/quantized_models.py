@@ -3,13 +3,14 @@
     scripts/bench quantized_models [--small] [--kinds float32,int8,int4] [--repeat 3]
 
 All engines are in one process and take turns, so that other load on the machine hits them alike. Of each workload and
-kind: the best of its runs, and how many times float32's that is.
+kind: medians of its runs, and how many times as fast as float32's they are.
 """
 
 import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -36,14 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line for each workload and kind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="125 million parameters in place of 1.1 billion")
-    parser.add_argument("--kinds", default=f"{PLAIN},int8,int4", help="values of --quantization, beside float32")
+    parser.add_argument(
+        "--kinds", default=f"{PLAIN},int8,int8_w8a8,int4,int8_w4a8", help="values of --quantization, beside float32"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="counted runs of each workload and kind, after one")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_reference_model(Path(scratch), **({} if options.small else BILLION))
         engines = {kind: engine_of(folder, kind) for kind in options.kinds.split(",")}
     rng = np.random.default_rng(0)
-    print(f"{'workload':26} {'kind':8} {'output tok/s':>13} {'ITL ms':>8} {'TTFT ms':>9} {'decode':>7} {'prompt':>7}")
+    print(f"{'workload':26} {'kind':9} {'output tok/s':>13} {'ITL ms':>8} {'TTFT ms':>9} {'decode':>7} {'prompt':>7}")
     for workload in WORKLOADS:
         for engine in engines.values():
             run(engine, workload, rng, 0.0)
@@ -51,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             {kind: run(engine, workload, rng, 0.0) for kind, engine in engines.items()} for _ in range(options.repeat)
         ]
         for kind in engines:
-            rate = max(each[kind].output_tokens_per_s for each in rounds)
-            gap, first = (min(getattr(each[kind], name) for each in rounds) for name in ("itl_ms", "ttft_ms"))
-            plain = min(each[PLAIN].itl_ms for each in rounds), min(each[PLAIN].ttft_ms for each in rounds)
-            ratios = f"{plain[0] / gap:6.2f}x {plain[1] / first:6.2f}x"
-            print(f"{workload!s:26} {kind:8} {rate:13.1f} {gap:8.2f} {first:9.1f} {ratios}", flush=True)
+            names = ("output_tokens_per_s", "itl_ms", "ttft_ms")
+            rate, gap, first = (median(getattr(each[kind], name) for each in rounds) for name in names)
+            _, plain_gap, plain_first = (median(getattr(each[PLAIN], name) for each in rounds) for name in names)
+            ratios = f"{plain_gap / gap:6.2f}x {plain_first / first:6.2f}x"
+            print(f"{workload!s:26} {kind:9} {rate:13.1f} {gap:8.2f} {first:9.1f} {ratios}", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,14 +43,29 @@ class ModelOptions(Section):
         synonyms={"half": "float16", "float": "float32"},
     )
     quantization: (
-        Literal["int8", "int4", "fp8", "awq", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "modelopt", "mxfp4"]
+        Literal[
+            "int8",
+            "int4",
+            "fp8",
+            "int8_w8a8",
+            "int8_w4a8",
+            "awq",
+            "bitsandbytes",
+            "compressed-tensors",
+            "gguf",
+            "gptq",
+            "modelopt",
+            "mxfp4",
+        ]
         | None
     ) = option(
         None,
         "int8, int4, fp8: round an ordinary checkpoint's matrices while they are read, to 8 bits with a scale for each "
         "output, to 4 bits with one for 128 inputs, or to 8-bit floating point; embeddings and the output layer get 8 "
-        "bits. A checkpoint that is quantised already is read as it is, without this; its own method (awq, "
-        "bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and another is an error.",
+        "bits. int8_w8a8, int8_w4a8: round activations, too, each token's to 8 bits, which is faster for prompts and "
+        "batches, and less exact. A checkpoint that is quantised already is read as it is, without this; its own "
+        "method (awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and another is "
+        "an error.",
         aliases=("-q",),
         synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"},
     )

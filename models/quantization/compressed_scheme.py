@@ -1,6 +1,6 @@
 """How a matrix of few bits is written as a checkpoint of compressed-tensors has it.
 
-Activations stay as they are, so numbers of 8 bits are packed as well: vLLM multiplies with 'int-quantized' ones only
+Where activations stay as they are, numbers of 8 bits are packed as well: vLLM multiplies with 'int-quantized' ones only
 where activations are rounded, too.
 Format: https://github.com/vllm-project/compressed-tensors, quantization/quant_args.py and compressors.
 """
@@ -14,13 +14,18 @@ import numpy.typing as npt
 
 from jaxllm.models.checkpoint.safetensors_writer import Entry
 from jaxllm.models.quantization.online import METHODS
-from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix, Values, WeightType
+from jaxllm.pallas_kernels.linear.weight_type import Activations, QuantizedMatrix, Values, WeightType
 
 GROUPS = (128, 64, 32)
 """Inputs that share a scale in 4 bits: the most that divide those of all matrices, of what vLLM's kernels know."""
 
-FORMATS = {"int8": "pack-quantized", "int4": "pack-quantized", "fp8": "float-quantized"}
-"""Of compressed-tensors, by the method."""
+FORMATS = {
+    "int8": "pack-quantized",
+    "int4": "pack-quantized",
+    "fp8": "float-quantized",
+    "int8_w8a8": "int-quantized",
+}
+"""Of compressed-tensors, by the method; those of other methods are not written."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,26 @@ class Scheme:
             "dynamic": False,
         }
 
+    @property
+    def input_activations(self) -> dict[str, Any] | None:
+        """What it says about activations; None: they stay as they are."""
+        if self.kind.activations == Activations.AS_THEY_ARE:
+            return None
+        return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+    @property
+    def plain_type(self) -> str | None:
+        """Of the tensor of values, safetensors' name; None: they are packed to words."""
+        if self.kind.values == Values.FLOAT8_E4M3:
+            return "F8_E4M3"
+        return None if self.kind.activations == Activations.AS_THEY_ARE else "I8"
+
     def entries(self, module: str, shape: tuple[int, int]) -> list[Entry]:
         """The tensors of a matrix of `shape` (out, in)."""
         scales = self.kind.scales_shape(shape)
         found = [Entry(f"{module}.weight_scale", "F32", scales, 4 * scales[0] * scales[1])]
-        if self.kind.values == Values.FLOAT8_E4M3:
-            return [Entry(f"{module}.weight", "F8_E4M3", shape, shape[0] * shape[1]), *found]
+        if self.plain_type:
+            return [Entry(f"{module}.weight", self.plain_type, shape, shape[0] * shape[1]), *found]
         words = (shape[0], -(-shape[1] * self.bits // 32))
         return [
             Entry(f"{module}.weight_packed", "I32", words, 4 * words[0] * words[1]),
@@ -63,7 +82,7 @@ class Scheme:
         """Their values."""
         assert matrix.kind == self.kind
         yield f"{module}.weight_scale", matrix.scales
-        if self.kind.values == Values.FLOAT8_E4M3:
+        if self.plain_type:
             yield f"{module}.weight", matrix.values
             return
         yield f"{module}.weight_packed", _words(matrix.values, self.bits)

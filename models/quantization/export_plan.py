@@ -163,7 +163,7 @@ def _section(method: str, scheme: Scheme, ignored: list[str]) -> dict[str, Any]:
     group = {
         "targets": ["Linear"],
         "weights": scheme.weights,
-        "input_activations": None,
+        "input_activations": scheme.input_activations,
         "output_activations": None,
     }
     return {

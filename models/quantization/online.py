@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from jaxllm.models.checkpoint.source import Source
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.quantization.types import LAYERS, with_types
-from jaxllm.pallas_kernels.linear.weight_type import INT4, Values, WeightType
+from jaxllm.pallas_kernels.linear.weight_type import INT4, Activations, Values, WeightType
 
 GROUP = 128
 """Inputs that share a scale in 4 bits; fewer where a matrix has fewer or is no multiple of them."""
@@ -14,12 +14,15 @@ METHODS: Mapping[str, WeightType] = {
     "int8": WeightType(Values.INT8),
     "int4": WeightType(Values.CODES, group=GROUP, code=INT4),
     "fp8": WeightType(Values.FLOAT8_E4M3),
+    "int8_w8a8": WeightType(Values.INT8, activations=Activations.PER_TOKEN),
+    "int8_w4a8": WeightType(Values.CODES, group=GROUP, code=INT4, activations=Activations.PER_TOKEN),
 }
 """Types of layers' matrices, by the name of the option."""
 
 TABLES = WeightType(Values.INT8)
 """Of the embedding and of the output layer, whatever layers have: 8 bits a number are most of a small model, and with
 a scale for each token they are more exact as int8 than as float8; in 4 bits the output layer costs more than it saves.
+Its activations stay as they are, for no later layer makes up for what logits lose.
 """
 
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.weight import OperandLayout, Weight, WeightLayout
-from jaxllm.pallas_kernels.linear.weight_type import Activations, Values, WeightType
+from jaxllm.pallas_kernels.linear.weight_type import Activations, WeightType
 from jaxllm.pallas_kernels.linear.xla import RowMajor, product
 
 
@@ -119,7 +119,7 @@ def _times(x: jax.Array, weight: Weight, kind: WeightType, out_dtype: jnp.dtype,
         out = product(rows.astype(x.dtype), matrix, sums, platform)
     else:
         scales = weight.scales[:, 0].astype(jnp.float32)
-        if rows.dtype == jnp.int8:
+        if rows.dtype == jnp.int8 and kind.code is None:
             out = product(rows, weight.array, jnp.dtype(jnp.int32), platform).astype(jnp.float32) * scales
         else:
             numbers = as_numbers(weight.array, kind, in_size).astype(x.dtype)
@@ -133,15 +133,15 @@ def _times(x: jax.Array, weight: Weight, kind: WeightType, out_dtype: jnp.dtype,
 def quantized_rows(
     x: jax.Array, kind: WeightType, input_scale: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Rows [T, in] in the type of the matrix's values, and by what they are to be multiplied: float32 [T, 1] or [].
+    """Rows [T, in] in the matrix's `row_type`, and by what they are to be multiplied: float32 [T, 1] or [].
 
     Where activations stay as they are, `x` and None.
     """
     if kind.activations == Activations.AS_THEY_ARE:
         return x, None
     wide = x.astype(jnp.float32)
-    is_integer = kind.values == Values.INT8
-    largest = 127.0 if is_integer else float(jnp.finfo(kind.array_type).max)
+    is_integer = kind.row_type == np.int8
+    largest = 127.0 if is_integer else float(jnp.finfo(kind.row_type).max)
     if kind.activations == Activations.STATIC:
         assert input_scale is not None
         scale = input_scale.max()
@@ -150,7 +150,7 @@ def quantized_rows(
         scale = jnp.where(most > 0, most, 1.0) / largest
     scaled = wide / scale
     scaled = jnp.clip(jnp.round(scaled), -128, 127) if is_integer else jnp.clip(scaled, -largest, largest)
-    return scaled.astype(kind.array_type), scale
+    return scaled.astype(kind.row_type), scale
 
 
 def widened(

@@ -50,6 +50,7 @@ class QuantizedCase:
 
 INT8_ROWS = WeightType(Values.INT8)
 _W8A8 = WeightType(Values.INT8, activations=Activations.PER_TOKEN)
+_W4A8 = WeightType(Values.CODES, group=128, code=INT4, activations=Activations.PER_TOKEN)
 _GPTQ = WeightType(Values.CODES, group=16, has_offsets=True, code=UINT4, is_reordered=True, scales="float16")
 
 CASES: tuple[QuantizedCase, ...] = (
@@ -90,6 +91,10 @@ CASES: tuple[QuantizedCase, ...] = (
         "int8_per_token_offsets", WeightType(Values.INT8, has_offsets=True, activations=Activations.PER_TOKEN), 5
     ),
     QuantizedCase("int8_per_token_groups", WeightType(Values.INT8, group=32, activations=Activations.PER_TOKEN), 5),
+    QuantizedCase("int4_per_token", _W4A8, 5, 320, 48),
+    QuantizedCase("int4_per_token_many_rows", _W4A8, 130, 256, 56, padding=2),
+    QuantizedCase("int4_per_token_fused", _W4A8, 9, 32, 32, norm=True, residual=True, layers=2),
+    QuantizedCase("int4_per_token_outputs", WeightType(Values.CODES, code=INT4, activations=Activations.PER_TOKEN), 3),
     QuantizedCase("e4m3_per_token", WeightType(Values.FLOAT8_E4M3, activations=Activations.PER_TOKEN), 5),
     QuantizedCase("e4m3_static", WeightType(Values.FLOAT8_E4M3, activations=Activations.STATIC), 5),
     QuantizedCase("e5m2_per_token", WeightType(Values.FLOAT8_E5M2, activations=Activations.PER_TOKEN), 5),
@@ -128,16 +133,16 @@ def quantized_like(x: np.ndarray, matrix: QuantizedMatrix) -> np.ndarray:
     kind = matrix.kind
     if kind.activations == Activations.AS_THEY_ARE:
         return x.astype(np.float64)
-    is_integer, largest = kind.values == Values.INT8, np.float32(_largest(kind))
+    is_integer, largest = kind.row_type == np.int8, np.float32(_largest(kind))
     scale = np.abs(x).max(axis=1, keepdims=True) / largest if matrix.input_scale is None else matrix.input_scale
     scaled = x / scale
     near = np.clip(np.round(scaled), -128, 127) if is_integer else np.clip(scaled, -largest, largest)
-    return near.astype(kind.array_type).astype(np.float64) * np.float64(scale)
+    return near.astype(kind.row_type).astype(np.float64) * np.float64(scale)
 
 
 def _largest(kind: WeightType) -> float:
-    """Of its values."""
-    return 127.0 if kind.values == Values.INT8 else float(ml_dtypes.finfo(kind.array_type).max)
+    """Of rounded activations."""
+    return 127.0 if kind.row_type == np.int8 else float(ml_dtypes.finfo(kind.row_type).max)
 
 
 def random_matrix(shape: tuple[int, int], kind: WeightType, rng: np.random.Generator) -> QuantizedMatrix:

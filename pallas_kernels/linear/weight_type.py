@@ -27,7 +27,7 @@ class Activations(StrEnum):
 
     AS_THEY_ARE = "as they are"
     PER_TOKEN = "per token"
-    """Each row in the type of the values (int8 or a float8), with a scale of its own from its largest element."""
+    """Each row in `WeightType.row_type` (int8 or a float8), with a scale of its own from its largest element."""
     STATIC = "static"
     """Likewise, with one scale for all rows, which the checkpoint has."""
 
@@ -64,8 +64,9 @@ class WeightType:
             raise ValueError(f"a table of {len(self.code)} numbers: codes of four bits have 16")
         if self.group is not None and self.group < 1:
             raise ValueError(f"groups of {self.group} inputs")
-        if self.values == Values.CODES and self.activations != Activations.AS_THEY_ARE:
-            raise ValueError("activations have the type of the values, and there is no arithmetic of codes")
+        is_whole = all(number == int(number) for number in self.code or ())
+        if self.activations != Activations.AS_THEY_ARE and not is_whole:
+            raise ValueError("activations of int8 are multiplied with whole numbers, and the code has others")
 
     @property
     def array_type(self) -> np.dtype[np.generic]:
@@ -73,6 +74,11 @@ class WeightType:
         if self.values == Values.CODES:
             return np.dtype(np.uint8)
         return np.dtype(np.int8) if self.values == Values.INT8 else np.dtype(getattr(ml_dtypes, self.values.value))
+
+    @property
+    def row_type(self) -> np.dtype[np.generic]:
+        """NumPy's type of rounded activations: int8 beside codes, else that of the values."""
+        return np.dtype(np.int8) if self.values == Values.CODES else self.array_type
 
     def values_shape(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Shape of the array of values of a matrix of `shape` (out, in)."""

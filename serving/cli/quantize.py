@@ -10,21 +10,22 @@ from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
 
 HELP = "Write a quantised copy of a checkpoint, in the format of compressed-tensors."
-USAGE = "MODEL --output FOLDER [--quantization int8|int4|fp8]"
+USAGE = "MODEL --output FOLDER [--quantization int8|int4|fp8|int8_w8a8]"
 EXAMPLES = """examples:
   jaxllm quantize Qwen/Qwen3-0.6B --output qwen3-int8
   jaxllm quantize path/to/model --output model-int4 --quantization int4
   jaxllm serve model-int4
   vllm serve model-int4
 
-int8   8 bits, a scale for each output of a matrix: half of bfloat16's bytes, closest to the original
-int4   4 bits, a scale for each 128 inputs of an output: a quarter of the bytes, the largest error
-fp8    float8 (E4M3), a scale for each output: as large as int8; coarser, but outliers harm it less
+int8       8 bits, a scale for each output of a matrix: half of bfloat16's bytes, closest to the original
+int4       4 bits, a scale for each 128 inputs of an output: a quarter of the bytes, the largest error
+fp8        float8 (E4M3), a scale for each output: as large as int8; coarser, but outliers harm it less
+int8_w8a8  int8, and who reads it rounds each token's activations to 8 bits: faster for prompts and batches
 
-Matrices of the layers are rounded to the nearest; activations stay as they are. The embedding, the output layer,
-routers, norms and biases are copied, and so are the tokenizer and the other files beside the weights. One tensor at a
-time is in memory, and the folder appears once all is written. `jaxllm serve MODEL --quantization int8` rounds while
-loading instead, and writes nothing."""
+Matrices of the layers are rounded to the nearest; with other values than int8_w8a8 activations stay as they are. The
+embedding, the output layer, routers, norms and biases are copied, and so are the tokenizer and the other files beside
+the weights. One tensor at a time is in memory, and the folder appears once all is written. `jaxllm serve MODEL
+--quantization int8` rounds while loading instead, and writes nothing."""
 
 
 def add_arguments(parser: FlagParser) -> None:
@@ -33,7 +34,9 @@ def add_arguments(parser: FlagParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="A hub ID, a local folder, or demo; not quantised yet.")
     parser.add_argument("--output", metavar="FOLDER", required=True, help="Where the copy goes: new, or empty.")
-    parser.add_argument("--quantization", choices=("int8", "int4", "fp8"), default="int8", help="Default: int8.")
+    parser.add_argument(
+        "--quantization", choices=("int8", "int4", "fp8", "int8_w8a8"), default="int8", help="Default: int8."
+    )
     parser.add_argument("--revision", metavar="NAME", help="Branch, tag or commit on the hub. Default: the main one.")
     parser.add_argument("--download-dir", metavar="FOLDER", help="The hub's cache. Default: the usual one.")
 

@@ -14,7 +14,7 @@ from tests.e2e.driving import make_engine, request, run
 COUNT = 12
 LARGE = {"max_num_seqs": 8, "max_model_len": 512, "max_num_batched_tokens": 256}
 SMALL = {"max_num_seqs": 8, "max_model_len": 208, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 14}
-LOST = {"int8": 0.01, "int4": 0.05}
+LOST = {"int8": 0.01, "int4": 0.05, "int8_w8a8": 0.01, "int8_w4a8": 0.05}
 """How much larger perplexities may be than that of float32."""
 
 STARTS = """
@@ -50,7 +50,10 @@ def perplexity(engine: Engine, texts: Sequence[Sequence[int]]) -> float:
     return float(np.exp(-np.mean([each.logprob for each in found if each is not None])))
 
 
-@pytest.fixture(scope="module", params=["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=["int8", "int8_w8a8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int4", "int8_w4a8"))],
+)
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

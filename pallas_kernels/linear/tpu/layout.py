@@ -14,7 +14,7 @@ from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, array_shapes, quantized_rows
 from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels, levels_on_device
 from jaxllm.pallas_kernels.linear.weight import Weight
-from jaxllm.pallas_kernels.linear.weight_type import Activations, WeightType
+from jaxllm.pallas_kernels.linear.weight_type import INT4, Activations, WeightType
 from jaxllm.pallas_kernels.linear.xla import RowMajor
 
 LANES, _DEPTH = 128, 16
@@ -101,6 +101,8 @@ class Strips(QuantizedLayout):
         These must not depend on each other's inputs, as the scale of a token does.
         """
         if across > 1 and (kind.is_reordered or kind.activations == Activations.PER_TOKEN):
+            return False
+        if kind.activations != Activations.AS_THEY_ARE and kind.code not in (None, INT4):
             return False
         out_size, in_size = shape[0] // units, shape[1] // across
         group = in_size if kind.group is None else kind.group

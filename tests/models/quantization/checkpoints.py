@@ -90,12 +90,17 @@ def save(folder: Path, model: torch.nn.Module, form: Format, *, plain: Sequence[
     save_file(found, folder / "model.safetensors", {"format": "pt"})
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": form.section}))
-    rounding = _rounding(form.section)
+    round_activations(wanted, form.section)
+    return wanted.eval()
+
+
+def round_activations(model: torch.nn.Module, section: dict[str, Any]) -> None:
+    """Let the linear layers of a model round what they multiply, as a section of config.json says."""
+    rounding = _rounding(section)
     if rounding is not None:
-        for name, module in wanted.named_modules():
+        for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear) and name.endswith("_proj"):
                 module.register_forward_pre_hook(lambda _, inputs: (rounding(inputs[0]),))
-    return wanted.eval()
 
 
 def _read(folder: Path) -> Mapping[str, torch.Tensor]:

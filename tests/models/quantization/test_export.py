@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.errors import ModelError
+from jaxllm.models.quantization.compressed_scheme import FORMATS
 from jaxllm.models.quantization.export import write_export
 from jaxllm.models.quantization.export_plan import plan_export
 from jaxllm.models.quantization.online import METHODS
 from jaxllm.models.quantization.rounding import rounded
-from tests.models.quantization.checkpoints import llama, qwen3_moe
-from tests.models.quantization.test_checkpoints import EXACT, PROMPT, logits
+from tests.models.quantization.checkpoints import llama, qwen3_moe, round_activations
+from tests.models.quantization.test_checkpoints import EXACT, PROMPT, ROUNDED, logits
 
 FREE = namedtuple("FREE", "total used free")  # noqa: PYI024 - as shutil has it
 
@@ -57,7 +58,9 @@ def as_transformers_reads(folder: Path) -> torch.nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
-@pytest.mark.parametrize(("method", "shard_bytes"), [("int8", 30_000), ("int4", 10**9), ("fp8", 10**9)])
+@pytest.mark.parametrize(
+    ("method", "shard_bytes"), [("int8", 30_000), ("int4", 10**9), ("fp8", 10**9), ("int8_w8a8", 10**9)]
+)
 def test_other_libraries_read_the_same_numbers(plain: Path, tmp_path: Path, method: str, shard_bytes: int) -> None:
     reports: list[tuple[int, int]] = []
     plan = plan_export(plain, method)
@@ -82,13 +85,15 @@ def test_other_libraries_read_the_same_numbers(plain: Path, tmp_path: Path, meth
         wanted = tensor.numpy() if kind is None else rounded(tensor.numpy(), kind.kind).dequantized(np.float32)
         np.testing.assert_array_equal(found[name].numpy(), wanted, name)
 
+    round_activations(model, dict(plan.config["quantization_config"]))
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0].numpy()
-    np.testing.assert_allclose(logits(tmp_path / "copy")[:, : expected.shape[1]], expected, rtol=0, atol=EXACT)
+    atol = ROUNDED if "w8a8" in method else EXACT
+    np.testing.assert_allclose(logits(tmp_path / "copy")[:, : expected.shape[1]], expected, rtol=0, atol=atol)
 
 
 def test_types_are_those_of_online_quantisation(plain: Path, tmp_path: Path) -> None:
-    for method in ("int8", "fp8"):
+    for method in ("int8", "fp8", "int8_w8a8"):
         write_export(plan_export(plain, method), tmp_path / method)
         (layer,) = read_config(tmp_path / method).layers
         types = dict(layer.weight_types)
@@ -153,7 +158,7 @@ def test_experts_are_quantised_as_a_whole(tmp_path: Path) -> None:
     assert not wide.left
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", FORMATS)
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_numbers_that_are_not_finite(copy: Path, tmp_path: Path, method: str, value: float) -> None:
     changed(copy, "model.layers.0.mlp.up_proj.weight", value)

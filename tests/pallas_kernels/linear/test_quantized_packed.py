@@ -23,10 +23,12 @@ from jaxllm.pallas_kernels.numba.targets import Target
 INT8 = WeightType(Values.INT8)
 W8A8 = WeightType(Values.INT8, activations=Activations.PER_TOKEN)
 CODES = WeightType(Values.CODES, group=32, code=INT4, scales="bfloat16")
+W4A8 = replace(CODES, activations=Activations.PER_TOKEN)
 KINDS = {
     "int8": INT8,
     "int8 x int8": W8A8,
     "int4": CODES,
+    "int4 x int8": W4A8,
     "nf4": WeightType(Values.CODES, group=32, code=NF4),
     "e4m3": WeightType(Values.FLOAT8_E4M3),
 }
@@ -138,7 +140,8 @@ def test_which_kernel_a_matrix_gets() -> None:
     assert form_of(INT8, VNNI) == Form(Values.INT8, 3)
     assert form_of(INT8, AVX2) == form_of(INT8, ARM) == Form(Values.INT8, 0)
     assert form_of(W8A8, VNNI) == form_of(W8A8, AVX2) == Form(Values.INT8, 1)
-    assert form_of(W8A8, ARM) is None
+    assert form_of(W8A8, ARM) is form_of(W4A8, ARM) is None
+    assert form_of(W4A8, VNNI) == form_of(W4A8, AVX2) == Form(Values.CODES, 1)
     for code in (INT4, FP4):
         assert form_of(WeightType(Values.CODES, code=code), VNNI) == Form(Values.CODES, 3)
     assert form_of(nf4, VNNI) == form_of(nf4, AVX2) == Form(Values.CODES, 0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxllm.pallas_kernels.linear.weight_type import (
+    FP4,
     INT4,
     UINT4,
     Activations,
@@ -52,7 +53,7 @@ def test_scales_of_outputs(values: Values) -> None:
         {"values": Values.CODES},
         {"values": Values.CODES, "code": (0.0, 1.0)},
         {"values": Values.INT8, "group": 0},
-        {"values": Values.CODES, "code": INT4, "activations": Activations.PER_TOKEN},
+        {"values": Values.CODES, "code": FP4, "activations": Activations.PER_TOKEN},
     ],
 )
 def test_what_cannot_be(wrong: dict[str, object]) -> None:

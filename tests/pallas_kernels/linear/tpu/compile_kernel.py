@@ -18,7 +18,8 @@ from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activatio
 W8A8 = WeightType(Values.INT8, activations=Activations.PER_TOKEN)
 F8A8 = WeightType(Values.FLOAT8_E4M3, activations=Activations.PER_TOKEN)
 AWQ = WeightType(Values.CODES, group=128, has_offsets=True, code=UINT4, scales="float16")
-PRODUCTS = ((W8A8, 300), (F8A8, 8), (AWQ, 64), (WeightType(Values.CODES, code=INT4, group=32), 512))
+W4A8 = WeightType(Values.CODES, code=INT4, group=128, activations=Activations.PER_TOKEN)
+PRODUCTS = ((W8A8, 300), (F8A8, 8), (AWQ, 64), (WeightType(Values.CODES, code=INT4, group=32), 512), (W4A8, 300))
 SHAPE = (1536, 2048)
 MXFP4 = WeightType(Values.CODES, group=32, code=FP4, scales="float8_e8m0fnu")
 
