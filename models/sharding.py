@@ -158,6 +158,8 @@ def splits(config: ModelConfig, devices: int, *, expert_parallel: bool = False, 
     split = (config.num_heads, *config.mlp_sizes(with_experts=False))
     split += tuple(size for plan in dict.fromkeys(config.recurrences) for size in plan.split_sizes)
     experts = config.expert_counts if expert_parallel else config.expert_sizes
+    if not expert_parallel and config.why_whole_experts(devices * shards):
+        return False
     return not (any(size % devices for size in split) or any(size % (devices * shards) for size in experts))
 
 

@@ -1,6 +1,6 @@
 """The attention calls that are measured: model shapes and what the rows of one step ask for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,10 @@ MODELS = {
 """By name. Qwen3-8B has the attention of Llama-3-8B, so that only its smaller and sparse sisters add a shape."""
 
 
+NARROW = {"fp8": "float8_e4m3fn", "int8": "int8"}
+"""Types of caches in 8 bits by the ends of the names of cases, and as NumPy calls them."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of attention.
@@ -43,12 +47,14 @@ class Case:
         model: Shapes.
         page_size: Tokens per page (C).
         rows: Per row (new tokens, tokens in the cache once they are written); rows with one new token first.
+        kv_dtype: Of the cache.
     """
 
     name: str
     model: Model
     page_size: int
     rows: tuple[tuple[int, int], ...]
+    kv_dtype: str = "bfloat16"
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +92,7 @@ class Case:
     def least_bytes(self, itemsize: int = 2) -> int:
         """Bytes that any kernel must move: cached keys and values once, q in, the new k and v in, they and o out."""
         model = self.model
-        token = 2 * model.num_kv_heads * model.head_size * itemsize
+        token = 2 * model.num_kv_heads * model.head_size * (1 if self.kv_dtype in NARROW.values() else itemsize)
         query = model.num_heads * model.head_size * itemsize
         cached = sum(length - new for new, length in self.rows) * token
         return cached + self.num_tokens * (2 * query + 2 * token)
@@ -106,6 +112,11 @@ def prefill_case(model: str, rows: int, new: int, length: int, page_size: int) -
     """Rows with `new` new tokens each, and as many tokens as `length` with them."""
     kind = f"prefill-{rows}x{new}" + (f"-over-{length - new}" if length > new else "")
     return Case(f"{model}/{kind}/page{page_size}", MODELS[model], page_size, ((new, length),) * rows)
+
+
+def narrow(case: Case, name: str) -> Case:
+    """The same with a cache in 8 bits, which `NARROW` names."""
+    return replace(case, name=f"{case.name}/{name}", kv_dtype=NARROW[name])
 
 
 def _mixed(model: str, page_size: int) -> Case:
@@ -140,6 +151,15 @@ CASES = {
         prefill_case("qwen3-30b-a3b", 1, 2048, 2048, 64),
         decode_case("llama-3.2-1b", 64, 1024, 64),
         prefill_case("llama-3.2-1b", 1, 2048, 2048, 64),
+        *(
+            narrow(case, name)
+            for case in (
+                decode_case("llama-3-8b", 64, 1024, 64),
+                prefill_case("llama-3-8b", 1, 2048, 2048, 64),
+                decode_case("llama-3.2-1b", 64, 1024, 64),
+            )
+            for name in NARROW
+        ),
     )
 }
 """By name."""

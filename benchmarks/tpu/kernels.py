@@ -36,8 +36,8 @@ class Call:
     choices: str
 
 
-def _shape(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.bfloat16)
+def _shape(*dims: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype))
 
 
 def _pages(case: Case) -> int:
@@ -61,7 +61,7 @@ def jaxllm_call(case: Case, pages: int | None = None, **blocks: Any) -> Call:
     rows = np.repeat(np.arange(len(case.rows), dtype=np.int32), news)
     positions = np.concatenate([np.arange(length - new, length) for new, length in case.rows]).astype(np.int32)
     geometry = CacheGeometry(
-        LAYERS, pages or _pages(case), case.page_size, model.num_kv_heads, model.head_size, "bfloat16"
+        LAYERS, pages or _pages(case), case.page_size, model.num_kv_heads, model.head_size, case.kv_dtype
     )
     counts = (case.num_tokens, int((news == 1).sum()), len(case.rows))
     arrays = (positions, rows, starts, lengths, case.page_table(), *counts)
@@ -73,7 +73,8 @@ def jaxllm_call(case: Case, pages: int | None = None, **blocks: Any) -> Call:
         return tpu_paged_attention(q, k, v, cache, layer, batch, AttentionOptions(model.head_size**-0.5), **blocks)
 
     new_kv = _shape(case.num_tokens, model.num_kv_heads, model.head_size)
-    q, cache = _shape(case.num_tokens, model.num_heads, model.head_size), _shape(*cache_shape("tpu", geometry))
+    q = _shape(case.num_tokens, model.num_heads, model.head_size)
+    cache = _shape(*cache_shape("tpu", geometry), dtype=case.kv_dtype)
     return Call(call, (q, new_kv, new_kv, cache, np.int32(1), *fields), (3,), "as tuned or chosen for the chip")
 
 

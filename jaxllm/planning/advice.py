@@ -69,23 +69,41 @@ def _other_plans(resolved: ResolvedConfig, target: TargetDevices, memory: Memory
     narrow = _with_narrow_cache(resolved) if memory.for_cache(None) > beside else None
     if narrow is not None and _fits(narrow, target, beside):
         yield f"--kv-cache-dtype {narrow.cache.kv_cache_dtype}"
+    yield from _fewer_bits(resolved, target, beside)
     if not target.absent:
         yield from _more_of_these(resolved, target, memory, beside)
+    elif target.chip is not None:
+        yield from _more_devices(resolved, target, beside)
+
+
+def _fewer_bits(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
+    """Rounding an ordinary checkpoint while it is read, to no fewer bits than it takes."""
+    if resolved.model.is_quantized:
         return
-    if target.chip is None:
-        return
-    for size in working_sizes(resolved.model, expert_parallel=resolved.forward.expert_parallel):
-        if size <= resolved.num_devices:
-            continue
-        try:
-            larger = target if size <= len(target.devices) else find_target(target.chip.name, None, size)
-        except ConfigError:
-            # No usual machine has so many.
+    for method in ("int8", "int4"):
+        if _fits(_changed(resolved.config, quantization=method), target, beside):
+            yield f"--quantization {method}"
             return
-        if _fits(_changed(resolved.config, tensor_parallel_size=size, mesh=None), larger, beside):
-            topology = "" if larger is target else f" --topology {larger.topology}"
-            yield f"--tensor-parallel-size {size}{topology}"
-            return
+
+
+def _more_devices(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> Iterator[str]:
+    """The fewest devices with which it would fit; sharing whole experts, where no number of them can share each."""
+    assert target.chip is not None
+    for expert_parallel in dict.fromkeys((resolved.forward.expert_parallel, bool(resolved.model.expert_counts))):
+        given = " --enable-expert-parallel" if expert_parallel > resolved.forward.expert_parallel else ""
+        for size in working_sizes(resolved.model, expert_parallel=expert_parallel):
+            if size <= resolved.num_devices:
+                continue
+            try:
+                larger = target if size <= len(target.devices) else find_target(target.chip.name, None, size)
+            except ConfigError:
+                # No usual machine has so many.
+                break
+            options = {"tensor_parallel_size": size, "mesh": None, "enable_expert_parallel": expert_parallel}
+            if _fits(_changed(resolved.config, **options), larger, beside):
+                topology = "" if larger is target else f" --topology {larger.topology}"
+                yield f"--tensor-parallel-size {size}{given}{topology}"
+                return
 
 
 def _with_narrow_cache(resolved: ResolvedConfig) -> EngineConfig | None:

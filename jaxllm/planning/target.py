@@ -26,6 +26,9 @@ _ENVIRONMENT = {
 _HOST_SIZES = {"v5e": {1: "1x1", 4: "2x2", 8: "2x4"}, "v6e": {1: "1x1", 4: "2x2", 8: "2x4"}}
 """Chips of one host and their topology, where that is not the chip's usual one alone."""
 
+_USUAL_HOST = 4
+"""Chips of a host. A process may be given fewer of them (`TPU_VISIBLE_CHIPS`)."""
+
 
 @dataclass(frozen=True)
 class TargetDevices:
@@ -99,8 +102,8 @@ def _absent(chip: Chip, topology: str | None, count: int) -> TargetDevices:
             f"--topology {shape}: expected the chips along each axis, such as {chip.topology.partition(':')[2]}"
         )
     options: dict[str, Any] = dict(chip.topology_options)
-    if math.prod(sizes) in _HOST_SIZES.get(chip.name, {}):
-        # All of them on one host: else libtpu takes four chips to be a host.
+    if math.prod(sizes) < _USUAL_HOST or math.prod(sizes) in _HOST_SIZES.get(chip.name, {}):
+        # All of them on one host, maybe a part of its chips: else libtpu takes four chips to be a host.
         options["chips_per_host_bounds"] = (*sizes, 1)[:3]
     devices = _describe(f"{chip.name}:{shape}", options)
     if len(devices) < count:

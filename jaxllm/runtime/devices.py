@@ -121,9 +121,12 @@ def split_over(
         parts += [f"{heads} KV heads" for heads in dict.fromkeys(heads for heads, _ in model.kv_heads)]
         parts += [f"{size} feed-forward columns" for size in columns]
         parts += [f"{experts} experts" for experts in model.expert_counts if expert_parallel]
+        why = None if expert_parallel else model.why_whole_experts(count * shards)
+        parts += [f"experts' matrices {why}"] if why else []
+        whole = model.expert_counts and splits(model, count, expert_parallel=True, shards=shards)
         among = f" in each of {shards} data shards, which share the experts," if shards > 1 else ""
         raise ConfigError(
             f"tensor_parallel_size={count}{among} does not divide the model: {', '.join(parts)}; sizes that work: "
-            f"{sizes or 'none'}"
+            f"{sizes or 'none'}{'; or give --enable-expert-parallel' if whole else ''}"
         )
     return make_mesh(devices, count, shards) if count * shards > 1 or absent else None

@@ -13,7 +13,7 @@ from jaxllm.models.layers.parameter import ARRAYS, AS_THEY_ARE, Merged, Rows, me
 from jaxllm.models.quantization.convert import common_type
 from jaxllm.models.sharding import devices_along, sharding
 from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout
-from jaxllm.pallas_kernels.linear.weight_type import Activations, Values, WeightType
+from jaxllm.pallas_kernels.linear.weight_type import Values, WeightType
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +81,7 @@ def array_axes(layout: QuantizedLayout, axes: tuple[str | None, str | None], mes
 
 def check_shares_inputs(in_size: int, kind: WeightType, devices: int) -> None:
     """Raise `ModelError` unless so many devices can each multiply with a part of a matrix's inputs, by itself."""
-    problem = None
-    if kind.is_reordered:
-        problem = "whose inputs are in another order"
-    elif kind.activations == Activations.PER_TOKEN:
-        problem = "whose activations have a scale for each token"
-    elif kind.group is not None and in_size // devices % kind.group:
-        problem = f"in groups of {kind.group} of {in_size} inputs"
+    problem = kind.why_whole(in_size, devices)
     if problem:
         raise ModelError(
             f"experts' matrices {problem} cannot be split over {devices} devices inside of an expert; "

@@ -90,6 +90,16 @@ class WeightType:
         out_size, in_size = shape
         return out_size, 1 if self.group is None else -(-in_size // self.group)
 
+    def why_whole(self, in_size: int, devices: int) -> str | None:
+        """Why devices cannot each multiply with a part of so many inputs, by itself; None where they can."""
+        if self.is_reordered:
+            return "whose inputs are in another order"
+        if self.activations == Activations.PER_TOKEN:
+            return "whose activations have a scale for each token"
+        if self.group is not None and in_size // devices % self.group:
+            return f"in groups of {self.group} of {in_size} inputs"
+        return None
+
 
 @dataclass(frozen=True)
 class QuantizedMatrix:

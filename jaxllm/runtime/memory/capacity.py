@@ -127,10 +127,11 @@ def count_steady_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
 
 
 def bytes_on_device(arrays: Any) -> int:
-    """Bytes that each device holds of arrays, given as a tree of shapes, without padding."""
+    """Bytes that each device holds of arrays, given as a tree of shapes, without padding; two int4 share a byte."""
     return sum(map(_bytes_on_device, jax.tree.leaves(arrays)))
 
 
 def _bytes_on_device(array: jax.ShapeDtypeStruct) -> int:
     shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
-    return math.prod(shape) * np.dtype(array.dtype).itemsize
+    size = math.prod(shape) * np.dtype(array.dtype).itemsize
+    return size // 2 if array.dtype == jnp.int4 else size

@@ -9,11 +9,11 @@ import jax
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import CapacityError
+from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.planning.fit import check_weights, fit, fit_here
 from jaxllm.planning.target import TargetDevices, find_target
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
-from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
+from tests.jaxllm.planning.llama import GPT_OSS_120B, LLAMA_3_8B_WEIGHTS, write_model
 
 GIB = 2**30
 LLAMA_3_1 = {"max_position_embeddings": 131072}
@@ -73,6 +73,31 @@ def test_what_does_not_fit_says_what_would(absent: dict[str, TargetDevices], tmp
         fitted(absent["v5e-1"], model)
     with pytest.raises(CapacityError, match="would fit: --dtype bfloat16"):
         fitted(absent["v6e-1"], write_model(tmp_path / "short"), dtype="float32")
+
+
+def test_fewer_bits_where_16_do_not_fit(absent: dict[str, TargetDevices], tmp_path: Path) -> None:
+    """int8 where that fits, else int4; a checkpoint that is quantised already stays as it is."""
+    with pytest.raises(CapacityError, match="would fit: --quantization int8, or --tensor-parallel-size 2"):
+        fitted(absent["v5e-1"], write_model(tmp_path / "8b"))
+    large = write_model(tmp_path / "17b", num_hidden_layers=72)
+    with pytest.raises(CapacityError, match="would fit: --quantization int4, or --tensor-parallel-size"):
+        fitted(absent["v5e-1"], large)
+    assert fitted(absent["v5e-1"], large, quantization="int4").num_devices == 1
+    with pytest.raises(CapacityError, match="would fit: --tensor-parallel-size 2"):
+        fitted(absent["v5e-1"], large, quantization="int8")
+
+
+def test_experts_whose_groups_devices_cannot_share(absent: dict[str, TargetDevices], tmp_path: Path) -> None:
+    """The inputs of an expert's last product are 90 groups of 32, in which eight devices have no whole number."""
+    model = write_model(tmp_path, **GPT_OSS_120B)
+    with pytest.raises(ConfigError, match=r"groups of 32 of 2880 inputs; sizes.*: 1, 2; or give --enable-expert-par"):
+        fitted(absent["v6e-8"], model, tensor_parallel_size=8)
+    advice = "would fit: --tensor-parallel-size 4 --enable-expert-parallel"
+    with pytest.raises(CapacityError, match=advice):
+        fitted(absent["v6e-8"], model)
+    with pytest.raises(CapacityError, match=f"{advice} --topology 2x2"):
+        fitted(absent["v6e-1"], model)
+    assert fitted(absent["v6e-8"], model, enable_expert_parallel=True).num_devices == 4
 
 
 def here(monkeypatch: pytest.MonkeyPatch, platform: str, count: int, limit: int, used: int = 0) -> list[jax.Device]:

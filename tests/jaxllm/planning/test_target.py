@@ -62,6 +62,9 @@ def test_the_smallest_usual_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     for device, count in (("v6e", 1), ("v6e", 2), ("v5e", 8), ("v5p", 1)):
         find_target(device, None, count)
     assert asked == [("v6e:1x1", (1, 1, 1)), ("v6e:2x2", (2, 2, 1)), ("v5e:2x4", (2, 4, 1)), ("v5p:2x2x1", None)]
+    find_target("v6e", "1x2", 2)
+    find_target("v5p", "1x2x1", 2)
+    assert asked[4:] == [("v6e:1x2", (1, 2, 1)), ("v5p:1x2x1", (1, 2, 1))], "a part of a host"
     with pytest.raises(ConfigError, match="has 8 devices, and tensor_parallel_size is 16"):
         find_target("v6e", "2x4", 16)
 

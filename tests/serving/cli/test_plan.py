@@ -91,7 +91,8 @@ def test_json_says_the_same(chip: dict[str, Any], llama: str, capsys: pytest.Cap
 
 def test_a_model_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     chip["weights"] = 30 * GIB
-    text = plan(capsys, llama)
+    assert "  would fit: --quantization int8\n" in plan(capsys, llama)
+    text = plan(capsys, llama, "--quantization", "int4")
     assert "does not fit: weights and state need 30.1 GiB on each device, and 28.8 GiB are usable" in text
     assert "no single option would make it fit: take a chip with more memory, or a smaller model" in text
     assert "  temporaries not compiled\n" in text

@@ -5,12 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.runtime import build
 from jaxllm.runtime.largest_step import bytes_beside_cache
-from jaxllm.runtime.memory.capacity import count_pages, shortened
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, shortened
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 
@@ -59,3 +61,8 @@ def test_an_accelerator_counts_again_once_the_compiler_has_said_what_a_step_need
     runner.close()
     assert shorter.max_model_len == 1024
     assert 1024 // 16 < pages <= 100
+
+
+def test_two_numbers_of_four_bits_share_a_byte() -> None:
+    shapes = {"codes": jax.ShapeDtypeStruct((3, 64), jnp.int4), "scales": jax.ShapeDtypeStruct((3, 2), jnp.bfloat16)}
+    assert bytes_on_device(shapes) == 3 * 32 + 3 * 4
