@@ -8,6 +8,7 @@ once.
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import msgspec
@@ -24,6 +25,9 @@ from jaxllm.planning.communication import communication_seconds
 from jaxllm.runtime.memory.capacity import slot_bytes
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.resolved import ResolvedConfig
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 CONTEXT = 1024
 """Tokens that a decoding request has behind it, unless requests must be shorter."""
@@ -106,10 +110,11 @@ def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: 
     item = jnp.dtype(resolved.dtype).itemsize
     table = resolved.vocab_size * model.hidden_size
     # Of the embedding only single rows are read, unless it gives the logits as well; of experts those that are chosen.
-    unread = _unread_weights(model, tokens) + (0 if model.tie_word_embeddings else table)
+    unread = _unread_experts(model, tokens, item)
+    unread += 0 if model.tie_word_embeddings else table * _bytes_each(model.weight_types, "embedding", item)
     each = model.embedding.each_layer
-    unread += 0 if each is None else each.vocab_size * each.size * model.num_layers
-    read = weight_bytes - unread * item // devices
+    unread += 0 if each is None else each.vocab_size * each.size * model.num_layers * item
+    read = weight_bytes - int(unread) // devices
     return Work(2 * (_layer_weights(model) * tokens + table * rows) / devices, read)
 
 
@@ -224,9 +229,22 @@ def _expert_weights(model: ModelConfig, plan: ExpertsPlan) -> int:
     return (3 if plan.is_gated else 2) * model.hidden_size * plan.size
 
 
-def _unread_weights(model: ModelConfig, tokens: int) -> int:
-    """Numbers in the matrices of experts that none of so many tokens chooses, were each expert as likely as another."""
-    plans = [layer.mlp for layer in model.layers if isinstance(layer.mlp, ExpertsPlan)]
+def _unread_experts(model: ModelConfig, tokens: int, item: int) -> float:
+    """Bytes of the matrices of experts that none of so many tokens chooses, were each as likely as another."""
     return sum(
-        int(_expert_weights(model, plan) * plan.count * (1 - plan.per_token / plan.count) ** tokens) for plan in plans
+        _expert_weights(model, plan)
+        * plan.count
+        * (1 - plan.per_token / plan.count) ** tokens
+        * _bytes_each(layer.weight_types, "mlp.expert_up", item)
+        for layer in model.layers
+        if isinstance(plan := layer.mlp, ExpertsPlan)
     )
+
+
+def _bytes_each(types: "tuple[tuple[str, WeightType], ...]", name: str, item: int) -> float:
+    """Of a number of the matrix with that name, with its part of a scale; `item` is the size of an ordinary one."""
+    kind = dict(types).get(name)
+    if kind is None:
+        return item
+    number = 0.5 if kind.code is not None else 1.0
+    return number if kind.group is None else number + (4 if kind.scales == "float32" else 2) / kind.group

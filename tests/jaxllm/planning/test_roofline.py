@@ -12,7 +12,7 @@ from jaxllm.planning.links import sum_seconds
 from jaxllm.planning.roofline import attention_share, attention_work, estimate, matrix_work
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
-from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
+from tests.jaxllm.planning.llama import GPT_OSS_120B, LLAMA_3_8B_WEIGHTS, write_model
 
 EMBEDDING = 2 * 128256 * 4096
 PAGE = 16 * 2 * 8 * 128 * 32 * 2
@@ -117,6 +117,14 @@ def test_a_tied_embedding_is_read_for_the_logits(tmp_path: Path) -> None:
     untied, tied = (matrix_work(resolved, LLAMA_3_8B_WEIGHTS, 1, 1).bytes for resolved in configurations)
     # float32 on CPU.
     assert tied - untied == 2 * EMBEDDING
+
+
+def test_experts_of_four_bits_are_as_small_as_they_lie(tmp_path: Path) -> None:
+    """gpt-oss-120b: 128 experts of 2,880 in 36 layers, 4 for each token; 4 bits, and 2 bytes for each 32 numbers."""
+    folder = write_model(tmp_path / "moe", **GPT_OSS_120B)
+    resolved = resolve_config(EngineConfig.from_options({"model": folder, "dtype": "bfloat16"}))
+    experts, weights, table = 128 * 36 * 3 * 2880 * 2880 * (0.5 + 2 / 32), 70_000_000_000, 2 * 201088 * 2880
+    assert matrix_work(resolved, weights, 1, 1).bytes == weights - table - experts * 124 / 128
 
 
 def test_a_decode_reads_the_experts_it_chooses(tmp_path: Path) -> None:
