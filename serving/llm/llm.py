@@ -1,9 +1,10 @@
 """`LLM`: offline generation in a script or a notebook."""
 
+import dataclasses
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
@@ -12,12 +13,14 @@ from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
+from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.llm_engine import LLMEngine, PoolingLLMEngine, open_engine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_prompts
 from jaxllm.serving.llm.offline_pooling import OfflinePooling
 from jaxllm.serving.llm.offline_pooling import Params as PoolingParamsOf
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
+from jaxllm.serving.llm.worker import call, find_extension, worker_of
 from jaxllm.serving.pooling.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -30,6 +33,9 @@ from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.showing import Results
 from jaxllm.tracebacks import short_for
+
+if TYPE_CHECKING:
+    from jaxllm.serving.llm.arguments import EngineArgs
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +65,7 @@ class LLM:
         skip_tokenizer_init: bool = False,
         background_engine: bool = False,
         show_progress: bool | None = None,
+        worker_extension_cls: str = "",
         **options: Any,
     ) -> None:
         """Load the model and compile its steps.
@@ -68,7 +75,9 @@ class LLM:
         `background_engine` runs the engine in a process of its own, which leaves this one its memory and its CPU time;
         with `data_parallel_size` there are so many of them.
         `show_progress` shows bars while loading; by default only in a terminal or notebook.
+        `worker_extension_cls`, as `package.module.Class`, has methods for `collective_rpc`.
         """
+        self._worker_extension = find_extension(worker_extension_cls)
         known = drop_meaningless(options, OF_SCRIPTS, logger.warning)
         if callable(known.get("hf_overrides")):
             known["hf_overrides"] = loading.called_overrides(known["hf_overrides"], {"model": model, **known})
@@ -79,7 +88,13 @@ class LLM:
                 config, skip_tokenizer_init=skip_tokenizer_init, background=background_engine, progress=progress
             )
         self._engine: LLMEngine | PoolingLLMEngine | None = engine
+        self._num_engines = config.parallel.data_parallel_size
         self._runs = OfflineRuns()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: "EngineArgs") -> Self:
+        """With options as vLLM's programs hand them around."""
+        return cls(**dataclasses.asdict(engine_args))
 
     @property
     def llm_engine(self) -> LLMEngine:
@@ -106,25 +121,63 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = True,
-        priority: Sequence[int] | None = None,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Any = None,
+        mm_processor_kwargs: Any = None,
     ) -> Results[RequestOutput]:
         """Continue prompts; the results are in the order of the prompts.
 
         A prompt is text, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids` and optionally
         `cache_salt`. `sampling_params` are one for all prompts or one per prompt, by default
-        `get_default_sampling_params()`; `priority` (lower runs first) is one number per prompt. `use_tqdm` shows a
-        progress bar, or is a function that makes one.
+        `get_default_sampling_params()`; `priority` (lower runs first) is one number for all, or one per prompt.
+        `use_tqdm` shows a progress bar, or is a function that makes one. The others are vLLM's: only None is possible.
 
         Raises `RequestError` when anything is wrong with any of them, before any is run: the message names the prompt.
         """
+        refuse_foreign(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
         return Results(self._generation.generate(as_prompts(prompts), sampling_params, use_tqdm, priority=priority))
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        use_tqdm: UseTqdm = True,
+        tokenization_kwargs: Any = None,
+        mm_processor_kwargs: Any = None,
+    ) -> list[str]:
+        """Queue prompts for `wait_for_completion`; their ids. Arguments and errors are as in `generate`."""
+        del use_tqdm
+        refuse_foreign(
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+        return self._generation.enqueue(as_prompts(prompts), sampling_params, priority=priority)
+
+    def wait_for_completion(
+        self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: UseTqdm = True
+    ) -> Results[RequestOutput]:
+        """Run what was queued, also by other calls of `enqueue`, to its end: the results, in that order.
+
+        `output_type` is what they must be, and is checked. Raises `TypeError` where they are not.
+        """
+        if output_type is not None and not issubclass(RequestOutput, output_type):
+            raise TypeError(f"output_type={output_type}: what is queued has results of the type RequestOutput")
+        return Results(self._runs.run_queued(self.llm_engine, use_tqdm))
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> Generator[Delta, None, None]:
         """Continue prompts, and yield the text as it comes.
 
@@ -142,19 +195,27 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         **settings: Any,
     ) -> Generator[Delta, None, None]:
         """Answer conversations as `chat` does, with its settings, and yield the text as it comes, as `stream` does."""
         return self._generation.stream_chat(messages, sampling_params, priority=priority, **settings)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
     ) -> Results[BeamSearchOutput]:
         """The `beam_width` best continuations of each prompt, as a beam search finds them.
 
-        Prompts, errors and the order of results are as in `generate`.
+        Prompts, errors and the order of results are as in `generate`. `concurrency_limit` changes nothing: the engine
+        runs as many at once as it has room for.
         """
+        del concurrency_limit
+        refuse_foreign(lora_request=lora_request)
         outputs = self._generation.generate(as_prompts(prompts), params.to_sampling_params(), use_tqdm)
         return Results(beams_of(output, params, self.llm_engine.tokenizer) for output in outputs)
 
@@ -163,14 +224,18 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
-        *,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Any = None,
+        mm_processor_kwargs: Any = None,
+        *,
         allow_special_tokens: bool = False,
-        priority: Sequence[int] | None = None,
     ) -> Results[RequestOutput]:
         """Answer a conversation, or each of several: lists of OpenAI's messages.
 
@@ -179,6 +244,12 @@ class LLM:
         on with the last message (with `add_generation_prompt=False`). The text of a special token in a message is
         encoded as text, and with `allow_special_tokens` as the token. The rest is as in `generate`.
         """
+        refuse_foreign(
+            lora_request=lora_request,
+            chat_template_content_format=chat_template_content_format,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
         outputs = self._generation.chat(
             messages,
             sampling_params,
@@ -206,24 +277,30 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParamsOf = None,
         *,
-        pooling_task: str | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Any = None,
     ) -> Results[PoolingRequestOutput]:
         """Pool texts, as `pooling_task` or the parameters say; the results are arrays, in the order of the prompts.
 
         A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
         are as in `generate`. Raises `RequestError` for what is wrong with any of them, and for a model that generates.
         """
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, pooling_task))
 
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling_params: PoolingParamsOf = None,
         use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParamsOf = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
     ) -> Results[EmbeddingRequestOutput]:
         """An embedding of each text; the rest is as in `encode`."""
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "embed")
         return Results(EmbeddingRequestOutput.of(each) for each in results)
 
@@ -231,10 +308,13 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling_params: PoolingParamsOf = None,
         use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParamsOf = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
     ) -> Results[ClassificationRequestOutput]:
         """Probabilities of the classes of each text; the rest is as in `encode`."""
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "classify")
         return Results(ClassificationRequestOutput.of(each) for each in results)
 
@@ -255,13 +335,16 @@ class LLM:
         text_2: str | Sequence[str],
         /,
         *,
-        pooling_params: PoolingParams | None = None,
         use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
     ) -> Results[ScoringRequestOutput]:
         """How well texts fit: one with each of several, or pair by pair.
 
         A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
         """
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params))
 
     def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
@@ -283,13 +366,48 @@ class LLM:
         """A copy of the parameters of requests that bring none: what the model's generation_config.json says."""
         return self.llm_engine.default_params.clone()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False when that is not possible now."""
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Devices of the engine; with `include_dp`, of all engines."""
+        info = self._open().engine.info
+        return info.num_devices * (self._num_engines if include_dp else 1)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes; False when that is not possible now.
+
+        With `reset_running_requests`, requests of other threads are a reason for False too. There is no connector.
+        """
+        del reset_running_requests, reset_connector
         with self._runs.lock:
             return self._open().engine.reset_prefix_cache()
 
-    def start_profile(self) -> str:
+    def reset_mm_cache(self) -> None:
+        """Nothing: models read text only."""
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """What a method of the worker returns, or a function of it: a list of one, as one worker has all devices.
+
+        The worker has the methods of `worker_extension_cls`; its `engine` is the engine of token ids. `timeout` changes
+        nothing. Raises `EngineError` for an engine in another process, and `RequestError` for an unknown method.
+        """
+        del timeout
+        with self._runs.lock:
+            worker = worker_of(self._open().engine, self._worker_extension)
+            return [call(worker, method, args, kwargs or {})]
+
+    def apply_model(self, func: Callable[..., Any]) -> list[Any]:
+        """Raises `EngineError`: there is no module whose attributes a function could read or change."""
+        del func
+        raise EngineError("apply_model: a model is a function of arrays here; collective_rpc reaches the engine")
+
+    def start_profile(self, profile_prefix: str | None = None) -> str:
         """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""
+        del profile_prefix
         with self._runs.lock:
             return self._open().engine.start_profile()
 

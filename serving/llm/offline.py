@@ -27,6 +27,7 @@ class OfflineRuns:
         self._ids = itertools.count()
         self._streams: dict[str, deque[Any]] = {}
         self._left: deque[list[str]] = deque()
+        self._queued: dict[str, Any] = {}
 
     def names(self, count: int) -> list[str]:
         """Ids for so many requests."""
@@ -37,14 +38,40 @@ class OfflineRuns:
 
         Whatever interrupts it, none of them stays behind in the engine.
         """
-        finished: dict[str, Any] = {}
-        names = {request.request_id for request in requests}
-        with (
-            self.lock,
-            GenerationProgress(len(requests), use_tqdm) as progress,
-            DeferredInterrupt() as interrupt,
-        ):
+        names = [request.request_id for request in requests]
+        with self.lock:
+            return self._run(engine, requests, names, {}, use_tqdm)
+
+    def enqueue(self, engine: TextEngine[Request], requests: Sequence[Request]) -> None:
+        """Add prepared requests for `run_queued`; until then, they run beneath other calls."""
+        with self.lock:
+            engine.add(requests)
+            self._queued.update(dict.fromkeys((request.request_id for request in requests), None))
+
+    def run_queued(self, engine: TextEngine[Request], use_tqdm: UseTqdm) -> list[Any]:
+        """The results of all that was queued, in that order, as `run`."""
+        with self.lock:
+            queued, self._queued = self._queued, {}
+            finished = {name: output for name, output in queued.items() if output is not None}
+            failed = next((output for output in finished.values() if isinstance(output, RequestError)), None)
+            if failed is not None:
+                engine.abort_request(list(queued))
+                raise failed
+            return self._run(engine, (), list(queued), finished, use_tqdm)
+
+    def _run(
+        self,
+        engine: TextEngine[Request],
+        requests: Sequence[Request],
+        order: Sequence[str],
+        finished: dict[str, Any],
+        use_tqdm: UseTqdm,
+    ) -> list[Any]:
+        """Add `requests`, and run until those of `order` are in `finished`: these, in that order."""
+        names = set(order)
+        with GenerationProgress(len(order), use_tqdm) as progress, DeferredInterrupt() as interrupt:
             try:
+                progress.update(finished.values())
                 engine.add(requests)
                 while len(finished) < len(names) and engine.has_unfinished_requests():
                     # Others may come of streams that were left, or of requests that somebody drives by hand.
@@ -56,7 +83,7 @@ class OfflineRuns:
                 with suppress(EngineError):  # the one on its way says more
                     engine.abort_request(names)
                 raise
-        return [finished[request.request_id] for request in requests]
+        return [finished[name] for name in order]
 
     def stream(
         self, engine: TextEngine[Request], requests: Sequence[Request]
@@ -98,14 +125,25 @@ class OfflineRuns:
             failure = RequestError(f"request {name}: {error}", error.parameter)
             if name in self._streams:
                 self._streams[name].append(failure)
+            elif name in self._queued:
+                self._queued[name] = failure
             elif name in names:
                 raise failure
+        if self._queued:
+            outputs = [output for output in outputs if not self._keep(output)]
         if not self._streams:
             return outputs
         rest = deque[Any]()
         for output in outputs:
             self._streams.get(output.request_id, rest).append(output)
         return list(rest)
+
+    def _keep(self, output: Any) -> bool:
+        """Keep a result of what was queued, for `run_queued`; whether it is one."""
+        if output.request_id not in self._queued:
+            return False
+        self._queued[output.request_id] = output
+        return True
 
     def _leave(self, engine: TextEngine[Request], names: list[str]) -> None:
         """Forget a stream. Its generator may be dropped in the middle of anything, so also of a step of this thread."""

@@ -31,19 +31,27 @@ class OfflineGeneration:
         params: Params,
         use_tqdm: UseTqdm,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         add_special_tokens: bool = True,
     ) -> list[RequestOutput]:
         """Results of prompts, see `LLM.generate`."""
         requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens)
         return self._runs.run(self._engine, requests, use_tqdm)
 
+    def enqueue(
+        self, prompts: Sequence[Prompt], params: Params, *, priority: int | Sequence[int] | None = None
+    ) -> list[str]:
+        """Queue prompts, see `LLM.enqueue`."""
+        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=True)
+        self._runs.enqueue(self._engine, requests)
+        return [request.request_id for request in requests]
+
     def stream(
         self,
         prompts: Sequence[Prompt],
         params: Params,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         add_special_tokens: bool = True,
     ) -> Generator[Delta, None, None]:
         """Outputs of prompts as they come, see `LLM.stream`. Raises at once what is wrong with any of them."""
@@ -61,7 +69,7 @@ class OfflineGeneration:
         prompts: Sequence[Prompt],
         params: Params,
         *,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         add_special_tokens: bool,
         stream: bool = False,
     ) -> list[TextRequest]:
@@ -80,7 +88,7 @@ class OfflineGeneration:
         params: Params,
         use_tqdm: UseTqdm,
         *,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         **settings: Any,
     ) -> list[RequestOutput]:
         """Answers to conversations, see `LLM.chat`; `settings` are those of the template."""
@@ -88,7 +96,7 @@ class OfflineGeneration:
         return self.generate(prompts, params, use_tqdm, priority=priority, add_special_tokens=False)
 
     def stream_chat(
-        self, messages: Any, params: Params, *, priority: Sequence[int] | None, **settings: Any
+        self, messages: Any, params: Params, *, priority: int | Sequence[int] | None, **settings: Any
     ) -> Generator[Delta, None, None]:
         """Answers as they come, see `LLM.stream_chat`."""
         prompts = self._render_all(messages, settings)
@@ -125,6 +133,9 @@ def as_prompts(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [cast(Prompt, prompts)]
     if isinstance(prompts, np.ndarray):
+        if prompts.dtype.kind in "UOT":
+            # Of text, or of objects, such as a column of a table of texts: as a list of them.
+            return as_prompts(prompts.tolist())
         return [cast(Prompt, prompts)] if prompts.ndim == 1 else list(prompts)
     try:
         items = list(prompts)

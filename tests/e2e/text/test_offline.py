@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from jaxllm import LLM, EngineError, RequestError, RequestOutput, RequestOutputKind, SamplingParams
+from jaxllm import LLM, EngineArgs, EngineError, RequestError, RequestOutput, RequestOutputKind, SamplingParams
 from tests.conftest import RunPython
 from tests.e2e.text.conftest import SMALL
 
@@ -284,3 +284,23 @@ def test_a_script_without_a_main_guard(run_python: RunPython, tmp_path: Path, ll
     result = run_python(str(script), env={"PYTHONPATH": str(Path(__file__).parents[3])})
     assert result.stdout == text_of(generate(llm, PROMPTS[0])) + "\n", result.stderr
     assert result.returncode == 0
+
+
+class Extension:
+    """Methods for `collective_rpc`."""
+
+    engine: Any
+
+    def max_model_len(self, more: int, *, times: int = 1) -> int:
+        return (int(self.engine.info.max_model_len) + more) * times
+
+
+def test_functions_and_methods_reach_the_engine() -> None:
+    args = EngineArgs("demo", **SMALL, enforce_eager=True, worker_extension_cls=f"{__name__}.Extension")
+    with LLM.from_engine_args(args) as llm:
+        limit = llm.llm_engine.engine.info.max_model_len
+        assert llm.collective_rpc("max_model_len", args=(1,), kwargs={"times": 2}) == [2 * (limit + 1)]
+        assert llm.collective_rpc(lambda worker: worker.rank) == [0]
+        with pytest.raises(RequestError, match="no method of the worker"):
+            llm.collective_rpc("engine")
+        assert llm.get_world_size() == 1

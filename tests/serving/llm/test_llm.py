@@ -12,6 +12,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxllm import LLM, SamplingParams
@@ -362,3 +363,53 @@ def test_where_default_parameters_come_from(tmp_path: Path) -> None:
     for wrong in (ModelOptions(generation_config="x"), ModelOptions(override_generation_config={"top_p": 7})):
         with pytest.raises(ConfigError, match="generation_config="):
             default_params(wrong, own)
+
+
+def test_queued_prompts_run_beneath_other_calls(make: Make) -> None:
+    _, llm = make()
+    first = llm.enqueue([[109], [103]])
+    second = llm.enqueue([140], SamplingParams(max_tokens=3))
+    assert (first, second) == (["0", "1"], ["2"])
+    assert lengths(llm.generate([[120]], use_tqdm=False)) == [21]
+    outputs = llm.wait_for_completion(RequestOutput, use_tqdm=False)
+    assert [output.request_id for output in outputs] == ["0", "1", "2"]
+    assert lengths(outputs) == [10, 4, 3]
+    assert llm.wait_for_completion(use_tqdm=False) == []
+    with pytest.raises(TypeError, match="RequestOutput"):
+        llm.wait_for_completion(int)
+    with pytest.raises(RequestError, match="prompt is empty"):
+        llm.enqueue([[]])
+    assert lengths(llm.generate([[103]], use_tqdm=False)) == [4]
+
+
+def test_arrays_of_texts_are_prompts(make: Make) -> None:
+    """As a column of a table is."""
+    _, llm = make()
+    one = SamplingParams(max_tokens=1)
+    columns: list[Any] = [np.array(["the cat", "a dog"]), np.array(["the cat", "a dog"], object)]
+    for column in columns:
+        outputs = llm.generate(column, one, use_tqdm=False)
+        assert [output.prompt for output in outputs] == ["the cat", "a dog"]
+    ids: Any = np.array([[109, 5], [103, 5]])
+    assert lengths(llm.generate(ids[0], use_tqdm=False)) == [10]
+    assert lengths(llm.generate(ids, use_tqdm=False)) == [10, 4]
+
+
+def test_vllms_arguments_for_what_there_is_not(make: Make) -> None:
+    _, llm = make()
+    assert lengths(llm.generate([[103]], use_tqdm=False, lora_request=None, mm_processor_kwargs={})) == [4]
+    assert lengths(llm.generate([[103], [104]], use_tqdm=False, priority=3)) == [4, 5]
+    with pytest.raises(RequestError, match=r"lora_request: adapters") as error:
+        llm.generate([[103]], lora_request="sql")
+    assert error.value.parameter == "lora_request"
+    talk = [{"role": "user", "content": "the cat"}]
+    with pytest.raises(RequestError, match="chat_template_content_format"):
+        llm.chat(talk, chat_template_content_format="openai")
+    (positional,) = llm.chat(talk, SamplingParams(max_tokens=1), False, None, None, "{{ messages[0].content }}?")
+    assert positional.prompt == "the cat?"
+    with pytest.raises(EngineError, match="another process"):
+        llm.collective_rpc("anything")
+    with pytest.raises(EngineError, match="collective_rpc reaches the engine"):
+        llm.apply_model(print)
+    with pytest.raises(ConfigError, match=r"give package\.module\.Class"):
+        LLM(worker_extension_cls="no.such.Class")

@@ -1,0 +1,58 @@
+"""What `LLM.collective_rpc` calls: vLLM's worker, of which there is one, in this process."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.errors import ConfigError, EngineError, RequestError
+
+if TYPE_CHECKING:
+    from jaxllm.engine.engine import Engine
+
+
+class Worker:
+    """The engine, and the methods of an extension. `rank` and `local_rank` are 0: one process has all devices."""
+
+    rank = 0
+    local_rank = 0
+
+    def __init__(self, engine: "Engine") -> None:
+        """`engine` is that of token ids."""
+        self.engine = engine
+
+
+def find_extension(path: str) -> type | None:
+    """The class at `package.module.Class`; None for an empty path. Raises `ConfigError`."""
+    if not path:
+        return None
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"worker_extension_cls={path!r}: {error}; give package.module.Class") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"worker_extension_cls={path!r}: not a class")
+    clash = [each for each in vars(found) if not each.startswith("__") and hasattr(Worker, each)]
+    if clash:
+        raise ConfigError(f"worker_extension_cls={path!r}: a worker has {clash[0]!r} already; choose another name")
+    return found
+
+
+def worker_of(engine: object, extension: type | None) -> Worker:
+    """A worker of this engine. Raises `EngineError` for one in another process."""
+    from jaxllm.engine.engine import Engine
+
+    if not isinstance(engine, Engine):
+        raise EngineError("collective_rpc: this engine is in another process; leave background_engine out")
+    kind = Worker if extension is None else type("ExtendedWorker", (Worker, extension), {})
+    return kind(engine)
+
+
+def call(worker: Worker, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a method of this name, or a function of the worker, returns. Raises `RequestError` for an unknown name."""
+    if callable(method):
+        return method(worker, *args, **kwargs)
+    found = getattr(worker, method, None)
+    if not callable(found):
+        raise RequestError(f"method={method!r}: no method of the worker; see worker_extension_cls", "method")
+    return found(*args, **kwargs)
