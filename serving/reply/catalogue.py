@@ -38,10 +38,12 @@ TOOL_FORMATS: Final[Mapping[str, FormatEntry]] = {
     "hermes": FormatEntry("hermes:Hermes", "Hermes 2 and 3, Qwen2.5, Qwen3, `demo`", '`<tool_call>{"name": ...}`'),
     "hunyuan_a13b": FormatEntry("json_tags:jamba", "Hunyuan-A13B", "as `jamba`"),
     "hy_v3": FormatEntry("value_tag_families:hunyuan_v3", "Hunyuan 3", "as `glm45`, with `<tool_sep>`"),
+    "inkling": FormatEntry("inkling:Inkling", "Inkling", '`<|content_invoke_tool_json|>{"name": ..., "args": ...}`'),
     "internlm": FormatEntry("json_tags:internlm", "InternLM 2, 2.5, 3", '`<|action_start|><|plugin|>{"name": ...}`'),
     "jamba": FormatEntry("json_tags:jamba", "Jamba", '`<tool_calls>[{"name": ...}]`'),
     "k2_horizon": FormatEntry("value_tag_families:k2_horizon", "K2 Horizon", "as `glm45`, with `ifm|` in the tags"),
     "kimi_k2": FormatEntry("named_json:kimi_k2", "Kimi K2", "`functions.name:0` and arguments, in tokens"),
+    "kimi_k3": FormatEntry("value_tag_families:kimi_k3", "Kimi K3", '`<|open|>call tool="name" index="1"<|sep|>...`'),
     "lfm2": FormatEntry("pythonic:lfm2", "LFM2", "as `pythonic`, in tokens"),
     "ling3": FormatEntry("value_tag_families:glm47", "Ling 3", "as `glm47`"),
     "llama3_json": FormatEntry("llama:Llama3Json", "Llama 3.1, 3.2, 3.3", '`{"name": ..., "parameters": {...}}`'),
@@ -65,10 +67,12 @@ TOOL_FORMATS: Final[Mapping[str, FormatEntry]] = {
     "qwen3_coder": FormatEntry(
         "value_tag_families:qwen3_coder", "Qwen3-Coder, Nemotron 3", "`<function=name><parameter=a>1` in tags"
     ),
+    "qwen3_json": FormatEntry("hermes:Hermes", "Qwen2.5, QwQ, Qwen3", "as `hermes`"),
     "qwen3_xml": FormatEntry("value_tag_families:qwen3_coder", "Qwen3-Coder, Qwen3.5", "as `qwen3_coder`"),
     "seed_oss": FormatEntry("value_tag_families:seed_oss", "Seed-OSS", "as `qwen3_coder`, in `<seed:tool_call>`"),
     "step3": FormatEntry("value_tag_families:step3", "Step-3", "as `minimax_m2`, with `steptml:`, in tokens"),
     "step3p5": FormatEntry("value_tag_families:qwen3_coder", "Step-3.5", "as `qwen3_coder`"),
+    "step5": FormatEntry("value_tag_families:qwen3_coder", "Step-5", "as `qwen3_coder`"),
     "xlam": FormatEntry("json_tags:xlam", "xLAM", '`[{"name": ...}]` as the reply, or in tags'),
 }
 
@@ -91,10 +95,13 @@ REASONING_FORMATS: Final[Mapping[str, FormatEntry]] = {
     "holo2": FormatEntry("thinking:think_always", "Holo2", _OPEN),
     "hunyuan_a13b": FormatEntry("thinking:hunyuan_a13b", "Hunyuan-A13B", f"{_THINK}, then `<answer>`"),
     "hy_v3": FormatEntry("thinking:think", "Hunyuan 3", _THINK),
+    "inkling": FormatEntry("inkling:Inkling", "Inkling", "blocks behind `<|content_thinking|>`"),
     "k2_horizon": FormatEntry("thinking:k2_horizon", "K2 Horizon", "`<ifm|think>...</ifm|think>`"),
     "kimi_k2": FormatEntry("thinking:kimi_k2", "Kimi-K2-Thinking", _THINK),
+    "kimi_k3": FormatEntry("thinking:kimi_k3", "Kimi K3", "`<|open|>think<|sep|>...<|close|>think<|sep|>`"),
     "ling3": FormatEntry("thinking:glm45", "Ling 3", _THINK),
     "mimo": FormatEntry("thinking:think", "MiMo", _THINK),
+    "minicpmv": FormatEntry("thinking:think", "MiniCPM-V", _THINK),
     "minimax_m2": FormatEntry("thinking:think_always", "MiniMax-M2", _OPEN),
     "minimax_m2_append_think": FormatEntry("thinking:AppendThink", "MiniMax-M2", "stays in the answer"),
     "minimax_m3": FormatEntry("thinking:minimax_m3", "MiniMax-M3", "`<mm:think>...</mm:think>`"),
@@ -109,6 +116,7 @@ REASONING_FORMATS: Final[Mapping[str, FormatEntry]] = {
     "seed_oss": FormatEntry("thinking:seed_oss", "Seed-OSS", "`<seed:think>...</seed:think>`"),
     "step3": FormatEntry("thinking:think_always", "Step-3", _OPEN),
     "step3p5": FormatEntry("thinking:think_always", "Step-3.5", _OPEN),
+    "step5": FormatEntry("thinking:think_always", "Step-5", _OPEN),
 }
 
 

@@ -168,3 +168,12 @@ def granite() -> Thinking:
     starts = ("Here is my thought process:", "Here's my thought process:")
     ends = ("Here is my response:", "Here's my response:")
     return Thinking(starts, ends, offered=lambda prompt: "thought process" in prompt)
+
+
+def kimi_k3() -> Thinking:
+    """Kimi K3: reasoning, answer and calls each in a channel, whose markers are three tokens with a name."""
+    around = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
+    return Thinking(
+        ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), calls=("<|open|>tools<|sep|>",), around=around,
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+    )  # fmt: skip

@@ -119,3 +119,19 @@ def minicpm5() -> ValueTags:
         head="<function name=", behind_name=">", key="<param name=", behind_key=">", behind_value="</param>",
         tail="</function>", attributes=True, space="", cdata=True,
     )  # fmt: skip
+
+
+def kimi_k3() -> ValueTags:
+    """`<|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1<|close|>argument<|sep|>`.
+
+    Calls are between `<|open|>tools<|sep|>` and `<|close|>tools<|sep|>`.
+    """
+    names = {name: name for name in ("number", "boolean", "null", "object", "array")}
+    return ValueTags(
+        first=("<|open|>tools<|sep|>",), head="<|open|>call tool=", behind_name="<|sep|>",
+        key="<|open|>argument key=", behind_key="<|sep|>", behind_value="<|close|>argument<|sep|>",
+        tail="<|close|>call<|sep|>", last=("<|close|>tools<|sep|>",), opening="<|open|>tools<|sep|>", separator="",
+        closing="<|close|>tools<|sep|>", space="", attributes=True, number=(' index="', '"'),
+        typed=(' type="string"', ' type="{type}"'), types={**names, "integer": "number"},
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+    )  # fmt: skip

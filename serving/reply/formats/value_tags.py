@@ -6,7 +6,7 @@ Values are plain text. The function's schema says which of them are JSON, or an 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxllm.serving.reply.calls import NAME, Calls, close, new_call_id, tagged_calls
@@ -52,7 +52,11 @@ class ValueTags:
     attributes: bool = False
     """Whether names are values of attributes, in quotes."""
     typed: tuple[str, str] | None = None
-    """Attributes of the key's tag of a text, and of other values."""
+    """Attributes of the key's tag of a text, and of other values: `{type}` stands for one of `types`."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """How the family calls the types of JSON, where it tells them apart."""
+    number: tuple[str, str] | None = None
+    """What is written before and behind a number of the call, behind its name; reading passes over attributes."""
     words: bool = False
     """Whether words such as `function` may stand between the tags before `head`."""
     cdata: bool = False
@@ -82,7 +86,11 @@ class ValueTags:
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One call with its tags, and its parameters in the schema's order."""
         required = schema.get("required", ())
-        begin = lark.text(f"{self.before}{self.head}{self._quoted(name)}{self.behind_name}{self.space}")
+        head, behind = f"{self.before}{self.head}{self._quoted(name)}", f"{self.behind_name}{self.space}"
+        if self.number is None:
+            begin = lark.text(head + behind)
+        else:
+            begin = f"{lark.text(head + self.number[0])} /[0-9]{{1,4}}/ {lark.text(self.number[1] + behind)}"
         parameters = []
         for key, inner in parameter_schemas(schema).items():
             one = self._parameter(lark, key, inner)
@@ -94,9 +102,20 @@ class ValueTags:
 
     def _parameter(self, lark: Lark, key: str, schema: Mapping[str, Any]) -> str:
         is_text, value = self._value(lark, schema)
-        kind = "" if self.typed is None else self.typed[0 if is_text else 1]
-        begin = lark.text(f"{self.key}{self._quoted(key)}{kind}{self.behind_key}{self.padding}")
+        kinds = self._kinds(schema, is_text=is_text)
+        begin = either([
+            lark.text(f"{self.key}{self._quoted(key)}{kind}{self.behind_key}{self.padding}") for kind in kinds
+        ])  # fmt: skip
         return " ".join([begin, value, *([lark.text(self.space)] if self.space else [])])
+
+    def _kinds(self, schema: Mapping[str, Any], *, is_text: bool) -> list[str]:
+        """The attributes that may tell the type of a value."""
+        if self.typed is None:
+            return [""]
+        if is_text or not self.types:
+            return [self.typed[0 if is_text else 1]]
+        known = schema_types(resolved(schema)) - _TEXT or set(self.types)
+        return [self.typed[1].format(type=name) for name in sorted({self.types[each] for each in known})]
 
     def _value(self, lark: Lark, schema: Mapping[str, Any]) -> tuple[bool, str]:
         """Whether a value is text, and the grammar of it and the tag behind it."""
@@ -198,12 +217,11 @@ class _Call:
         quoted = tags.cdata and (yield from source.match(_CDATA))
         self._ends = (f"{_NO_CDATA}{tags.behind_value}",) if quoted else tags.value_ends
         kinds = types.get(key, set(_TEXT))
-        if tags.typed is not None and tags.typed[1] in text:
-            kinds = kinds - _TEXT
-            read = self._json(kinds)
+        typed = tags.typed is not None and tags.typed[1].partition("{")[0] in text
+        if (kinds == _TEXT and not typed) or (tags.typed is not None and tags.typed[0] in text):
+            read = self._text()
         else:
-            is_text = kinds == _TEXT or (tags.typed is not None and tags.typed[0] in text)
-            read = self._text() if is_text else self._json(kinds)
+            read = self._json(kinds - _TEXT if typed else kinds)
         marker = yield from read
         if marker in (tags.behind_value, f"{_NO_CDATA}{tags.behind_value}"):
             yield from source.skip()

@@ -72,6 +72,11 @@ STEP = xml(
     '<steptml:invoke name="{name}">{values}</steptml:invoke><｜tool_call_end｜>',
     '<steptml:parameter name="{key}">{value}</steptml:parameter>',
 )
+K3 = xml(
+    '<|open|>call tool="{name}" index="1"<|sep|>{values}<|close|>call<|sep|>',
+    '<|open|>argument key="{key}" type="string"<|sep|>{value}<|close|>argument<|sep|>',
+)
+K3 = K3[0], K3[1].replace('tags" type="string"', 'tags" type="array"')
 PLAMO = "".join(
     "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>" + name + "<|plamo:end_tool_name:plamo|>"
     "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
@@ -99,6 +104,10 @@ SAMPLES |= {
     "hy_v3": f"<tool_calls>\n{GLM[0]}\n{GLM[1]}\n</tool_calls>".replace("r\n<", "r<tool_sep>\n<").replace(
         "e\n<arg_key>", "e<tool_sep>\n<arg_key>"
     ),
+    "inkling": "".join(
+        f'<|message_model|>{name}<|content_invoke_tool_json|>{{"name":"{name}","args":{value}}}<|end_message|>'
+        for name, value in (("weather", OAK), ("note", NOTE))
+    ),
     "internlm": "\n".join(plain("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters")),
     "jamba": f"<tool_calls>[\n  {', '.join(plain('', ''))}\n]</tool_calls>",
     "k2_horizon": f"<tool_calls>\n{GLM[0]}\n{GLM[1]}\n</tool_calls>".replace("</", "</ifm|")
@@ -106,6 +115,7 @@ SAMPLES |= {
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
     f"{OAK}<|tool_call_end|><|tool_call_begin|>functions.note:1<|tool_call_argument_begin|>{NOTE}<|tool_call_end|>"
     "<|tool_calls_section_end|>",
+    "kimi_k3": "<|open|>tools<|sep|>" + "".join(K3) + "<|close|>tools<|sep|>",
     "lfm2": "<|tool_call_start|>[weather(place='Oak'), note(text='a \"b\"\\n}', tags=[1, ']'])]<|tool_call_end|>",
     "longcat": "".join(plain("<longcat_tool_call>\n", "\n</longcat_tool_call>\n")),
     "minicpm5": "".join(xml('<function name="{name}">{values}</function>', '<param name="{key}">{value}</param>')),
@@ -136,6 +146,14 @@ OTHER_WAYS = {
     "minicpm5": (
         '<function name="weather"><param name="place"><![CDATA[Oak]]></param></function>'
         '<function name="now"></function>'
+    ),
+    "kimi_k3": (
+        '<|open|>call tool="weather" index="7"<|sep|><|open|>argument key="place" type="string"<|sep|>Oak'
+        '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="now" index="8"<|sep|><|close|>call<|sep|>'
+    ),
+    "inkling": (
+        '<|content_invoke_tool_json|>{"name": "weather", "args": {"place": "Oak"}}<|content_model_end_sampling|>'
+        '<|content_invoke_tool_json|>{"name": "now", "args": {}}'
     ),
     "glm45": (
         "<tool_call>weather<arg_key>place</arg_key><arg_value>Oak</arg_value></tool_call><tool_call>now</tool_call>"
@@ -206,6 +224,10 @@ REASONING_SAMPLES |= {
     "hunyuan_a13b": ("<think>\nwhy\n</think>\n<answer>\nso\n</answer>", ("<answer>", "</answer>", "</think>")),
     "openai": (HARMONY, MORE["openai"]),
     "openai_gptoss": (HARMONY, MORE["openai"]),
+    "inkling": (
+        "<|message_model|><|content_thinking|>why<|end_message|><|message_model|><|content_text|>so<|end_message|>",
+        ("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_"),
+    ),
     "minimax_m2_append_think": ("why</think>so", ("<think>", "</think>")),
 }
 REASONING_ONCE = list({entry.path: name for name, entry in REASONING_FORMATS.items()}.values())

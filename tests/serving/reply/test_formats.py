@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jaxllm.serving.reply.parts import (
     read_whole,
 )
 from jaxllm.serving.reply.registry import reasoning_format, tool_format
+from jaxllm.serving.reply.source import MOST_REREAD
 from tests.serving.reply.samples import (
     BEGIN,
     COMMON,
@@ -88,7 +90,7 @@ def test_calls_are_the_same_however_their_text_is_cut(name: str, data: st.DataOb
     parts = stream(parser_of(name), pieces)
     assert fold(parts) == whole
     assert all(part != ContentDelta("") for part in parts)
-    if not whole.tool_calls and not whole.reasoning and name != "openai":
+    if not whole.tool_calls and not whole.reasoning and name not in ("openai", "inkling"):
         assert (whole.content or "") == "".join(pieces), "what is no call is content, to the last character"
 
 
@@ -111,6 +113,53 @@ def test_samples(name: str) -> None:
     ids = {"kimi_k2": ["functions.weather:0", "functions.note:1"], "cohere_command3": ["0", "1"]}
     assert [call.id for call in reply.tool_calls] == ids.get(first_of(name), ["call-0", "call-1"])
     assert (reply.content, reply.reasoning) == (None, None)
+
+
+def hostile(sample: str, size: int) -> dict[str, str]:
+    """Texts that begin calls for ever, nest without end, or never end what they began."""
+
+    def filled(cut: int, fill: str) -> str:
+        return sample[:cut] + fill * ((size - cut) // len(fill))
+
+    third = len(sample) // 3
+    return {
+        "beginnings": filled(0, sample[: third // 2]),
+        "calls cut short": filled(0, sample[:third]),
+        "nested": filled(third, '{"a":['),
+        "brackets": filled(third, "["),
+        "a text without end": filled(third, '\\"a'),
+        "tags without end": filled(third, "</<"),
+        "spaces": filled(third, " "),
+    }
+
+
+def check_hostile(make: Callable[[], ReplyParser], sample: str, size: int) -> None:
+    for what, text in hostile(sample, size).items():
+        parser = make()
+        parts = stream(parser, [text[at : at + 61] for at in range(0, size, 61)])
+        assert fold(parts) == read_whole(make(), text), what
+        shown = sum(len(getattr(part, "text", "") or getattr(part, "arguments", "")) for part in parts)
+        assert shown <= 2 * size + 1024, f"{what}: quotes and line breaks take two characters in JSON"
+        source = getattr(parser, "_source", None)
+        assert source is None or source.reread <= MOST_REREAD + size, what
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_hostile_text_is_read_to_its_end(name: str) -> None:
+    check_hostile(lambda: parser_of(name), SAMPLES[name], 2000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONCE)
+def test_hostile_text_as_long_as_a_book(name: str) -> None:
+    check_hostile(lambda: parser_of(name), SAMPLES[name], 2**18)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REASONING_ONCE)
+def test_hostile_reasoning_as_long_as_a_book(name: str) -> None:
+    sample, _ = REASONING_SAMPLES[name]
+    check_hostile(lambda: parser_of("hermes", name, inside=True), sample, 2**18)
 
 
 def test_what_the_demos_template_writes_is_read_again(demo_folder: Path) -> None:
