@@ -70,8 +70,6 @@ def _check(resolved: ResolvedConfig, runner: str, processes: int) -> None:
         "layers that read the keys and values of others have one stage": model.shares_keys,
         "layers with KV heads of several sizes have one stage": len(model.kv_heads) > 1,
         "blocks that layers share have one stage": registry.lookup(model.architecture).make_shared is not None,
-        "a KV cache of 8 bits has one stage; leave kv_cache_dtype out": resolved.kv_cache is not None,
-        "quantised weights have one stage": model.is_quantized,
         "embeddings of each layer have one stage": model.embedding.each_layer is not None,
         "residual streams of alternating updates have one stage": model.layers[0].altup is not None,
     }

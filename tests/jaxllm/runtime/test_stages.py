@@ -20,7 +20,10 @@ from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.stages import balanced
 from tests.e2e.driving import make_engine, request
+from tests.e2e.driving import run as drive
 from tests.models.every_family import FAMILIES
+from tests.models.quantization.checkpoints import deepseek_v3, llama, qwen3_moe, save
+from tests.models.quantization.formats import FORMATS
 
 
 def resolved_in(stages: int, **options: Any) -> ResolvedConfig:
@@ -101,6 +104,36 @@ def test_models_without_stages(tmp_path: Path, family: str, message: str) -> Non
     FAMILIES[family].save(tmp_path)
     with pytest.raises(ConfigError, match=message):
         resolved_in(2, model=str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "name", "options"),
+    [
+        (llama, "GPTQ desc_act", {"kv_cache_dtype": "int8"}),
+        (llama, "int8 per tensor, static", {"kv_cache_dtype": "fp8", "tensor_parallel_size": 2}),
+        (qwen3_moe, "W4A16 in groups", {}),
+        (deepseek_v3, "fp8 in blocks", {}),
+    ],
+)
+def test_quantised_models_and_caches(tmp_path: Path, make: Any, name: str, options: dict[str, Any]) -> None:
+    """A stage reads scales, zeros and orders of its own layers only; tokens are those of one stage."""
+    save(tmp_path, make(), FORMATS[name])
+    parts = resolved_in(2, model=str(tmp_path), max_model_len=48, **options).by_stage
+    read = [_loaded_bytes(part, tmp_path) for part in parts]
+    assert max(read) < (tmp_path / "model.safetensors").stat().st_size
+    found = []
+    params = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    for stages in (1, 2):
+        engine = make_engine(
+            model=str(tmp_path), max_model_len=48, max_num_batched_tokens=16, max_num_seqs=4, block_size=4,
+            dtype="float32", num_gpu_blocks_override=40, pipeline_parallel_size=stages, optimization_level=0, **options,
+        )  # fmt: skip
+        prompts = [range(5, 9 + 7 * index) for index in range(3)]
+        answers = drive(engine, [request(index, each, **params) for index, each in enumerate(prompts)])
+        found.append({name: answer.token_ids for name, answer in answers.items()})
+        engine.close()
+    assert found[0] == found[1]
 
 
 def test_a_request_is_in_one_step_under_way() -> None:
