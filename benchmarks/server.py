@@ -20,8 +20,10 @@ from benchmarks.shared.reference_model import VOCAB_SIZE, write_reference_model,
 from benchmarks.shared.running_server import RunningServer
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.serving.cli.bench.client import LoadResult, LoadTarget, ask, open_session, run_load
-from jaxllm.serving.cli.bench.workload import LoadRequest, random_requests
+from jaxllm.serving.bench.client import LoadResult, LoadTarget, ask, open_session
+from jaxllm.serving.bench.datasets.request import LoadRequest
+from jaxllm.serving.bench.datasets.synthetic import Vocabulary, random_requests
+from jaxllm.serving.bench.load import gather_load
 
 MANY = Workload(32, 128, 64)
 ONE = Workload(1, 32, 8)
@@ -65,9 +67,11 @@ class Pair:
     def served(self, workload: Workload) -> dict[str, float]:
         """The same of streams."""
         lengths = (workload.prompt_tokens, workload.output_tokens)
-        requests = random_requests(workload.requests, *lengths, 0.0, range(300, VOCAB_SIZE), self._rng)
+        requests = random_requests(
+            workload.requests, *lengths, Vocabulary(range(300, VOCAB_SIZE), self._rng), self._rng
+        )
         start = time.perf_counter()
-        answers = asyncio.run(run_load(self.target, requests, [0.0] * len(requests)))
+        answers = asyncio.run(gather_load(self.target, requests, [0.0] * len(requests)))
         elapsed = time.perf_counter() - start
         _check(answers, workload.output_tokens)
         return {

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from jaxllm.serving.cli.bench.client import EventReader
+from jaxllm.serving.bench.client import EventReader
 
 SMALL = (
     *("--host", "127.0.0.1", "--port", "0", "--optimization-level", "0", "--strict-compilation"),

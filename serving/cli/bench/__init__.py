@@ -1,1 +1,1 @@
-"""`jaxllm bench serve`: load-tests a server."""
+"""`jaxllm bench`: measurements of a server or of an engine."""

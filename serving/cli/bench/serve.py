@@ -1,260 +1,298 @@
 """`jaxllm bench serve`: load for any OpenAI server, and what it makes of it."""
 
 import argparse
-import asyncio
-import json
 import os
+import sys
 import time
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.errors import ConfigError, EngineError, nearest
-from jaxllm.flags import FlagParser, integer, json_object
+from jaxllm.errors import ConfigError, EngineError
+from jaxllm.flags import FlagParser
+from jaxllm.serving.bench.options import DatasetOptions, LoadOptions, ReportOptions, TargetOptions
+from jaxllm.serving.cli.bench.sections import add_section, read_section
 from jaxllm.serving.cli.tls import add_tls_flags
 
 if TYPE_CHECKING:
     # These load numpy, which a wrong flag should not have to wait for.
     import numpy as np
 
-    from jaxllm.serving.cli.bench.client import LoadResult, LoadTarget
-    from jaxllm.serving.cli.bench.workload import LoadRequest
+    from jaxllm.serving.bench.client import LoadResult, LoadTarget
+    from jaxllm.serving.bench.datasets.request import LoadRequest
+    from jaxllm.serving.bench.measurements import Measurements
+    from jaxllm.serving.text.tokenizer import Tokenizer
 
 HELP = "Send requests to an OpenAI server and report throughput and latencies. Flags and figures are vLLM's."
 EXAMPLES = """examples:
   jaxllm bench serve                                            1000 random prompts, all at once
   jaxllm bench serve --request-rate 4 --num-prompts 200         4 requests per second, as a Poisson process
-  jaxllm bench serve --max-concurrency 32 --random-input-len 512 --random-output-len 64 --ignore-eos
-  jaxllm bench serve --dataset-name file --dataset-path prompts.txt --endpoint /v1/chat/completions
-  jaxllm bench serve --base-url http://gpu-box:8000 --save-result --plot result.png"""
+  jaxllm bench serve --max-concurrency 32 --random-input-len 512 --random-output-len 64
+  jaxllm bench serve --backend openai-chat --dataset-name sharegpt --dataset-path sharegpt.json
+  jaxllm bench serve --request-rate 8 --goodput ttft:500 tpot:50
+  jaxllm bench serve --base-url http://gpu-box:8000 --save-result --plot result.png
+
+With Ctrl-C, what was measured until then is reported; the exit code is 130. 1: every request failed."""
+INTERRUPTED = 130
 
 
 def add_arguments(parser: FlagParser) -> None:
     """Declare the server, the load and the report."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
-    _add_server(parser)
-    _add_load(parser)
-    _add_report(parser)
-
-
-def _add_server(parser: FlagParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument("--base-url", metavar="URL", help="Its address without a path; instead of --host and --port.")
-    group.add_argument("--host", default="127.0.0.1", help="Its host (default: %(default)s).")
-    group.add_argument("--port", type=integer, default=8000, help="Its port (default: %(default)s).")
-    group.add_argument("--endpoint", default="/v1/completions", help="What to call (default: %(default)s).")
-    group.add_argument("--api-key", metavar="TEXT", help="Its key (or $JAXLLM_API_KEY, or $OPENAI_API_KEY).")
-    add_tls_flags(group)
-    group.add_argument("--model", metavar="TEXT", help="Name of the model (default: the server's first).")
-    group.add_argument("--tokenizer", metavar="TEXT", help="Tokenizer for random prompts (default: the model's).")
-
-
-def _add_load(parser: FlagParser) -> None:
-    group = parser.add_argument_group("load")
-    group.add_argument(
-        "--dataset-name", choices=("random", "file", "custom"), default="random", help="The prompts' kind."
-    )
-    group.add_argument(
-        "--dataset-path",
-        metavar="FILE",
-        help="Prompts for --dataset-name file (or custom, as vLLM calls it): one per line, or in a *.jsonl objects "
-        "with prompt or messages, and output_tokens.",
-    )
-    group.add_argument("--num-prompts", type=integer, default=1000, help="Requests to send (default: %(default)s).")
-    group.add_argument("--request-rate", type=float, default=float("inf"), help="Per second (default: all at once).")
-    group.add_argument(
-        "--burstiness",
-        type=float,
-        default=1.0,
-        help="1: gaps as of a Poisson process; less: in bursts; more: evenly (default: %(default)s).",
-    )
-    group.add_argument("--max-concurrency", type=integer, help="Most requests under way at once (default: no limit).")
-    group.add_argument("--random-input-len", type=integer, default=1024, help="Tokens in (default: %(default)s).")
-    group.add_argument("--random-output-len", type=integer, default=128, help="Tokens out (default: %(default)s).")
-    group.add_argument(
-        "--random-range-ratio",
-        type=float,
-        default=0.0,
-        help="Lengths vary by this share, up and down, in [0, 1) (default: %(default)s).",
-    )
-    group.add_argument("--seed", type=integer, default=0, help="Of prompts and times (default: %(default)s).")
-    group.add_argument("--ignore-eos", action="store_true", help="Let answers be as long as asked for.")
-    group.add_argument(
-        "--temperature", type=float, default=0.0, help="Of sampling; 0 is greedy (default: %(default)s)."
-    )
-    group.add_argument("--extra-body", type=json_object, metavar="JSON", help="More fields for every request.")
-    group.add_argument(
-        "--num-warmups", type=integer, default=1, help="Requests before, not counted (default: %(default)s)."
-    )
-
-
-def _add_report(parser: FlagParser) -> None:
-    group = parser.add_argument_group("report")
-    group.add_argument(
-        "--percentile-metrics",
-        default="ttft,tpot,itl,e2el",
-        metavar="LIST",
-        help="What to show (default: %(default)s).",
-    )
-    group.add_argument("--metric-percentiles", default="50,90,99", metavar="LIST", help="(default: %(default)s)")
-    group.add_argument("--save-result", action="store_true", help="Write the figures to a JSON file.")
-    group.add_argument("--save-detailed", action="store_true", help="In it, also every single request.")
-    group.add_argument("--result-dir", default=".", metavar="FOLDER", help="Where (default: here).")
-    group.add_argument("--result-filename", metavar="NAME", help="Its name (default: from model, rate and time).")
-    group.add_argument("--plot", metavar="PNG", help="Write a picture of the distributions and of the throughput.")
-    group.add_argument("--disable-tqdm", action="store_true", help="No progress bar.")
+    add_section(parser, "server", TargetOptions)
+    add_tls_flags(parser.add_argument_group("TLS"))
+    parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
+    add_section(parser, "dataset", DatasetOptions)
+    add_section(parser, "load", LoadOptions)
+    add_section(parser, "report", ReportOptions)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send, wait, report; 1 when every request failed."""
-    metrics, percentiles = _lists(args)
-    if args.plot is not None:
-        from jaxllm.serving.cli.bench.plot import check_plotting
-
-        check_plotting()
-    import numpy as np
-
-    target, root = _target(args)
-    requests = _requests(args, target, root, np.random.default_rng(args.seed))
-    answers, duration = asyncio.run(_load(args, target, requests, np.random.default_rng(args.seed + 1)))
-    return _report(args, target, answers, duration, metrics, percentiles)
+    """Send, wait, report; 1 when every request failed, 130 when interrupted."""
+    return LoadTest(args).run()
 
 
-def _lists(args: argparse.Namespace) -> tuple[list[str], list[float]]:
-    """The metrics and the percentiles to show; also checks the numbers. Raises `ConfigError`."""
-    for name, low in {"num_prompts": 1, "random_input_len": 1, "random_output_len": 1, "num_warmups": 0}.items():
-        if getattr(args, name) < low:
-            raise ConfigError(f"{name}={getattr(args, name)}: must be at least {low}")
-    if not (args.request_rate > 0 and args.burstiness > 0 and 0 <= args.random_range_ratio < 1):
-        raise ConfigError("request_rate and burstiness must be greater than 0, and random_range_ratio in [0, 1)")
-    if args.max_concurrency is not None and args.max_concurrency < 1:
-        raise ConfigError("max_concurrency: must be at least 1")
-    from jaxllm.serving.cli.bench.report import METRICS
+@dataclass
+class Run:
+    """What became of a load test."""
 
-    metrics = [part.strip() for part in args.percentile_metrics.split(",") if part.strip()]
-    for name in metrics:
-        if name not in METRICS:
-            raise ConfigError(f"percentile_metrics: no metric {name!r}{nearest(name, METRICS)}")
-    try:
-        percentiles = [float(part) for part in args.metric_percentiles.split(",") if part.strip()]
-    except ValueError:
-        percentiles = [-1.0]
-    if not all(0 <= percentile <= 100 for percentile in percentiles):
-        raise ConfigError(f"metric_percentiles={args.metric_percentiles!r}: expected numbers from 0 to 100")
-    return metrics, percentiles
+    measured: "Measurements"
+    duration: float
+    interrupted: bool
+    probes: "list[LoadResult]"
+    rates: "list[dict[str, Any]]"
 
 
-def _target(args: argparse.Namespace) -> tuple["LoadTarget", str]:
-    """Where to send, and what the model's tokenizer is found by. Raises `EngineError` when no server is there."""
-    from jaxllm.serving.cli.api_client import ApiClient
-    from jaxllm.serving.cli.bench.client import LoadTarget
+class LoadTest:
+    """One load test, as the flags describe it. Raises `ConfigError` for those that are wrong."""
 
-    host = f"[{args.host}]" if ":" in args.host else args.host
-    base = (args.base_url or f"http://{host}:{args.port}").rstrip("/")
-    key = args.api_key or os.environ.get("JAXLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
-    tls = {"cacert": args.cacert, "insecure": args.insecure}
-    with ApiClient(base + args.endpoint.partition("/completions")[0].removesuffix("/chat"), key, **tls) as client:
-        model, root = client.find_model(args.model)
-    extra: dict[str, Any] = {"temperature": args.temperature, **(args.extra_body or {})}
-    if args.ignore_eos:
-        extra["ignore_eos"] = True
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    context = client.tls_context
-    return LoadTarget(url=base + args.endpoint, model=model, headers=headers, extra=extra, tls=context), root
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._where = read_section(args, TargetOptions)
+        self._dataset = read_section(args, DatasetOptions)
+        self._load = read_section(args, LoadOptions)
+        self._report = read_section(args, ReportOptions)
+        if self._report.plot is not None:
+            from jaxllm.serving.bench.plot import check_plotting
 
+            check_plotting()
+        # They load numpy, which flags that are wrong in themselves need not wait for.
+        from jaxllm.serving.bench import report, results
+        from jaxllm.serving.bench.client import ENDPOINTS, backend_of
 
-def _requests(
-    args: argparse.Namespace, target: "LoadTarget", root: str, rng: "np.random.Generator"
-) -> list["LoadRequest"]:
-    from jaxllm.serving.cli.bench.workload import random_requests, read_requests
+        endpoint = self._where.endpoint or ENDPOINTS[self._where.backend or "openai"]
+        self._backend = self._where.backend or backend_of(endpoint)
+        if backend_of(endpoint) != self._backend and endpoint in ENDPOINTS.values():
+            raise ConfigError(f"--backend {self._backend} does not go with --endpoint {endpoint}")
+        self._is_stream = self._backend != "openai-embeddings"
+        host = f"[{self._where.host}]" if ":" in self._where.host else self._where.host
+        self._base = (self._where.base_url or f"http://{host}:{self._where.port}").rstrip("/")
+        self._url = self._base + endpoint
+        self._metrics = report.read_metrics(
+            self._report.percentile_metrics or ",".join(report.OF_STREAMS if self._is_stream else report.OF_EMBEDDINGS)
+        )
+        self._percentiles = report.read_percentiles(self._report.metric_percentiles)
+        self._goodput = report.read_goodput(self._report.goodput)
+        self._metadata = results.read_pairs("metadata", self._report.metadata)
+        self._headers = results.read_pairs("header", self._where.header)
+        if not self._is_stream and (set(self._metrics) & {"ttft", "tpot", "itl"} or self._goodput):
+            raise ConfigError("embeddings have no tokens to time: leave out --goodput, ttft, tpot and itl")
 
-    if args.dataset_name != "random":
-        if args.dataset_path is None:
-            raise ConfigError("--dataset-name file needs --dataset-path")
-        found = read_requests(args.dataset_path, args.num_prompts, args.random_output_len, rng)
-        if not target.is_chat and any(
-            isinstance(item.prompt, list) and isinstance(item.prompt[0], dict) for item in found
-        ):
-            raise ConfigError(f"{args.dataset_path} holds messages: they need --endpoint /v1/chat/completions")
-        return found
-    from jaxllm.config import ModelOptions
-    from jaxllm.serving.llm.loading import load_tokenizer
+    def run(self) -> int:
+        """Do it; the exit code."""
+        import numpy as np
 
-    try:
-        tokenizer = load_tokenizer(ModelOptions(model=args.tokenizer or root))
-    except ConfigError as error:
-        raise ConfigError(f"random prompts need the model's tokenizer; give it with --tokenizer ({error})") from None
-    vocabulary = [token for token in range(tokenizer.size) if token not in tokenizer.added_tokens]
-    lengths = (args.random_input_len, args.random_output_len, args.random_range_ratio)
-    decode = tokenizer.decode if target.is_chat else None
-    return random_requests(args.num_prompts, *lengths, vocabulary, rng, decode)
+        from jaxllm.serving.bench.arrivals import times_of
+        from jaxllm.serving.bench.load import on_fast_loop
 
+        target = self._target()
+        requests = self._requests()
+        times, rates = times_of(self._load, len(requests), np.random.default_rng(self._load.seed + 1))
+        on_fast_loop(self._warm_up(target, requests))
+        done = self._measure(target, requests, times, rates)
+        return self._finish(target, done, len(requests))
 
-async def _load(
-    args: argparse.Namespace, target: "LoadTarget", requests: list["LoadRequest"], rng: "np.random.Generator"
-) -> tuple[list["LoadResult"], float]:
-    """The answers, and how long they took together in seconds."""
-    from tqdm import tqdm
+    def _target(self) -> "LoadTarget":
+        """Where to send; it notes where the tokenizer is found. Raises `EngineError` when no server is there."""
+        from jaxllm.serving.bench.client import LoadTarget
 
-    from jaxllm.serving.cli.bench.client import run_load
-    from jaxllm.serving.cli.bench.workload import send_times
+        given = self._where
+        key = given.api_key or os.environ.get("JAXLLM_API_KEY") or os.environ.get("OPENAI_API_KEY")
+        model, root, tls = self._find_model(key)
+        self._tokenizer_name = given.tokenizer or (given.model if given.served_model_name and given.model else root)
+        extra: dict[str, Any] = {}
+        if self._is_stream:
+            extra |= self._load.sampling
+            ignore = self._load.ignore_eos
+            if ignore or (ignore is None and self._dataset.dataset_name == "random"):
+                extra["ignore_eos"] = True
+            if self._load.logprobs is not None:
+                is_chat = self._backend == "openai-chat"
+                wanted = {"logprobs": True, "top_logprobs": self._load.logprobs}
+                extra |= wanted if is_chat else {"logprobs": self._load.logprobs}
+        return LoadTarget(
+            url=self._url,
+            model=model,
+            backend=self._backend,
+            headers={**({"Authorization": f"Bearer {key}"} if key else {}), **self._headers},
+            extra={**extra, **(self._load.extra_body or {})},
+            tls=tls,
+            request_id_prefix=given.request_id_prefix,
+        )
 
-    if args.num_warmups:
-        first = await run_load(target, requests[: args.num_warmups], [0.0] * min(args.num_warmups, len(requests)))
-        if all(answer.error for answer in first):
-            raise EngineError(f"the first request failed: {first[0].error}")
-    times = send_times(len(requests), args.request_rate, args.burstiness, rng)
-    with tqdm(total=len(requests), disable=args.disable_tqdm or None, dynamic_ncols=True) as bar:
-        start = time.perf_counter()
-        answers = await run_load(target, requests, times, args.max_concurrency, lambda _: bar.update())
-        return answers, time.perf_counter() - start
+    def _find_model(self, key: str | None) -> tuple[str, str, Any]:
+        """Name and root of the model, and how the server is known; waits for it if asked to."""
+        from jaxllm.serving.cli.api_client import ApiClient
 
+        deadline = time.monotonic() + self._where.ready_check_timeout_sec
+        wanted = self._where.served_model_name or self._where.model
+        base = self._url.partition("/completions")[0].partition("/embeddings")[0].removesuffix("/chat")
+        with ApiClient(base, key, cacert=self._args.cacert, insecure=self._args.insecure) as client:
+            while True:
+                try:
+                    return *client.find_model(wanted), client.tls_context
+                except EngineError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(1)
 
-def _report(
-    args: argparse.Namespace,
-    target: "LoadTarget",
-    answers: list["LoadResult"],
-    duration: float,
-    metrics: list[str],
-    percentiles: list[float],
-) -> int:
-    from jaxllm.serving.cli.bench.report import details, summarise, table
+    def _requests(self) -> "list[LoadRequest]":
+        from jaxllm.serving.bench.datasets.catalogue import Dataset, for_models
 
-    now = datetime.now(UTC)
-    rate = "inf" if args.request_rate == float("inf") else args.request_rate
-    result: dict[str, Any] = {
-        "date": now.strftime("%Y%m%d-%H%M%S"),
-        "endpoint_type": "openai-chat" if target.is_chat else "openai",
-        "model_id": target.model,
-        "tokenizer_id": args.tokenizer,
-        "num_prompts": args.num_prompts,
-        "request_rate": rate,
-        "burstiness": args.burstiness,
-        "max_concurrency": args.max_concurrency,
-        **summarise(answers, duration, metrics, percentiles),
-    }
-    print(table(result, metrics, percentiles))
-    failed = [answer for answer in answers if answer.error]
-    for answer in failed[:5]:
-        print(f"failed: {answer.error}")
-    if args.save_result or args.save_detailed:
-        name = args.result_filename or f"jaxllm-{rate}qps-{Path(target.model).name}-{result['date']}.json"
-        saved = {**result, **details(answers)} if args.save_detailed else result
-        _write(Path(args.result_dir) / name, json.dumps(saved, indent=1))
-    if args.plot is not None:
-        from jaxllm.serving.cli.bench.plot import write_plot
+        tokens = "template" if self._backend == "openai" else "tokens"
+        form: Any = "text" if self._backend == "openai-chat" else tokens
+        requests = Dataset(self._dataset, self._tokenizer, self._load.seed, form).requests()
+        if self._backend != "openai-chat" and any(request.is_chat for request in requests):
+            path = self._dataset.dataset_path
+            raise ConfigError(f"{path} holds messages: they need --endpoint /v1/chat/completions")
+        models = self._where.lora_modules
+        at_random = self._where.lora_assignment == "random"
+        return for_models(requests, models, at_random=at_random, seed=self._load.seed) if models else requests
 
-        title = f"{target.model}: {result['completed']} requests, {result['output_throughput']:.1f} tokens/s"
-        write_plot(Path(args.plot), answers, title)
-        print(f"wrote {args.plot}")
-    return 1 if len(failed) == len(answers) else 0
+    def _tokenizer(self) -> "Tokenizer":
+        from jaxllm.config import ModelOptions
+        from jaxllm.serving.llm.loading import load_tokenizer
 
+        try:
+            return load_tokenizer(ModelOptions(model=self._tokenizer_name))
+        except ConfigError as error:
+            name = self._dataset.dataset_name
+            raise ConfigError(
+                f"--dataset-name {name} needs the model's tokenizer; give it with --tokenizer ({error})"
+            ) from None
 
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the result: {error}") from None
-    print(f"wrote {file}")
+    async def _warm_up(self, target: "LoadTarget", requests: "list[LoadRequest]") -> None:
+        """Requests that do not count. Raises `EngineError` where none works."""
+        from jaxllm.serving.bench.load import gather_load, wait_until_ready
+
+        if self._where.ready_check_timeout_sec:
+            answer = await wait_until_ready(target, requests[0], self._where.ready_check_timeout_sec)
+            if answer.error:
+                raise EngineError(f"the server did not get ready: {answer.error}")
+        if count := self._load.num_warmups:
+            some = [requests[index % len(requests)] for index in range(count)]
+            answers = await gather_load(target, some, [0.0] * count, self._load.max_concurrency)
+            if all(answer.error for answer in answers):
+                raise EngineError(f"the first request failed: {answers[0].error}")
+
+    def _measure(
+        self, target: "LoadTarget", requests: "list[LoadRequest]", times: list[float], rates: "np.ndarray | None"
+    ) -> Run:
+        """The load itself; Ctrl-C ends it."""
+        from tqdm import tqdm
+
+        from jaxllm.serving.bench.arrivals import rate_changes
+        from jaxllm.serving.bench.load import Probe, on_fast_loop, profiled, run_load
+        from jaxllm.serving.bench.measurements import Measurements
+
+        measured = Measurements(keep_answers=self._report.save_detailed)
+        probe = Probe(target, self._load.probe_request_rate)
+        began, interrupted = datetime.now(UTC).astimezone(), False
+        clock = [time.perf_counter(), 0.0]
+
+        async def load() -> None:
+            async with profiled(self._load.profile, target, self._base), probe:
+                clock[0] = time.perf_counter()
+                try:
+                    await run_load(target, requests, times, take, self._load.max_concurrency)
+                finally:
+                    clock[1] = time.perf_counter()
+
+        def take(index: int, answer: "LoadResult") -> None:
+            measured.add(index, answer)
+            bar.update()
+
+        # Without a terminal, tqdm shows nothing.
+        disable = True if self._report.disable_tqdm else None
+        with tqdm(total=len(requests), disable=disable, dynamic_ncols=True, unit="request") as bar:
+            try:
+                on_fast_loop(load())
+            except KeyboardInterrupt:
+                interrupted = True
+        changes = [] if rates is None else rate_changes(rates, times)
+        events = [{"rps": rps, "timestamp": (began + timedelta(seconds=at)).isoformat()} for rps, at in changes]
+        return Run(measured, max(clock[1] - clock[0], 1e-9), interrupted, probe.answers, events)
+
+    def _finish(self, target: "LoadTarget", done: Run, asked: int) -> int:
+        """Print and write what was measured; the exit code."""
+        from jaxllm.serving.bench.report import details, table
+        from jaxllm.serving.bench.results import result_name, write_json
+
+        measured = done.measured
+        result = self._figures(target, done, asked)
+        print(table(result, self._metrics, self._percentiles))
+        if measured.failed:
+            sys.stderr.write(f"jaxllm: {measured.failed} requests failed; the first of their errors:\n")
+            sys.stderr.writelines(f"  {error}\n" for error in measured.errors)
+        if self._report.save_result or self._report.append_result or self._report.save_detailed:
+            file = Path(self._report.result_dir) / (self._report.result_filename or result_name(result))
+            more = {} if measured.answers is None else details(measured.answers, of_streams=self._is_stream)
+            write_json(file, {**result, **more}, append=self._report.append_result)
+            sys.stderr.write(f"wrote {file}\n")
+        if self._report.plot is not None:
+            from jaxllm.serving.bench.plot import write_plot
+
+            title = f"{target.model}: {result['completed']} requests, {result['request_throughput']:.1f} requests/s"
+            write_plot(Path(self._report.plot), measured, title)
+            sys.stderr.write(f"wrote {self._report.plot}\n")
+        if done.interrupted:
+            return INTERRUPTED
+        return 0 if measured.completed else 1
+
+    def _figures(self, target: "LoadTarget", done: Run, asked: int) -> dict[str, Any]:
+        """Everything the result file has of the run as a whole."""
+        from jaxllm.serving.bench.report import probe_figures, summarise, summarise_embeddings
+
+        load, measured = self._load, done.measured
+        lists = (self._metrics, self._percentiles)
+        ramp = {} if load.ramp_up_strategy is None else {
+            "ramp_up_strategy": load.ramp_up_strategy,
+            "ramp_up_start_rps": load.ramp_up_start_rps,
+            "ramp_up_end_rps": load.ramp_up_end_rps,
+            "rps_change_events": done.rates,
+        }  # fmt: skip
+        figures = (
+            summarise(measured, done.duration, *lists, self._goodput)
+            if self._is_stream
+            else summarise_embeddings(measured, done.duration, *lists)
+        )
+        lost = asked - measured.completed - measured.failed
+        return {
+            "date": datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S"),
+            "endpoint_type": self._backend,
+            "backend": self._backend,
+            "label": self._report.label,
+            "model_id": target.model,
+            "tokenizer_id": self._tokenizer_name,
+            "num_prompts": asked,
+            **self._metadata,
+            "request_rate": "inf" if load.request_rate == float("inf") else load.request_rate,
+            "burstiness": load.burstiness if load.burstiness != float("inf") else "inf",
+            "max_concurrency": load.max_concurrency,
+            **ramp,
+            **figures,
+            **probe_figures(done.probes),
+            **({"interrupted": lost} if done.interrupted else {}),
+        }

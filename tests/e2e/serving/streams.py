@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.serving.cli.bench.client import EventReader
+from jaxllm.serving.bench.client import EventReader
 
 
 @dataclass

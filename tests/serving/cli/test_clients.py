@@ -1,6 +1,5 @@
-"""`jaxllm chat`, `jaxllm complete` and `jaxllm bench serve` against one real server, two of them in a real terminal."""
+"""`jaxllm chat` and `jaxllm complete` against one real server, two of them in a real terminal."""
 
-import json
 import os
 import pty
 import select
@@ -10,15 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.serving.cli.commands import KEY, MAIN, run
 from tests.serving.server_process import SMALL, ServerProcess, running
-
-KEY = "the key"
-MAIN = (sys.executable, "-m", "jaxllm.serving.cli.main")
 
 IN_TERMINAL = """
 import fcntl, runpy, termios
@@ -28,24 +24,10 @@ runpy.run_module("jaxllm.serving.cli.main", run_name="__main__")
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with running(log, *SMALL, environment={"JAXLLM_API_KEY": KEY}) as process:
-        yield process
-
-
 @pytest.fixture
 def api(server: ServerProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"{server.url}/v1/", headers={"Authorization": f"Bearer {KEY}"}, timeout=120) as client:
         yield client
-
-
-def run(*arguments: str, stdin: str | None = None, key: str = KEY) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "JAXLLM_API_KEY": key}
-    return subprocess.run(
-        [*MAIN, *arguments], input=stdin, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 def chat_answer(api: httpx.Client, *messages: str) -> str:
@@ -257,80 +239,6 @@ def wait_until_idle(server: ServerProcess) -> None:
     while in_flight(server):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-BENCH = (
-    "bench",
-    "serve",
-    "--disable-tqdm",
-    "--num-prompts",
-    "6",
-    "--random-input-len",
-    "12",
-    "--random-output-len",
-    "5",
-)
-
-
-def saved(folder: Path) -> dict[str, Any]:
-    (file,) = folder.glob("*.json")
-    found: dict[str, Any] = json.loads(file.read_text())
-    return found
-
-
-def test_bench_of_random_prompts(server: ServerProcess, tmp_path: Path) -> None:
-    plot = tmp_path / "plot.png"
-    done = run(
-        *(*BENCH, "--base-url", server.url, "--max-concurrency", "2", "--ignore-eos", "--save-detailed"),
-        *("--result-dir", str(tmp_path), "--plot", str(plot), "--metric-percentiles", "25,99"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Successful requests:                     6" in done.stdout
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    result = saved(tmp_path)
-    assert (result["completed"], result["failed"], result["model_id"]) == (6, 0, "demo")
-    assert result["input_lens"] == [12] * 6
-    assert result["output_lens"] == [5] * 6
-    assert (result["total_input_tokens"], result["total_output_tokens"]) == (72, 30)
-    assert result["max_concurrent_requests"] <= 2
-    # A busy machine may deliver several events in one piece: no time between them.
-    for metric, least in (("ttft", 0.01), ("tpot", 0), ("itl", 0), ("e2el", 0.01)):
-        assert least <= result[f"p25_{metric}_ms"] <= result[f"p99_{metric}_ms"]
-    assert result["median_ttft_ms"] <= result["median_e2el_ms"] < result["duration"] * 1000
-
-
-def test_bench_of_a_file_at_a_rate(server: ServerProcess, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "Hi"}], "output_tokens": 3}\n{"prompt": "What?"}\n')
-    done = run(
-        *(*BENCH, "--port", str(server.port), "--endpoint", "/v1/chat/completions", "--request-rate", "20"),
-        *("--dataset-name", "file", "--dataset-path", str(file), "--save-result", "--result-dir", str(tmp_path)),
-    )
-    assert done.returncode == 0, done.stderr
-    result = saved(tmp_path)
-    assert (result["completed"], result["request_rate"], result["endpoint_type"]) == (6, 20.0, "openai-chat")
-    # The last of 6 requests is sent after 0.3 seconds.
-    assert result["duration"] >= 0.3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--extra-body", '{"temperature": "hot"}'], 1, "the first request failed: status 400"),
-        (["--model", "dmo"], 2, "has no model 'dmo'"),
-        (["--percentile-metrics", "ttft,tptt"], 2, "no metric 'tptt'; did you mean"),
-        (["--metric-percentiles", "101"], 2, "expected numbers from 0 to 100"),
-        (["--request-rate", "0"], 2, "must be greater than 0"),
-        (["--dataset-name", "file"], 2, "needs --dataset-path"),
-        (["--tokenizer", "./absent"], 2, "give it with --tokenizer"),
-        (["--base-url", "http://127.0.0.1:9"], 1, "no server answers"),
-    ],
-)
-def test_bench_errors_are_one_line(server: ServerProcess, arguments: list[str], code: int, message: str) -> None:
-    done = run(*BENCH, "--base-url", server.url, *arguments)
-    assert done.returncode == code, done.stderr
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,11 @@ import json
 
 import pytest
 
-from jaxllm.serving.cli.bench.client import LoadResult, LoadTarget, run_load
-from jaxllm.serving.cli.bench.report import summarise
-from jaxllm.serving.cli.bench.workload import LoadRequest
+from jaxllm.serving.bench.client import LoadResult, LoadTarget
+from jaxllm.serving.bench.datasets.request import LoadRequest
+from jaxllm.serving.bench.load import gather_load
+from jaxllm.serving.bench.measurements import Measurements
+from jaxllm.serving.bench.report import summarise
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
@@ -33,7 +35,7 @@ async def ask(*writes: bytes, pause: float) -> LoadResult:
     async with server:
         port = server.sockets[0].getsockname()[1]
         target = LoadTarget(url=f"http://127.0.0.1:{port}/v1/completions", model="m")
-        (answer,) = await run_load(target, [LoadRequest("p", 3, 8)], [0.0])
+        (answer,) = await gather_load(target, [LoadRequest("p", 3, 8)], [0.0])
     return answer
 
 
@@ -45,7 +47,9 @@ async def test_chunks_that_come_at_once_share_the_gap_before_them() -> None:
     assert sum(answer.itls) == pytest.approx(answer.latency - answer.ttft)
     # Three of 0.3 s in place of one of 0.3 s beside two of nothing.
     assert min(answer.itls) > 0.05
-    result = summarise([answer], 1.0)
+    measured = Measurements()
+    measured.add(0, answer)
+    result = summarise(measured, 1.0)
     assert result["median_itl_ms"] == pytest.approx(result["mean_itl_ms"], rel=0.5)
     assert result["tokens_per_chunk"] == pytest.approx(8 / 7)
 

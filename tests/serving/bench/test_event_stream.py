@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.serving.cli.bench.client import EventReader
+from jaxllm.serving.bench.client import EventReader
 
 TEXT = 'data: {"a": "x\u2028y\u0085z"}\n\n: a comment\n\ndata:[DONE]\r\n\r\nevent: other\n\n'
 EVENTS = ['{"a": "x\u2028y\u0085z"}'.encode(), b"[DONE]"]

@@ -1,0 +1,1 @@
+"""Load tests of servers and measurements of engines: what `jaxllm bench` runs."""
