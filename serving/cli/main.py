@@ -44,8 +44,17 @@ class SubCommand(Protocol):
         ...
 
 
+SWEEP = {
+    "serve": Entry("jaxllm.serving.cli.bench.sweep_serve", "Load-test servers under many settings."),
+    "plot": Entry("jaxllm.serving.cli.bench.sweep_plot", "Draw curves of what `sweep serve` measured."),
+}
+
 BENCH = {
     "serve": Entry("jaxllm.serving.cli.bench.serve", "Throughput and latency of a server under load."),
+    "latency": Entry("jaxllm.serving.cli.bench.latency", "How long a batch takes, offline."),
+    "throughput": Entry("jaxllm.serving.cli.bench.throughput", "How fast many requests are done, offline."),
+    "startup": Entry("jaxllm.serving.cli.bench.startup", "How long an engine takes to start."),
+    "sweep": Entry("", "Measurements under many settings.", SWEEP),
 }
 
 COMMANDS = {

@@ -1,0 +1,1 @@
+"""Load tests under many settings."""

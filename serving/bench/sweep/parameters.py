@@ -1,0 +1,133 @@
+"""Settings of a sweep: JSON files with many sets of flags, and commands with those flags.
+
+The format is that of `vllm bench sweep`: a list of objects, or an object of objects by their names.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxllm.errors import ConfigError
+
+_NAME = "_benchmark_name"
+_LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Some flags: their names, with hyphens or underscores, and values. Switches are true or false."""
+
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    given_name: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What to call it, and the files that it makes."""
+        shown = "-".join(f"{name}={_text(value)}" for name, value in self.flags.items())
+        text = self.given_name if self.given_name is not None else shown
+        return file_name(text)
+
+    def applied_to(self, command: Sequence[str]) -> list[str]:
+        """The command with these flags, in place of those of its own that have the same name."""
+        result = list(command)
+        for name, value in self.flags.items():
+            flag = _dashed(name)
+            bare = name.replace("_", "-")
+            result = _without(result, {flag, f"--no-{bare}"} if isinstance(value, bool) else {flag})
+            if isinstance(value, bool):
+                result.append(flag if value else f"--no-{bare}")
+            else:
+                result += [flag, _text(value)]
+        return result
+
+
+def file_name(text: str) -> str:
+    """A text as the name of a file, or a part of one."""
+    return "".join(char if char.isalnum() or char in "=-_.," else "_" for char in text)[:_LONGEST_NAME]
+
+
+def read_settings(path: str | None, option: str) -> list[Setting]:
+    """The settings of a file; one without flags where there is none. Raises `ConfigError` that names the `option`."""
+    if path is None:
+        return [Setting()]
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read --{option}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"--{option} {path}: not valid JSON: {error}") from None
+    if isinstance(given, dict):
+        given = [{_NAME: name, **_object(value, option)} for name, value in given.items()]
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"--{option} {path}: expected a list of objects, or an object of them by name")
+    found = [_setting(_object(record, option)) for record in given]
+    names = [setting.name for setting in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"--{option} {path}: two settings are called {twice!r}; {_NAME} gives one a name")
+    return found
+
+
+def read_links(text: str) -> list[tuple[str, str]]:
+    """`max_num_seqs=max_concurrency,...` as pairs of names, of the server's flags and of the test's."""
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    for name, equals, other in pairs:
+        if not (name and equals and other):
+            raise ConfigError(f"link_vars={text!r}: expected NAME_OF_SERVER=NAME_OF_TEST, with commas between")
+    return [(name, other) for name, _, other in pairs]
+
+
+def are_linked(server: Setting, test: Setting, links: Sequence[tuple[str, str]]) -> bool:
+    """Whether every pair of linked flags has one value."""
+    missing = object()
+    ours, theirs = ({_dashed(name): value for name, value in each.flags.items()} for each in (server, test))
+    return all(ours.get(_dashed(name), missing) == theirs.get(_dashed(other)) for name, other in links)
+
+
+def _setting(record: Mapping[str, Any]) -> Setting:
+    name = record.get(_NAME)
+    return Setting({key: value for key, value in record.items() if key != _NAME}, None if name is None else str(name))
+
+
+def _object(value: Any, option: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"--{option}: {json.dumps(value)} is not an object of flags")
+    return value
+
+
+def _dashed(name: str) -> str:
+    """The flag of a name; what follows a dot is a key, which keeps its underscores."""
+    head, dot, rest = name.partition(".")
+    return f"--{head.replace('_', '-')}{dot}{rest}"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _without(command: Sequence[str], flags: set[str]) -> list[str]:
+    """The command less these flags and their values."""
+    result: list[str] = []
+    dropping = False
+    for word in command:
+        if word.startswith("--"):
+            dropping = _dashed(word[2:].partition("=")[0]) in flags
+            takes_more = dropping and "=" not in word
+            if dropping and not takes_more:
+                dropping = False
+                continue
+        elif word.startswith("-") and not _is_number(word):
+            dropping = False
+        if not dropping:
+            result.append(word)
+    return result
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
