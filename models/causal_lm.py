@@ -16,6 +16,7 @@ from jaxllm.models.cache import Cache
 from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
 from jaxllm.models.checkpoint.kv_scales import read_kv_scales
 from jaxllm.models.checkpoint.loading import load_into
+from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.slots import layers_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
@@ -216,29 +217,43 @@ def load_model(
     the bytes done and the bytes in total. Raises `ModelError` naming the tensor or file that is missing, unexpected,
     wrongly shaped or corrupt.
     """
-    family, stage = registry.lookup(config.architecture), options.stage
-    names = family.names_of(config)
     model = abstract_model(config, options, dtype)
+    names = checkpoint_names(config, options)
     # Known before memory is taken.
-    scales = _kv_scales(model, folder, load_format)
+    scales = kv_scales_of(model, folder, load_format)
     return load_into(
         model,
         folder,
-        names,
-        ignored=(*family.ignored_tensors, *KV_SCALES, *(("lm_head.weight",) if config.tie_word_embeddings else ())),
-        renamed=family.renamed,
-        ignored_beginnings=family.other_parts_of(config),
+        names.names,
+        ignored=names.ignored,
+        renamed=names.renamed,
+        ignored_beginnings=names.ignored_beginnings,
         load_format=load_format,
         seed=seed,
         progress=progress,
-        known_format=config.weight_format,
+        known_format=names.known_format,
         given=scales,
+        first_layer=names.first_layer,
+        elsewhere=names.elsewhere,
+    )
+
+
+def checkpoint_names(config: ModelConfig, options: ForwardOptions) -> CheckpointNames:
+    """How checkpoints call the tensors of a model, or of a stage of it."""
+    family, stage = registry.lookup(config.architecture), options.stage
+    names = family.names_of(config)
+    return CheckpointNames(
+        names=names,
+        ignored=(*family.ignored_tensors, *KV_SCALES, *(("lm_head.weight",) if config.tie_word_embeddings else ())),
+        ignored_beginnings=family.other_parts_of(config),
+        renamed=family.renamed,
+        known_format=config.weight_format,
         first_layer=0 if stage is None else stage.start,
         elsewhere=None if stage is None else stage.elsewhere(names),
     )
 
 
-def _kv_scales(model: CausalLM, folder: Path, load_format: str) -> dict[tuple[str | int, ...], np.ndarray]:
+def kv_scales_of(model: CausalLM, folder: Path, load_format: str) -> dict[tuple[str | int, ...], np.ndarray]:
     """Scales of keys and values, by the path of their parameter."""
     kind = model.options.kv_cache
     if kind is None or kind.scales != "checkpoint":

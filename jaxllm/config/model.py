@@ -69,6 +69,9 @@ class ModelOptions(Section):
         aliases=("-q",),
         synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"},
     )
+    enable_sleep_mode: bool = option(
+        False, "Let the engine sleep, which frees device memory until it wakes up. See docs/sleep_and_weights.md."
+    )
     max_model_len: int | None = option(
         None,
         "Most tokens of a request, prompt and output together. Default: what the model allows, or less where the KV "

@@ -11,6 +11,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.beams import BeamSearches
 from jaxllm.engine.collaborator import Collaborator
 from jaxllm.engine.constrained import ConstrainedDecoding, make_constraints
+from jaxllm.engine.control import EngineControl
 from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
@@ -89,6 +90,8 @@ class Engine(StepLoop[Dispatched]):
         self._active: list[Collaborator] = []
         """Those of them that unfinished requests concern. It is replaced and never changed, see `step`."""
         self._limits = RequestLimits.of(self.info)
+        self.control = EngineControl(self, resolved)
+        """Sleep, pauses and weight updates."""
         self._scheduled: dict[str, float] = {}
 
     @classmethod
@@ -114,6 +117,8 @@ class Engine(StepLoop[Dispatched]):
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
         self._limits.check(request)
+        if self.control.holds(request):
+            return
         concerned = [each for each in self._collaborators if each.concerns(request)]
         for collaborator in concerned:
             collaborator.prepares(request)
@@ -126,7 +131,7 @@ class Engine(StepLoop[Dispatched]):
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         for request_id in as_request_ids(request_ids):
-            request = self.scheduler.get(request_id)
+            request = self.scheduler.get(request_id) or self.control.let_go(request_id)
             if request is not None:
                 self._ended.append(self._finish_with_output(request, "abort"))
 
@@ -136,14 +141,17 @@ class Engine(StepLoop[Dispatched]):
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return self.scheduler.has_unfinished or bool(self._ended)
+        return bool(self._ended) or (self.scheduler.has_unfinished and not self.control.is_halted)
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
-        return self.scheduler.unfinished_ids()
+        return self.scheduler.unfinished_ids() | self.control.held_ids
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns one output for each request that has any news."""
+        if self.control.is_halted:
+            ended, self._ended, self._step = self._ended, [], StepStats()
+            return ended
         for each in self._active:
             each.begins()
         outputs = super().step()
@@ -218,7 +226,13 @@ class Engine(StepLoop[Dispatched]):
             num_preemptions=scheduler.num_preemptions,
             num_compilations=self.runner.watch.count,
             num_snapshots=0 if pages.snapshots is None else len(pages.snapshots),
+            **self.control.stats(),
         )
+
+    def state(self) -> StepStats:
+        """`stats` between steps: what the last one did is not told again."""
+        self._step, self._step_seconds = StepStats(), 0.0
+        return self.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while requests run."""

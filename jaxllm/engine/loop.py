@@ -56,6 +56,12 @@ class StepLoop(ABC, Generic[Step]):
         self._step_seconds = self._last_end - began
         return ended + outputs
 
+    def drain(self) -> None:
+        """Complete the steps that are under way; the next call of `step` brings their outputs."""
+        while self._under_way:
+            began, step = self._under_way.popleft()
+            self._ended += self._complete(began, step)
+
     @abstractmethod
     def _start(self) -> bool:
         """Give the device a step, and add it to those under way; False when there is none before the next result."""

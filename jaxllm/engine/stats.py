@@ -19,7 +19,8 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     `num_preemptions`; `num_compilations` after warm-up. `num_steps` is 1, 0 when there was
     nothing to compute, or how many steps are `merged` into this. `num_last` tokens of the step were the last of their
     sequences, and are never computed with; `preemptions` has how often each of those that ended was preempted.
-    `merged_shapes` is for `shapes`.
+    `merged_shapes` is for `shapes`. Of the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
+    weights were replaced, and why they cannot be used, if that is so.
     """
 
     num_running: int = 0
@@ -39,12 +40,25 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     preemptions: tuple[int, ...] = ()
     merged_shapes: tuple[tuple[int, int, float], ...] = ()
     num_snapshots: int = 0
+    sleep_level: int = 0
+    is_paused: bool = False
+    weights_version: int = 0
+    weights_problem: str = ""
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""
         if self.merged_shapes or not self.num_steps:
             return self.merged_shapes
         return ((self.bucket_tokens, self.num_steps, self.step_seconds),)
+
+    @property
+    def halted(self) -> str:
+        """Why nothing is computed, and what to do; empty where that is not so."""
+        if self.weights_problem:
+            return self.weights_problem
+        if self.sleep_level:
+            return f"the engine sleeps (level {self.sleep_level}): wake it up first"
+        return "the engine is paused: resume it first" if self.is_paused else ""
 
     def merged(self, then: "StepStats") -> "StepStats":
         """This and the following step as one: what happened adds up, everything else is as it was at the end."""
@@ -73,6 +87,10 @@ def together(engines: Collection[StepStats]) -> StepStats:
         num_preemptions=sum(each.num_preemptions for each in engines),
         num_compilations=sum(each.num_compilations for each in engines),
         num_snapshots=sum(each.num_snapshots for each in engines),
+        sleep_level=max(each.sleep_level for each in engines),
+        is_paused=any(each.is_paused for each in engines),
+        weights_version=min(each.weights_version for each in engines),
+        weights_problem=next((each.weights_problem for each in engines if each.weights_problem), ""),
     )
 
 

@@ -56,9 +56,8 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **only(({},), "say what differs with --hf-overrides", "model-class-overrides", "hf-config-path"),
     **off("give prompts as token ids; LLM has skip_tokenizer_init", "skip-tokenizer-init"),
     **off("prompts are text or token ids", "enable-prompt-embeds"),
-    **off("not supported; end the server to free its memory", "enable-sleep-mode"),
-    **values("there is no sleep mode", "sleep-mode-backend"),
-    **switches("there is no sleep mode", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
+    **values("--enable-sleep-mode needs no more", "sleep-mode-backend"),
+    **switches("--enable-sleep-mode needs no more", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
     # Devices and hosts
     **only((1,), "one replica runs on one host: use --tensor-parallel-size, or several servers behind a balancer",
            "decode-context-parallel-size/dcp", "prefill-context-parallel-size/pcp"),

@@ -42,6 +42,8 @@ class KVManager:
         self._num_tables = self.groups.num_tables
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.weights_version = 0
+        """Of the weights that pages are computed with; those of another one are never found."""
         self._pool = PagePool(num_pages)
         self._cache = PrefixCache(self.groups.num_tables)
 
@@ -136,7 +138,7 @@ class KVManager:
         if not self.enable_prefix_caching or first == last:
             return
         digests = request.page_hashes
-        extend_digests(digests, token_ids[: last * size], size, request.cache_salt)
+        extend_digests(digests, token_ids[: last * size], size, request.cache_salt, self.weights_version)
         new = digests[first:last]
         width = len(pages) // self._num_tables
         for table in range(self._num_tables):
@@ -157,7 +159,7 @@ class KVManager:
         for request, number, own in zip(requests, numbers, pages.tolist(), strict=True):
             digests = request.page_hashes
             if len(digests) == number:
-                extend_digest(digests, data[offset : offset + stride], request.cache_salt)
+                extend_digest(digests, data[offset : offset + stride], request.cache_salt, self.weights_version)
             kept += self._cache.insert_all(digests[number], own)
             offset += stride
         self._pool.keep_when_idle(kept)
@@ -177,6 +179,11 @@ class KVManager:
             _, places = np.unique(pages, return_index=True)
             self._pool.release(pages[np.sort(places)])
             pages = np.delete(pages, places)
+
+    def use_weights(self, version: int) -> None:
+        """Pages are computed with weights of this version from now on. No request holds any."""
+        assert not self._pool.num_held
+        self.weights_version = version
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and no change, while a request holds pages (as in vLLM).
@@ -200,7 +207,8 @@ class KVManager:
         """The cached pages that the request can begin with, int32 [tables, pages]."""
         if not self._reads_cache(request):
             return np.zeros((self.groups.num_tables, 0), np.int32)
-        extend_digests(request.page_hashes, request.prompt_token_ids, self.block_size, request.cache_salt)
+        version = self.weights_version
+        extend_digests(request.page_hashes, request.prompt_token_ids, self.block_size, request.cache_salt, version)
         return self._cache.find_for(self._readable(request), self.groups, self.snapshots)
 
     def num_cached_tokens(self, request: Request) -> int:

@@ -1,8 +1,8 @@
 """Prefix cache: full pages found again by a hash of everything that leads to their last token.
 
 The digest of a page is sha256(digest of the page before + its int32 token ids), and the chain starts from the
-request's `cache_salt`. Equal digests therefore mean equal token ids from position 0 on, within one salt. Each page
-table of a request has pages of its own behind the same digests.
+request's `cache_salt` and the version of the weights. Equal digests therefore mean equal token ids from position 0 on,
+within one salt. Each page table of a request has pages of its own behind the same digests.
 """
 
 from collections.abc import Iterable
@@ -17,17 +17,23 @@ from jaxllm.kv.snapshots import SnapshotPool
 _UNSALTED = bytes(32)
 
 
-def root_digest(cache_salt: str | None) -> bytes:
-    """Where the chain of a request starts: requests with different salts never share a page."""
-    return _UNSALTED if cache_salt is None else sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+def root_digest(cache_salt: str | None, version: int = 0) -> bytes:
+    """Where the chain of a request starts: requests with different salts, or of other weights, never share a page."""
+    root = _UNSALTED if cache_salt is None else sha256(cache_salt.encode("utf-8", "surrogatepass")).digest()
+    return sha256(root + version.to_bytes(8, "little")).digest() if version else root
 
 
-def extend_digests(digests: list[bytes], token_ids: Int32Array, block_size: int, cache_salt: str | None) -> None:
-    """Append the digests of the full pages of `token_ids` (int32 [T], from position 0) that `digests` lacks."""
+def extend_digests(
+    digests: list[bytes], token_ids: Int32Array, block_size: int, cache_salt: str | None, version: int = 0
+) -> None:
+    """Append the digests of the full pages of `token_ids` (int32 [T], from position 0) that `digests` lacks.
+
+    `version` is that of the weights.
+    """
     first, last = len(digests), len(token_ids) // block_size
     if first >= last:
         return
-    parent = digests[-1] if digests else root_digest(cache_salt)
+    parent = digests[-1] if digests else root_digest(cache_salt, version)
     data = np.asarray(token_ids[first * block_size : last * block_size], np.int32).tobytes()
     stride = 4 * block_size
     for offset in range(0, len(data), stride):
@@ -35,9 +41,9 @@ def extend_digests(digests: list[bytes], token_ids: Int32Array, block_size: int,
         digests.append(parent)
 
 
-def extend_digest(digests: list[bytes], data: bytes, cache_salt: str | None) -> None:
+def extend_digest(digests: list[bytes], data: bytes, cache_salt: str | None, version: int = 0) -> None:
     """Append the digest of one more page, whose token ids are `data`, as int32."""
-    parent = digests[-1] if digests else root_digest(cache_salt)
+    parent = digests[-1] if digests else root_digest(cache_salt, version)
     digests.append(sha256(parent + data).digest())
 
 

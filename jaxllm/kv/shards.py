@@ -37,3 +37,8 @@ class ShardedPages:
     def prefix_hits(self) -> int:
         """Prompt tokens found there."""
         return sum(shard.prefix_hits for shard in self.shards)
+
+    def use_weights(self, version: int) -> None:
+        """See `KVManager.use_weights`."""
+        for shard in self.shards:
+            shard.use_weights(version)

@@ -99,6 +99,16 @@ class DeviceCalls:
         if state is not None:
             self.state = state
 
+    @property
+    def every(self) -> "tuple[DeviceCalls, ...]":
+        """Those of all stages, each with parameters of its own: these."""
+        return (self,)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process makes the same calls."""
+        return self._publish is None
+
     def prepare(self, name: str) -> None:
         """Make the executable of a program, if it is not made yet."""
         self.executables.get(name)

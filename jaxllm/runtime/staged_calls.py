@@ -63,6 +63,11 @@ class StagedCalls(DeviceCalls):
         super().__init__(StagedExecutables(executables, [each.calls.executables for each in before]), parameters)
         self._before = before
 
+    @property
+    def every(self) -> tuple[DeviceCalls, ...]:
+        """See `DeviceCalls.every`."""
+        return (*(stage.calls for stage in self._before), self)
+
     def call(self, name: str, *arrays: Any) -> Any:
         """See `DeviceCalls.call`: the results are those of the last stage."""
         if name in OF_ALL:

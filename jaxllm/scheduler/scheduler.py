@@ -389,6 +389,17 @@ class Scheduler:
                 self._snapshots.left(each.slot)
             self.table.remove(each.slot)
 
+    def preempt_all(self) -> None:
+        """Send all running requests back to their places in the queue; their tokens are computed again.
+
+        No step may be under way. What their pages were called is forgotten.
+        """
+        while len(self._running):
+            self._preempt()
+        for request in self._requests.values():
+            for each in request.sequences:
+                each.page_hashes.clear()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while a request runs."""
         return self._pages.reset_prefix_cache()

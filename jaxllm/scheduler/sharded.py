@@ -160,6 +160,11 @@ class ShardedScheduler:
         there = [(scheduler, part) for scheduler, part in zip(self.parts, plan.parts, strict=True) if part is not None]
         return ((*pair, rows) for pair, rows in zip(there, _rows(plan), strict=True))
 
+    def preempt_all(self) -> None:
+        """See `Scheduler.preempt_all`."""
+        for part in self.parts:
+            part.preempt_all()
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and no change, while a request runs."""
         if any(pages.num_held_pages for pages in self._pages):

@@ -31,8 +31,25 @@ def matching_tensors(
     Tensors whose name ends with one of `ignored` may be there, and so may those that are `elsewhere`, if they are not
     wanted. Raises `ModelError`.
     """
+    given = tensors_in(folder, load_format)
+    return match(str(folder), given, specs, slots, ignored, renamed, known_format, elsewhere)
+
+
+def match(
+    source: str,
+    given: Iterable[Tensor],
+    specs: Specs,
+    slots: Slots,
+    ignored: Sequence[str],
+    renamed: Mapping[str, str],
+    known_format: "Format | None" = None,
+    elsewhere: Callable[[str], bool] | None = None,
+    *,
+    is_part: bool = False,
+) -> "list[tuple[Found, Sequence[Slot]]]":
+    """`matching_tensors` of those that are `given`, by `source`; a part of a checkpoint may lack some."""
     tensors: dict[str, Tensor] = {}
-    for tensor in tensors_in(folder, load_format):
+    for tensor in given:
         name = new_name(tensor.name, renamed)
         if elsewhere is not None and name not in slots and elsewhere(name):
             continue
@@ -44,16 +61,17 @@ def matching_tensors(
     tensors = {name: tensor for name, tensor in tensors.items() if name not in parts}
     tensors = with_experts_apart(tensors, slots)
     missing = [name for name in slots if name not in tensors and name not in matrices]
-    if missing:
-        raise ModelError(f"{folder}: {_count(missing, 'tensor')} missing from the checkpoint: {_some(missing)}")
+    if missing and not is_part:
+        raise ModelError(f"{source}: {_count(missing, 'tensor')} missing from the checkpoint: {_some(missing)}")
     extra = [name for name in tensors if name not in slots and not name.endswith(tuple(ignored))]
     if extra:
-        raise ModelError(f"{folder}: {_count(extra, 'unexpected tensor')} in the checkpoint: {_some(extra)}")
-    for name, own in slots.items():
-        if name in matrices:
-            _check_matrix(matrices[name], own, specs)
-            continue
-        tensor = tensors[name]
+        raise ModelError(f"{source}: {_count(extra, 'unexpected tensor')} in the checkpoint: {_some(extra)}")
+    for name, matrix in matrices.items():
+        _check_matrix(matrix, slots[name], specs)
+    for name, tensor in tensors.items():
+        own = slots.get(name, ())
+        if not own:
+            continue  # It is ignored.
         if any(tensor.shape != slot.tensor_shape for slot in own):
             raise ModelError(
                 f"{tensor.path}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(own[0].tensor_shape)}"

@@ -18,7 +18,7 @@ def with_experts_apart(tensors: dict[str, Tensor], wanted: Container[str]) -> di
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         parts = next((parts for ending, parts in _PARTS.items() if name.endswith(ending)), ())
-        is_packed = parts and type(tensor) is Tensor and len(tensor.shape) == 3 and name not in wanted
+        is_packed = parts and tensor.is_in_order and len(tensor.shape) == 3 and name not in wanted
         apart = list(_apart(name, tensor, parts)) if is_packed else []
         is_wanted = bool(apart) and all(each.name in wanted for each in apart)
         found |= {each.name: each for each in apart} if is_wanted else {name: tensor}

@@ -43,6 +43,11 @@ class Tensor:
     path: Path
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether its values lie as they are: then a range of its bytes is a part of it."""
+        return type(self) is Tensor
+
+    @property
     def size(self) -> int:
         """Number of values."""
         return math.prod(self.shape)

@@ -32,16 +32,20 @@ Progress = Callable[[int, int], None]
 
 
 def load_arrays(
-    tensors: "Sequence[tuple[Found, Sequence[Slot]]]", specs: Specs, progress: Progress | None = None
+    tensors: "Sequence[tuple[Found, Sequence[Slot]]]",
+    specs: Specs,
+    progress: Progress | None = None,
+    filling: "Filling | None" = None,
 ) -> dict[ParameterPath, jax.Array]:
     """Read a checkpoint, tensor by tensor, each to its parameter's type and straight to the devices.
 
     Of a parameter that is split over devices each gets its part and never more. Where devices are those of several
     hosts, rows that are only for others are not read. Host memory beyond the result is the
-    tensors of one parameter, and what `read_ahead` has read beyond them. Raises `ModelError`.
+    tensors of one parameter, and what `read_ahead` has read beyond them. `filling` takes them, if one has begun
+    already. Raises `ModelError`.
     """
     total = sum(tensor.num_bytes for tensor, _ in tensors)
-    filling = _Filling(specs)
+    filling = Filling(specs) if filling is None else filling
     done = 0
     wanted = ((tensor, _read_as(own, specs), _rows_here(tensor, own, specs)) for tensor, own in tensors)
     with closing(read_ahead(wanted)) as read:
@@ -87,7 +91,7 @@ def _rows_here(tensor: "Found", own: Sequence[Slot], specs: Specs) -> npt.NDArra
     return rows
 
 
-class _Filling:
+class Filling:
     """Parameters that become complete, on the devices."""
 
     def __init__(self, specs: Specs) -> None:
@@ -127,19 +131,24 @@ class _Filling:
         array = spec.array
         is_small = slot.layer is not None and len(spec.layout.shape) == 1
         if spec.layout.is_packed or is_small or (slot.part is not None and slot.layer is None):
-            layers = 1 if slot.layer is None else array.shape[0]
-            parameter = self._incomplete.get(slot.path) or HostParameter(spec, layers)
-            self._incomplete[slot.path] = parameter
-            parameter.add(values, slot.layer, slot.part, slot.blocks)
-            if parameter.is_complete:
-                arrays[slot.path] = self._incomplete.pop(slot.path).to_device()
+            self._add_to_host(slot, values, 1 if slot.layer is None else array.shape[0])
         elif slot.layer is not None:
             self._write(slot, values)
         else:
+            # Where one is replaced, it goes before the new one comes.
+            arrays.pop(slot.path, None)
             arrays[slot.path] = put(values, array.sharding)
         if slot.path in arrays:
             # Without waiting, host copies of the tensors would queue up behind a slow device.
             arrays[slot.path].block_until_ready()
+
+    def _add_to_host(self, slot: Slot, values: np.ndarray, layers: int) -> None:
+        """Put values into a parameter on the host, and that on the devices when it is complete."""
+        parameter = self._incomplete.get(slot.path) or HostParameter(self._specs[slot.path], layers)
+        self._incomplete[slot.path] = parameter
+        parameter.add(values, slot.layer, slot.part, slot.blocks)
+        if parameter.is_complete:
+            self.arrays[slot.path] = self._incomplete.pop(slot.path).to_device()
 
     def _write(self, slot: Slot, values: np.ndarray) -> None:
         """Write a layer into a parameter of all layers on the devices, or part of it."""

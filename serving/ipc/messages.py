@@ -1,7 +1,8 @@
 """What client and engine process say to each other: typed values, never pickled objects."""
 
-from typing import Literal
+from typing import Any, Literal
 
+import ml_dtypes
 import msgspec
 import numpy as np
 
@@ -29,6 +30,8 @@ class Configure(msgspec.Struct, tag=True):
     config: EngineConfig
     log_level: str = "info"
     json_logs: bool = False
+    stale_weights: str | None = None
+    """Why the checkpoint's weights are not those that are wanted, if that is so: an update must come first."""
 
 
 class AttachClient(msgspec.Struct, tag=True):
@@ -167,8 +170,22 @@ class Credit(msgspec.Struct, tag=True):
     """Nothing: the numbers in front of it tell how many messages the engine has taken."""
 
 
-EngineMethod = Literal["reset_prefix_cache", "start_profile", "stop_profile"]
-"""What a client may have the engine do beside requests: methods of it without arguments."""
+ControlMethod = Literal[
+    "sleep",
+    "wake_up",
+    "is_sleeping",
+    "pause",
+    "resume",
+    "is_paused",
+    "start_weight_update",
+    "update_weights_from",
+    "finish_weight_update",
+    "abandon_weight_update",
+]
+"""Methods of `jaxllm.engine.control.EngineControl`."""
+EngineMethod = Literal["reset_prefix_cache", "start_profile", "stop_profile", ControlMethod]
+"""What a client may have the engine do beside requests."""
+CallResult = bool | str | int | None
 
 
 class Call(msgspec.Struct, tag=True):
@@ -176,19 +193,47 @@ class Call(msgspec.Struct, tag=True):
 
     number: int
     method: EngineMethod
+    arguments: dict[str, Any] = {}
+
+
+class Weight(msgspec.Struct):
+    """A tensor of a checkpoint: NumPy's bytes know no bfloat16, so they come as uint8 [bytes] with a shape and type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, array: np.ndarray) -> "Weight":
+        """From an array of the host."""
+        return cls(name, array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def array(self) -> np.ndarray:
+        """The array, read-only."""
+        dtype = getattr(ml_dtypes, self.dtype, None) or self.dtype
+        return self.data.view(np.dtype(dtype)).reshape(self.shape)
+
+
+class UpdateWeights(msgspec.Struct, tag=True):
+    """Replace tensors, after `start_weight_update`; answered as a `Call` is."""
+
+    number: int
+    weights: list[Weight]
 
 
 class Called(msgspec.Struct, tag=True):
-    """The answer: what the method returned, or the message of the `RequestError` that it raised."""
+    """The answer: what the method returned, or what the `RequestError` says that it raised."""
 
     number: int
-    result: bool | str | None = None
+    result: CallResult = None
     refusal: str | None = None
+    parameter: str | None = None
 
-    def outcome(self) -> bool | str | None:
+    def outcome(self) -> CallResult:
         """The result. Raises the `RequestError`."""
         if self.refusal is not None:
-            raise RequestError(self.refusal)
+            raise RequestError(self.refusal, self.parameter)
         return self.result
 
 
@@ -205,7 +250,7 @@ class Outputs(msgspec.Struct, tag=True):
     stats: StepStats | None
 
 
-ToEngine = Configure | AttachClient | DetachClient | Add | Pool | Abort | Finish | Reconcile | Call
+ToEngine = Configure | AttachClient | DetachClient | Add | Pool | Abort | Finish | Reconcile | Call | UpdateWeights
 """What a client sends."""
 
 FromEngine = Hello | Loading | Ready | Failed | Outputs | Reconciled | Credit | Called | Release

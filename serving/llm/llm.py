@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.control import PauseMode
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.foreign import OF_SCRIPTS, drop_meaningless
 from jaxllm.pooling.params import PoolingParams
@@ -20,6 +21,7 @@ from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_
 from jaxllm.serving.llm.offline_pooling import OfflinePooling
 from jaxllm.serving.llm.offline_pooling import Params as PoolingParamsOf
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
+from jaxllm.serving.llm.weights import NewWeights, control_of, sleep, update
 from jaxllm.serving.llm.worker import call, find_extension, worker_of
 from jaxllm.serving.pooling.outputs import (
     ClassificationRequestOutput,
@@ -393,9 +395,11 @@ class LLM:
         """What a method of the worker returns, or a function of it: a list of one, as one worker has all devices.
 
         The worker has the methods of `worker_extension_cls`; its `engine` is the engine of token ids. `timeout` changes
-        nothing. Raises `EngineError` for an engine in another process, and `RequestError` for an unknown method.
+        nothing. "reload_weights" is a method that every engine has. Raises `EngineError` for one in another process, and `RequestError` for an unknown method.
         """
         del timeout
+        if method == "reload_weights":
+            return [self.reload_weights()]
         with self._runs.lock:
             worker = worker_of(self._open().engine, self._worker_extension)
             return [call(worker, method, args, kwargs or {})]
@@ -404,6 +408,48 @@ class LLM:
         """Raises `EngineError`: there is no module whose attributes a function could read or change."""
         del func
         raise EngineError("apply_model: a model is a function of arrays here; collective_rpc reaches the engine")
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Free the device memory until `wake_up`, with `enable_sleep_mode`. The KV cache is forgotten.
+
+        Level 1 keeps the weights in the host's memory, level 2 drops them. Streams that run end (`mode` "abort"), are
+        read to their ends first ("wait"), or go on afterwards ("keep"). Raises `RequestError`.
+        """
+        with self._runs.lock:
+            engine = self._open()
+            sleep(control_of(engine.engine), level, mode, lambda: self._runs.step(engine))
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring back what sleeps: everything, or of "weights" and "kv_cache" what the tags name.
+
+        Weights that were dropped are read from the checkpoint, unless `update_weights` has brought them meanwhile.
+        """
+        with self._runs.lock:
+            control_of(self._open().engine).wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether anything sleeps."""
+        with self._runs.lock:
+            return bool(control_of(self._open().engine).is_sleeping())
+
+    def update_weights(self, weights: NewWeights) -> int:
+        """Replace weights: a folder with a checkpoint, or arrays by their names there, as a mapping or pairs.
+
+            llm.update_weights(trainer.params_by_name())
+
+        Tensors that are not among the arrays stay as they are. Nothing is compiled, and beside the weights the devices
+        hold one tensor at most. No cached prefix outlives it. Returns how often weights were replaced so far.
+
+        Raises `RequestError` for what is wrong with a tensor. If it came half-way, every call says so until all
+        tensors have been given again. See docs/sleep_and_weights.md.
+        """
+        with self._runs.lock:
+            return update(control_of(self._open().engine), weights)
+
+    def reload_weights(self) -> int:
+        """Read all weights from the model's checkpoint again."""
+        with self._runs.lock:
+            return int(control_of(self._open().engine).update_weights_from())
 
     def start_profile(self, profile_prefix: str | None = None) -> str:
         """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.serving.llm.interrupts import DeferredInterrupt
 from jaxllm.serving.llm.progress import GenerationProgress, UseTqdm
+from jaxllm.serving.llm.weights import check_runs
 from jaxllm.serving.text.engine import Prepared, TextEngine
 
 Request = TypeVar("Request", bound=Prepared)
@@ -70,6 +71,7 @@ class OfflineRuns:
         """Add `requests`, and run until those of `order` are in `finished`: these, in that order."""
         names = set(order)
         with GenerationProgress(len(order), use_tqdm) as progress, DeferredInterrupt() as interrupt:
+            check_runs(engine.engine)
             try:
                 progress.update(finished.values())
                 engine.add(requests)
@@ -95,6 +97,7 @@ class OfflineRuns:
         places = {request.request_id: place for place, request in enumerate(requests)}
         arrived: deque[Any] = deque()
         with self.lock:
+            check_runs(engine.engine)
             engine.add(requests)
             self._streams.update(dict.fromkeys(places, arrived))
         try:
@@ -112,6 +115,10 @@ class OfflineRuns:
                 yield places[output.request_id], output
         finally:
             self._leave(engine, list(places))
+
+    def step(self, engine: TextEngine[Any]) -> None:
+        """Run one step for those who read streams. By whoever holds the lock."""
+        self._step(engine, ())
 
     def _step(self, engine: TextEngine[Request], names: Collection[str]) -> list[Any]:
         """Run one step, and put the outputs of streams where their readers look; the others are returned.

@@ -1,11 +1,12 @@
 """The synchronous client: engines in processes of their own, driven as if there were one in this process."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.stats import StepStats, together
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.info import EngineInfo
@@ -15,6 +16,7 @@ from jaxllm.pooling.request import PoolingRequest
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import EngineConnection
+from jaxllm.serving.ipc.client.control import BackgroundControl, called
 from jaxllm.serving.ipc.client.placement import as_first, on_own_devices
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.router import Router
@@ -23,11 +25,13 @@ from jaxllm.serving.ipc.messages import (
     Add,
     Call,
     Called,
+    CallResult,
     EngineMethod,
     Finish,
     FromEngine,
     Outputs,
     Pool,
+    UpdateWeights,
 )
 
 
@@ -54,6 +58,7 @@ class BackgroundEngine:
         self._unfinished: dict[str, int] = {}
         self._waiting: list[EngineOutput] = []
         self._calls = 0
+        self._stats = [StepStats() for _ in self._numbers]
         self._error: EngineError | None = None
 
     def _connect(self, number: int, config: EngineConfig) -> EngineConnection:
@@ -147,12 +152,25 @@ class BackgroundEngine:
         """See `Profiler.stop`."""
         return str(self._call("stop_profile")[0])
 
-    def _call(self, method: EngineMethod) -> list[bool | str | None]:
-        """What a method of each engine returns. Raises the `RequestError` that one raises."""
+    @property
+    def control(self) -> BackgroundControl:
+        """Sleep, pauses and weight updates of all engines."""
+        return BackgroundControl(self._ask)
+
+    def state(self) -> StepStats:
+        """What the engines said last of themselves."""
+        return together(self._stats) if self._stats else StepStats()
+
+    def _call(self, method: EngineMethod) -> list[CallResult]:
+        return self._ask(called(method))
+
+    def _ask(self, make: Callable[[int], Call | UpdateWeights]) -> list[CallResult]:
+        """What each engine answers to a message. Raises the `RequestError` that one raises."""
         self._check_alive()
         self._calls += 1
+        question = make(self._calls)
         for connection in self._connections:
-            connection.send(Call(self._calls, method))
+            connection.send(question)
         called: dict[int, Called] = {}
         while len(called) < len(self._connections):
             number, message = self._events.get()
@@ -179,6 +197,7 @@ class BackgroundEngine:
             return []
         if message.stats is not None:
             self._router.observe(number, message.stats)
+            self._stats[number] = message.stats
         return message.outputs
 
     def _check_alive(self) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -22,6 +23,7 @@ from jaxllm.serving.ipc.messages import (
     DetachClient,
     Failed,
     Finish,
+    Loading,
     Pool,
     Ready,
     Release,
@@ -31,6 +33,7 @@ from jaxllm.serving.ipc.messages import (
 logger = logging.getLogger(__name__)
 
 _CLOSING_SECONDS = 2.0
+_BEAT_SECONDS = 1.0
 
 
 class Client:
@@ -111,6 +114,7 @@ class Clients:
         """`first` has started the engine: what nobody else has asked for goes to it."""
         self._first, self._input_queue, self._info = first, input_queue, info
         self._clients = [first]
+        self._last_beat = 0.0
         self._owners: dict[str, Client] = {}
 
     def take(self, client: Client, message: ToEngine | Exception) -> list[str]:
@@ -166,6 +170,14 @@ class Clients:
         for client, share in shares.items():
             if share or stats is not None:
                 client.output_queue.put_outputs(share, stats)
+
+    def beat(self, stage: str, done: int, total: int) -> None:
+        """Tell all, at times, how far long work has come: an engine that is silent counts as one that hangs."""
+        now = time.monotonic()
+        if now - self._last_beat > _BEAT_SECONDS:
+            self._last_beat = now
+            for client in self._clients:
+                client.output_queue.put(Loading(stage, done, total))
 
     def include(self, client: Client) -> None:
         """One more, which is told that the engine is ready."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from queue import Empty
+from typing import get_args
 
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
@@ -18,13 +19,16 @@ from jaxllm.serving.ipc.messages import (
     AttachClient,
     Call,
     Called,
+    CallResult,
     Configure,
+    ControlMethod,
     DetachClient,
     Finish,
     Pool,
     Reconcile,
     Reconciled,
     ToEngine,
+    UpdateWeights,
 )
 
 logger = logging.getLogger(__name__)
@@ -78,19 +82,40 @@ def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients
                 engine.finish_request(request_id, stop)
         case Reconcile():
             _reconcile(message, engine, client, clients)
-        case Call():
-            client.output_queue.put(_call(message, engine))
+        case Call() | UpdateWeights():
+            called = _call(message, engine, clients)
+            # Behind the state that all clients are told of.
+            client.output_queue.put_behind(called)
         case AttachClient() | DetachClient():
             pass  # They are about clients alone.
         case Configure():
             raise AssertionError("the engine is configured once, before the loop")
 
 
-def _call(message: Call, engine: AnyEngine) -> Called:
+def _call(message: Call | UpdateWeights, engine: AnyEngine, clients: Clients) -> Called:
     try:
-        return Called(message.number, getattr(engine, message.method)())
+        if isinstance(message, Call) and message.method not in get_args(ControlMethod):
+            return Called(message.number, getattr(engine, message.method)())
+        if isinstance(engine, PoolingEngine):
+            raise RequestError("an engine that pools neither pauses nor sleeps, nor takes other weights")
+        try:
+            return Called(message.number, _control(message, engine, clients))
+        finally:
+            clients.put_outputs([], engine.state())
     except RequestError as error:
-        return Called(message.number, refusal=str(error))
+        return Called(message.number, refusal=str(error), parameter=error.parameter)
+
+
+def _control(message: Call | UpdateWeights, engine: Engine, clients: Clients) -> CallResult:
+    if isinstance(message, UpdateWeights):
+        engine.control.update_weights([(each.name, each.array()) for each in message.weights])
+        return None
+    arguments = message.arguments
+    if message.method in ("wake_up", "update_weights_from"):
+        # Reading takes long, and an engine that says nothing counts as one that hangs.
+        arguments = {**arguments, "progress": clients.beat}
+    found: CallResult = getattr(engine.control, message.method)(**arguments)
+    return found
 
 
 def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients) -> None:

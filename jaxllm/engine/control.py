@@ -1,0 +1,281 @@
+"""What an operator or a trainer does with an engine: let it pause and sleep, and give it other weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from jaxllm.errors import RequestError
+from jaxllm.progress import Progress, silent
+from jaxllm.request import Request
+
+if TYPE_CHECKING:
+    from jaxllm.engine.engine import Engine
+    from jaxllm.runtime.resolved import ResolvedConfig
+    from jaxllm.runtime.weights.store import WeightStore
+
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of requests when an engine pauses: they end, or go on to their ends first, or go on later."""
+TAGS = ("weights", "kv_cache", "scheduling")
+"""What wakes up, under vLLM's names."""
+
+
+class EngineControl:
+    """Belongs to an engine, and is called between its steps.
+
+    While the engine is halted, requests wait: those that come meanwhile are held here.
+    """
+
+    def __init__(self, engine: "Engine", resolved: "ResolvedConfig") -> None:
+        self._engine, self._resolved = engine, resolved
+        self._store: WeightStore | None = None
+        self._held: dict[str, Request] = {}
+        self._asleep: set[str] = set()
+        self._level = 0
+        self._is_paused = False
+        self._is_draining = False
+        self._is_updating = False
+        self.is_halted = False
+        """Whether no step may be computed."""
+
+    # Requests
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request is to wait here, which it does then. Raises `RequestError` for an id in use."""
+        if not (self.is_halted or self._is_draining):
+            return False
+        name = request.request_id
+        if name in self._held or self._engine.scheduler.get(name) is not None:
+            raise RequestError(f"request_id={name!r} is in use by an unfinished request", "request_id")
+        self._held[name] = request
+        return True
+
+    def let_go(self, request_id: str) -> Request | None:
+        """Forget a request that waits here."""
+        return self._held.pop(request_id, None)
+
+    @property
+    def held_ids(self) -> set[str]:
+        """Ids of the requests that wait here."""
+        return set(self._held)
+
+    # Pause
+
+    def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> bool:
+        """Compute nothing more until `resume`. False while requests still run to their ends (`wait`): ask again then.
+
+        `clear_cache` forgets prefixes, unless requests are kept. Raises `RequestError`.
+        """
+        done = self._settle(mode)
+        if done:
+            self._is_paused = True
+            self._update()
+            if clear_cache and mode != "keep":
+                self._engine.scheduler.reset_prefix_cache()
+        return done
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._is_paused = self._is_draining = False
+        self._update()
+
+    def is_paused(self) -> bool:
+        """Whether the engine was paused."""
+        return self._is_paused or self._is_draining
+
+    def _settle(self, mode: PauseMode) -> bool:
+        """Bring it about that no step is under way, and no request runs unless it is kept; False: not yet."""
+        if mode not in get_args(PauseMode):
+            raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
+        engine = self._engine
+        if mode == "abort":
+            engine.abort_request(engine.scheduler.unfinished_ids())
+        elif mode == "wait" and engine.scheduler.has_unfinished and not self.is_halted:
+            self._is_draining = True
+            return False
+        engine.drain()
+        self._is_draining = False
+        return True
+
+    # Sleep
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> bool:
+        """Free device memory: level 1 keeps the weights on the host, level 2 drops them, level 0 only pauses.
+
+        The KV cache is dropped. False while requests still run to their ends, as with `pause`. Raises `RequestError`.
+        """
+        if level not in (0, 1, 2):
+            raise RequestError(f"level={level}: must be 0, 1 or 2", "level")
+        if not self._resolved.config.model.enable_sleep_mode:
+            raise RequestError("sleep mode is off: start with --enable-sleep-mode (LLM(..., enable_sleep_mode=True))")
+        store = self._weights() if level else None
+        if self._is_updating:
+            raise RequestError("a weight update has begun: finish it before the engine sleeps")
+        if not self._settle(mode):
+            return False
+        if store is not None:
+            self._drop_cache()
+            if "weights" not in self._asleep:
+                store.leave(keep=level == 1)
+            elif level == 2:
+                store.forget()
+            if "kv_cache" not in self._asleep:
+                self._engine.runner.calls.delete_state()
+            self._asleep |= {"weights", "kv_cache"}
+        self._asleep.add("scheduling")
+        self._level = max(level, self._level)
+        self._update()
+        return True
+
+    def wake_up(self, tags: Sequence[str] | None = None, progress: Progress = silent) -> None:
+        """Bring back what sleeps: all, or what the `tags` name, "weights" or "kv_cache".
+
+        Weights that were dropped are read from the checkpoint once all is awake, unless an update has brought them.
+        Raises `RequestError`.
+        """
+        unknown = [tag for tag in tags or () if tag not in TAGS]
+        if unknown:
+            raise RequestError(f"tags={unknown}: choose of {', '.join(TAGS)}", "tags")
+        waking = self._asleep & set(TAGS if tags is None else tags)
+        if "weights" in waking:
+            self._weights().come_back()
+            self._asleep.discard("weights")
+        if "kv_cache" in waking:
+            self._engine.runner.calls.call("empty_state")
+            self._asleep.discard("kv_cache")
+        if not self._asleep - {"scheduling"}:
+            if self._level and not self._is_updating:
+                self._read_again(progress)
+            self._asleep.clear()
+            self._level = 0
+        self._update()
+
+    def _read_again(self, progress: Progress) -> None:
+        try:
+            self._weights().read_again(progress)
+        finally:
+            self._update()
+
+    def is_sleeping(self) -> bool:
+        """Whether anything sleeps."""
+        return bool(self._asleep)
+
+    # Weights
+
+    def start_weight_update(self) -> None:
+        """New weights come: tensors by `update_weights`. Nothing is computed until `finish_weight_update`.
+
+        Requests that run go on with the new weights; their KV cache is computed again.
+        """
+        store = self._weights()
+        self._forget_old()
+        store.begin()
+        self._asleep.discard("weights")
+        self._is_updating = True
+        self._update()
+
+    def check_weights(self, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Check names, shapes and types of tensors that will come. Raises `RequestError`, and the update is over."""
+        self._trying(self._weights().check, tensors)
+
+    def update_weights(self, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Replace tensors, by their names in the checkpoint. Raises `RequestError`, and the update is over."""
+        self._trying(self._weights().take, tensors)
+
+    def abandon_weight_update(self, reason: str) -> None:
+        """No more tensors come, and those that are missing were needed."""
+        if self._is_updating:
+            self._weights().abandon(reason)
+            self._is_updating = False
+            self._update()
+
+    def finish_weight_update(self) -> int:
+        """All have come; tensors that have not stay as they were. Returns how often weights were replaced so far.
+
+        Raises `RequestError` where something is missing.
+        """
+        store = self._weights()
+        self._trying(store.finish)
+        return self._end_update()
+
+    def update_weights_from(self, folder: str | None = None, progress: Progress = silent) -> int:
+        """Replace all weights by those of a checkpoint in a folder, or read those of the model again.
+
+        Returns how often weights were replaced so far. Raises `RequestError`: nothing has changed where names, shapes
+        or types are wrong; else `StepStats.weights_problem` says that another update is needed.
+        """
+        path = self._resolved.folder if folder is None else Path(folder).expanduser()
+        if not path.is_dir():
+            raise RequestError(f"weights: {folder!r} is no folder here", "path")
+        store = self._weights()
+        self._forget_old()
+        self._trying(store.update_from, path, progress)
+        self._asleep.discard("weights")
+        return self._end_update()
+
+    def distrust_weights(self, reason: str) -> None:
+        """The weights are not those that are wanted: nothing is computed before an update."""
+        self._weights().distrust(reason)
+        self._update()
+
+    def _end_update(self) -> int:
+        store = self._weights()
+        self._is_updating = False
+        self._engine.pages.use_weights(store.version)
+        if not self._asleep - {"scheduling"}:
+            self._asleep.clear()
+            self._level = 0
+        self._update()
+        return store.version
+
+    def _trying(self, work: Any, *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except RequestError:
+            self._is_updating = False
+            self._update()
+            raise
+
+    def _forget_old(self) -> None:
+        """No request holds anything that the old weights have computed."""
+        self._engine.drain()
+        self._drop_cache()
+
+    def _drop_cache(self) -> None:
+        self._engine.scheduler.preempt_all()
+        forgotten = self._engine.scheduler.reset_prefix_cache()
+        assert forgotten, "a request holds pages although none runs"
+
+    def _weights(self) -> "WeightStore":
+        if self._store is None:
+            if not self._engine.runner.calls.is_alone:
+                raise RequestError(
+                    "an engine on several hosts neither sleeps nor takes other weights: start it again instead"
+                )
+            from jaxllm.runtime.weights.store import WeightStore
+
+            self._store = WeightStore(self._resolved, self._engine.runner.calls)
+        return self._store
+
+    # State
+
+    def stats(self) -> dict[str, Any]:
+        """What `StepStats` says of it."""
+        return {
+            "sleep_level": self._level,
+            "is_paused": self.is_paused() or self._is_updating or self._asleep == {"scheduling"},
+            "weights_version": 0 if self._store is None else self._store.version,
+            "weights_problem": self._problem,
+        }
+
+    @property
+    def _problem(self) -> str:
+        """Why the weights cannot be used."""
+        needs = None if self._store is None else self._store.needs
+        return "" if needs is None or self._is_updating else needs
+
+    def _update(self) -> None:
+        self.is_halted = self._is_paused or self._is_updating or bool(self._asleep) or bool(self._problem)
+        if not self.is_halted and not self._is_draining:
+            held, self._held = self._held, {}
+            for request in held.values():
+                self._engine.add_request(request)

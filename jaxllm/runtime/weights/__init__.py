@@ -1,0 +1,1 @@
+"""Weights that leave the devices, come back, and are replaced."""

@@ -1,0 +1,144 @@
+"""Parameters that are on the devices get the tensors of another checkpoint, or some of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
+from jaxllm.models.checkpoint.slots import ParameterPath, Slot, Specs
+from jaxllm.models.checkpoint.weights import Filling
+from jaxllm.models.errors import ModelError
+from jaxllm.models.layers.parameter import ParameterSpec
+from jaxllm.models.sharding import put
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix
+
+_Key = tuple[ParameterPath, int | None]
+_Piece = tuple[Slot, np.ndarray]
+
+
+class Refilling(Filling):
+    """Parameters of which some are replaced, whole or in part. What is not replaced stays as it is.
+
+    A parameter of several tensors is put together on the host, once the last of them has come; those of which some do
+    not come keep the rest of what they have (`finish`).
+    """
+
+    def __init__(self, specs: Specs, arrays: Mapping[ParameterPath, jax.Array]) -> None:
+        """`arrays` are those on the devices, which are this object's from now on; none where all are to come."""
+        super().__init__(specs)
+        self.arrays.update(arrays)
+        self._pieces: dict[_Key, list[_Piece]] = {}
+        self.has_changed = False
+        """Whether a parameter is another one than before."""
+
+    def take(self, name: str, slot: Slot, tensor: "np.ndarray | QuantizedMatrix") -> None:
+        """See `Filling`. Raises `ModelError` for numbers that are not finite."""
+        if isinstance(tensor, np.ndarray) and not all_finite(tensor):
+            raise ModelError(f"tensor {name!r} has numbers that are not finite")
+        super().take(name, slot, tensor)
+
+    def add(self, slot: Slot, values: np.ndarray) -> None:
+        """See `Filling`."""
+        before = self.arrays.get(slot.path)
+        try:
+            super().add(slot, values)
+        finally:
+            self.has_changed |= self.arrays.get(slot.path) is not before
+
+    def _add_to_host(self, slot: Slot, values: np.ndarray, layers: int) -> None:
+        """Keep what comes until all of a parameter is there."""
+        # Whoever gave the values may go on with their memory.
+        self._pieces.setdefault((slot.path, None), []).append((slot, values))
+        pieces = self._pieces[slot.path, None]
+        if sum(_rows(each) for each in pieces) == layers * self._specs[slot.path].layout.shape[0]:
+            del self._pieces[slot.path, None]
+            # The old one goes before the new one comes.
+            self.arrays.pop(slot.path, None)
+            parameter = HostParameter(self._specs[slot.path], layers)
+            for own, rows in pieces:
+                parameter.add(rows, own.layer, own.part, own.blocks)
+            self.arrays[slot.path] = parameter.to_device()
+
+    def _joined(self, slot: Slot, values: np.ndarray) -> np.ndarray | None:
+        pieces = self._pieces.setdefault((slot.path, slot.layer), [])
+        pieces.append((slot, values))
+        spec = one_layer(self._specs[slot.path])
+        if sum(_rows(each) for each in pieces) < spec.layout.shape[0]:
+            return None
+        parameter = HostParameter(spec, 1)
+        for own, rows in self._pieces.pop((slot.path, slot.layer)):
+            parameter.add(rows, None, own.part, own.blocks)
+        return parameter.array
+
+    def finish(self) -> None:
+        """No more tensors come: what was replaced in part gets the rest of what it had.
+
+        Raises `ModelError` where there was nothing.
+        """
+        for path in dict.fromkeys(path for path, _ in self._pieces):
+            if path not in self.arrays:
+                raise ModelError(f"only some of the tensors of {_shown(path)} were given, and it had no values before")
+            keys = [key for key in self._pieces if key[0] == path]
+            pieces = [piece for key in keys for piece in self._pieces.pop(key)]
+            spec = self._specs[path]
+            self.has_changed = True
+            whole = np.array(jax.device_get(self.arrays.pop(path)))
+            _patch(whole, spec, pieces)
+            self.arrays[path] = put(whole, spec.array.sharding)
+        jax.block_until_ready(list(self.arrays.values()))
+
+    def missing(self) -> list[str]:
+        """Parameters that have no values."""
+        return [_shown(path) for path in self._specs if path not in self.arrays]
+
+
+def all_finite(values: np.ndarray) -> bool:
+    """Whether all numbers are, of those types that have others."""
+    return values.dtype.kind in "iu" or bool(np.isfinite(values).all())
+
+
+def _rows(piece: _Piece) -> int:
+    """Rows of the parameter that a piece has."""
+    return len(piece[1])
+
+
+def _shown(path: ParameterPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _patch(whole: np.ndarray, spec: ParameterSpec, pieces: Sequence[_Piece]) -> None:
+    """Write pieces into a parameter on the host, whose tensors may lie in any order of the layout's."""
+    by_layer: dict[int | None, list[_Piece]] = {}
+    for piece in pieces:
+        by_layer.setdefault(piece[0].layer, []).append(piece)
+    for layer, own in by_layer.items():
+        into = whole if layer is None else whole[layer]
+        rows, is_new = np.zeros(spec.layout.shape, whole.dtype), np.zeros(spec.layout.shape, whole.dtype)
+        for slot, values in own:
+            _place(rows, slot, values)
+            _place(is_new, slot, np.ones_like(values))
+        packed, marks = np.zeros_like(into), np.zeros_like(into)
+        spec.layout.pack_into(packed, rows)
+        spec.layout.pack_into(marks, is_new)
+        np.copyto(into, packed, where=marks != 0)
+
+
+def _place(rows: np.ndarray, slot: Slot, values: np.ndarray) -> None:
+    """Put the values of a slot among the rows of its parameter."""
+    if slot.part is None:
+        rows[...] = values.reshape(rows.shape)
+        return
+    blocks = rows.reshape(slot.blocks, -1, *rows.shape[1:])
+    blocks[:, slot.part.start : slot.part.start + slot.part.size] = values.reshape(slot.blocks, -1, *values.shape[1:])
+
+
+def check_names(names: Iterable[str], seen: set[str]) -> None:
+    """Note the names of tensors. Raises `ModelError` for one that has come before."""
+    for name in names:
+        if name in seen:
+            raise ModelError(f"tensor {name!r} is given twice")
+        seen.add(name)

@@ -1,0 +1,108 @@
+"""New weights for a model whose parameters are on the devices, tensor by tensor, in the order in which they come."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxllm.models.checkpoint.host_parameter import whole_parameter
+from jaxllm.models.checkpoint.matching import match, new_name
+from jaxllm.models.checkpoint.names import CheckpointNames
+from jaxllm.models.checkpoint.refilling import Refilling, check_names
+from jaxllm.models.checkpoint.safetensors_file import Tensor
+from jaxllm.models.checkpoint.slots import ParameterPath, Slot, checkpoint_slots
+from jaxllm.models.checkpoint.weights import Progress, load_arrays
+from jaxllm.models.layers.parameter import ParameterSpec
+
+if TYPE_CHECKING:
+    from jaxllm.models.checkpoint.matching import Found
+
+Leaves = tuple[jax.Array, ...]
+
+
+class Replacement:
+    """Takes tensors, and gives the parameters.
+
+    Tensors go the way that those of a checkpoint go at the start: they are merged, packed and rounded alike. Beyond the
+    parameters, the devices hold one of them, or one tensor, at a time.
+    """
+
+    def __init__(self, model: nnx.Module, names: CheckpointNames, leaves: Leaves | None) -> None:
+        """`model` has shapes for parameters; `leaves` are what it has, or None where all are to come.
+
+        They are this object's until `leaves` gives them back.
+        """
+        graph, state = nnx.split(model)
+        flat = nnx.to_flat_state(state)
+        numbered = [(path, variable.replace(number)) for number, (path, variable) in enumerate(flat)]
+        self._order: list[int] = jax.tree.leaves(nnx.split(nnx.merge(graph, nnx.from_flat_state(numbered)))[1])
+        self._paths: list[ParameterPath] = [path for path, _ in flat]
+        specs = {path: ParameterSpec.of(variable) for path, variable in flat}
+        # Scales of keys and values are no weights, but they lie beside them.
+        self._sought = {path: spec for path, spec in specs.items() if path[-1] != "kv_scales"}
+        self._specs, self._names = specs, names
+        self.slots = checkpoint_slots(self._sought, names.names, names.first_layer)
+        arrays = {} if leaves is None else dict(zip((self._paths[each] for each in self._order), leaves, strict=True))
+        self._filling = Refilling(specs, arrays)
+        self._seen: set[str] = set()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether a parameter is another one than before."""
+        return self._filling.has_changed
+
+    def match(
+        self, tensors: Sequence[Tensor], source: str, *, is_whole: bool = False
+    ) -> "list[tuple[Found, Sequence[Slot]]]":
+        """Those tensors that this model wants, checked by name, shape and type. Raises `ModelError`.
+
+        `is_whole`: none may be missing.
+        """
+        names = self._names
+        beginnings = tuple(names.ignored_beginnings)
+        found = [new_name(tensor.name, names.renamed) for tensor in tensors]
+        unused = [name for name in found if beginnings and name.startswith(beginnings) and name not in self.slots]
+        return match(
+            source,
+            tensors,
+            self._sought,
+            self.slots,
+            (*names.ignored, *unused),
+            names.renamed,
+            names.known_format,
+            names.elsewhere,
+            is_part=not is_whole,
+        )
+
+    def take(self, matched: "list[tuple[Found, Sequence[Slot]]]", progress: Progress | None = None) -> None:
+        """Replace what `match` found. Raises `ModelError`; what came before the tensor that it names stays replaced."""
+        check_names([tensor.name for tensor, _ in matched], self._seen)
+        load_arrays(matched, self._sought, progress, self._filling)
+
+    def take_scales(self, scales: Mapping[ParameterPath, np.ndarray]) -> None:
+        """Replace the scales of keys and values, by the path of their parameter."""
+        for path, values in scales.items():
+            self._filling.arrays[path] = whole_parameter(self._specs[path], values)
+
+    def finish(self) -> None:
+        """No more tensors come. Raises `ModelError` where a parameter lacks some."""
+        self._filling.finish()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every tensor of the model has been given."""
+        return self.slots.keys() <= self._seen
+
+    @property
+    def leaves(self) -> Leaves | None:
+        """The parameters, in the order of the programs' arguments; None where some have no values."""
+        arrays = self._filling.arrays
+        if any(path not in arrays for path in self._paths):
+            return None
+        return tuple(arrays[self._paths[number]] for number in self._order)
+
+    def missing(self) -> list[str]:
+        """Names of the parameters without values."""
+        return self._filling.missing()

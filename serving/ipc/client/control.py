@@ -1,0 +1,76 @@
+"""`jaxllm.engine.control.EngineControl` of engines in other processes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxllm.engine.control import PauseMode
+from jaxllm.progress import Progress, silent
+from jaxllm.serving.ipc.messages import Call, CallResult, EngineMethod, UpdateWeights, Weight
+
+Send = Callable[[Callable[[int], Call | UpdateWeights]], list[CallResult]]
+"""Sends every engine a message, made from its number; what each of them answers."""
+
+
+def called(method: EngineMethod, **arguments: Any) -> Callable[[int], Call]:
+    """What makes the message that calls a method."""
+    return lambda number: Call(number, method, arguments)
+
+
+def weights_message(tensors: Sequence[tuple[str, Any]]) -> Callable[[int], UpdateWeights]:
+    """What makes the message that brings tensors, arrays of NumPy or JAX."""
+    weights = [Weight.of(name, np.asarray(array)) for name, array in tensors]
+    return lambda number: UpdateWeights(number, weights)
+
+
+class BackgroundControl:
+    """Asks every engine; methods are those of `EngineControl`."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> bool:
+        """See `EngineControl.sleep`."""
+        return all(self._call("sleep", level=level, mode=mode))
+
+    def wake_up(self, tags: Sequence[str] | None = None, progress: Progress = silent) -> None:
+        """See `EngineControl.wake_up`."""
+        del progress
+        self._call("wake_up", tags=None if tags is None else list(tags))
+
+    def is_sleeping(self) -> bool:
+        """See `EngineControl.is_sleeping`."""
+        return any(self._call("is_sleeping"))
+
+    def start_weight_update(self) -> None:
+        """See `EngineControl.start_weight_update`."""
+        self._call("start_weight_update")
+
+    def check_weights(self, tensors: Sequence[tuple[str, Any]]) -> None:
+        """Nothing: engines check what comes."""
+
+    def update_weights(self, tensors: Sequence[tuple[str, Any]]) -> None:
+        """See `EngineControl.update_weights`."""
+        self._send(weights_message(tensors))
+
+    def abandon_weight_update(self, reason: str) -> None:
+        """See `EngineControl.abandon_weight_update`."""
+        self._call("abandon_weight_update", reason=reason)
+
+    def finish_weight_update(self) -> int:
+        """See `EngineControl.finish_weight_update`."""
+        return _version(self._call("finish_weight_update"))
+
+    def update_weights_from(self, folder: str | None = None, progress: Progress = silent) -> int:
+        """See `EngineControl.update_weights_from`."""
+        del progress
+        return _version(self._call("update_weights_from", folder=folder))
+
+    def _call(self, method: EngineMethod, **arguments: Any) -> list[CallResult]:
+        return self._send(called(method, **arguments))
+
+
+def _version(results: Sequence[CallResult]) -> int:
+    """What all engines have reached."""
+    return min(each for each in results if isinstance(each, int))

@@ -1,0 +1,68 @@
+"""Sleep and other weights for the engine of an `LLM`."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, get_args
+
+from jaxllm.engine.control import PauseMode
+from jaxllm.errors import EngineError, RequestError
+
+Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
+"""Arrays of NumPy or JAX by their names in the checkpoint."""
+NewWeights = str | PathLike[str] | Tensors
+"""A folder with a checkpoint, or tensors."""
+
+
+def control_of(engine: Any) -> Any:
+    """An engine's `EngineControl`, or what stands for that of others. Raises `RequestError` where there is none."""
+    control = getattr(engine, "control", None)
+    if control is None:
+        raise RequestError("a model that pools neither sleeps nor takes other weights: make another LLM")
+    return control
+
+
+def check_runs(engine: Any) -> None:
+    """Raise `EngineError` for an engine that computes nothing, of which a caller would wait for ever."""
+    state = getattr(engine, "state", None)
+    why = "" if state is None else state().halted
+    if why:
+        raise EngineError(why)
+
+
+def sleep(control: Any, level: int, mode: PauseMode, step: Callable[[], None]) -> None:
+    """Let an engine sleep; `step` lets requests run on. Raises `RequestError`."""
+    if mode not in get_args(PauseMode):
+        raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
+    while not control.sleep(level, mode):
+        step()
+
+
+def update(control: Any, weights: NewWeights) -> int:
+    """Replace weights, one tensor at a time; how often that was done so far. Raises `RequestError`.
+
+    Of a mapping all names, shapes and types are checked before the first is replaced.
+    """
+    if isinstance(weights, (str, PathLike)):
+        return int(control.update_weights_from(str(weights)))
+    control.start_weight_update()
+    finished = False
+    try:
+        if isinstance(weights, Mapping):
+            control.check_weights(list(weights.items()))
+        for tensor in weights.items() if isinstance(weights, Mapping) else weights:
+            control.update_weights([_checked(tensor)])
+        finished = True
+        return int(control.finish_weight_update())
+    except RequestError:
+        raise
+    except BaseException:
+        # The trainer's own generator has failed: what has come stays, and the engine says so.
+        if not finished:
+            control.abandon_weight_update("what gave the tensors has failed")
+        raise
+
+
+def _checked(tensor: Any) -> Sequence[Any]:
+    if not isinstance(tensor, tuple) or len(tensor) != 2 or not isinstance(tensor[0], str):
+        raise RequestError(f"weights: expected (name, array), got {type(tensor).__name__}", "weights")
+    return tensor
