@@ -49,6 +49,9 @@ class StandIn:
         self._left: dict[str, int] = {}
         self._step = 0
 
+    def distrust_weights(self, reason: str) -> None:
+        """It has none."""
+
     def close(self) -> None:
         """Nothing to give back."""
 

@@ -229,6 +229,10 @@ class Engine(StepLoop[Dispatched]):
             **self.control.stats(),
         )
 
+    def distrust_weights(self, reason: str) -> None:
+        """See `EngineControl.distrust_weights`."""
+        self.control.distrust_weights(reason)
+
     def state(self) -> StepStats:
         """`stats` between steps: what the last one did is not told again."""
         self._step, self._step_seconds = StepStats(), 0.0

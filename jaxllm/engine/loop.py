@@ -74,6 +74,9 @@ class StepLoop(ABC, Generic[Step]):
         """Whether a request has ended, and the next step's outputs will say so."""
         return any(output.request_id == request_id for output in self._ended)
 
+    def distrust_weights(self, reason: str) -> None:
+        """The weights are not those that are wanted: nothing is computed before they are replaced."""
+
     def start_profile(self) -> str:
         """See `Profiler.start`."""
         return self._profiler.start()

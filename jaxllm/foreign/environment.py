@@ -27,6 +27,7 @@ VARIABLES: Mapping[str, Variable] = {
     "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": Variable("max_body_size", int),
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": Variable("timeout_keep_alive", int),
     "VLLM_LOGGING_LEVEL": Variable("log_level", str.lower),
+    "VLLM_SERVER_DEV_MODE": Variable("server_dev_mode", lambda text: bool(int(text))),
     "VLLM_XLA_CACHE_PATH": Variable("compilation_cache_dir", str),
 }
 

@@ -59,6 +59,7 @@ WITHOUT_MEANING = frozenset(
         "middleware",
         "enable_force_include_usage",
         "enable_tokenizer_info_endpoint",
+        "server_dev_mode",
         "enable_request_id_headers",
         "api_server_count",
         "h11_max_incomplete_event_size",

@@ -395,7 +395,8 @@ class LLM:
         """What a method of the worker returns, or a function of it: a list of one, as one worker has all devices.
 
         The worker has the methods of `worker_extension_cls`; its `engine` is the engine of token ids. `timeout` changes
-        nothing. "reload_weights" is a method that every engine has. Raises `EngineError` for one in another process, and `RequestError` for an unknown method.
+        nothing. Every engine knows "reload_weights". Raises `EngineError` for other methods of one in another process,
+        and `RequestError` for an unknown method.
         """
         del timeout
         if method == "reload_weights":

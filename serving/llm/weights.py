@@ -1,6 +1,7 @@
 """Sleep and other weights for the engine of an `LLM`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from os import PathLike
 from typing import Any, get_args
 
@@ -45,24 +46,21 @@ def update(control: Any, weights: NewWeights) -> int:
     if isinstance(weights, (str, PathLike)):
         return int(control.update_weights_from(str(weights)))
     control.start_weight_update()
-    finished = False
     try:
         if isinstance(weights, Mapping):
             control.check_weights(list(weights.items()))
         for tensor in weights.items() if isinstance(weights, Mapping) else weights:
-            control.update_weights([_checked(tensor)])
-        finished = True
+            control.update_weights([checked_tensor(tensor)])
         return int(control.finish_weight_update())
-    except RequestError:
-        raise
-    except BaseException:
-        # The trainer's own generator has failed: what has come stays, and the engine says so.
-        if not finished:
-            control.abandon_weight_update("what gave the tensors has failed")
+    except BaseException as error:
+        # Engines that have not failed themselves, if this is the trainer's error or another engine's, wait for more.
+        with suppress(EngineError):
+            control.abandon_weight_update(str(error) or type(error).__name__)
         raise
 
 
-def _checked(tensor: Any) -> Sequence[Any]:
+def checked_tensor(tensor: Any) -> tuple[str, Any]:
+    """A name and an array. Raises `RequestError` for anything else."""
     if not isinstance(tensor, tuple) or len(tensor) != 2 or not isinstance(tensor[0], str):
         raise RequestError(f"weights: expected (name, array), got {type(tensor).__name__}", "weights")
-    return tensor
+    return tensor[0], tensor[1]

@@ -105,6 +105,11 @@ class ServerOptions(Section):
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
     enable_tokenizer_info_endpoint: bool = option(False, "Offer /tokenizer_info: the tokenizer's settings.")
     enable_request_id_headers: bool = option(False, "Give every response an X-Request-Id header.")
+    server_dev_mode: bool = option(
+        False,
+        "Offer /sleep, /wake_up, /pause, /resume and /update_weights: who may call this server can stop it then. "
+        "VLLM_SERVER_DEV_MODE=1 is the same. See docs/sleep_and_weights.md.",
+    )
     max_queued_requests: int = option(
         1024, "Most requests that wait for the engine to start them; more are told to come back later.", minimum=1
     )

@@ -16,6 +16,15 @@ class Degraded(Answer, kw_only=True):
     attention_problem: str
 
 
+class Halted(Answer, kw_only=True):
+    """The engine lives, and computes nothing: requests wait."""
+
+    sleep_level: int
+    is_paused: bool
+    reason: str
+    """What to do, too."""
+
+
 class Load(Answer, kw_only=True):
     """Requests in flight."""
 

@@ -1,7 +1,7 @@
 """The operations of the server itself."""
 
 from jaxllm.serving.http.operation import Operation, make_router
-from jaxllm.serving.server import answers, routes, scaling
+from jaxllm.serving.server import answers, routes, scaling, sleep
 
 OPERATIONS = (
     Operation(path="/health", handler=routes.health, tag="Operation", public=True),
@@ -57,6 +57,56 @@ OPERATIONS = (
         tag="Operation",
         response=answers.Profile,
         refusable=True,
+    ),
+    Operation(
+        path="/sleep",
+        methods=("POST",),
+        handler=sleep.sleep,
+        tag="Operation",
+        refusable=True,
+    ),
+    Operation(
+        path="/wake_up",
+        methods=("POST",),
+        handler=sleep.wake_up,
+        tag="Operation",
+        refusable=True,
+    ),
+    Operation(
+        path="/is_sleeping",
+        handler=sleep.is_sleeping,
+        tag="Operation",
+        response=sleep.IsSleeping,
+    ),
+    Operation(
+        path="/pause",
+        methods=("POST",),
+        handler=sleep.pause,
+        tag="Operation",
+        response=sleep.Status,
+        refusable=True,
+    ),
+    Operation(
+        path="/resume",
+        methods=("POST",),
+        handler=sleep.resume,
+        tag="Operation",
+        response=sleep.Status,
+    ),
+    Operation(
+        path="/is_paused",
+        handler=sleep.is_paused,
+        tag="Operation",
+        response=sleep.IsPaused,
+    ),
+    Operation(
+        path="/update_weights",
+        methods=("POST",),
+        handler=sleep.update_weights,
+        tag="Operation",
+        request=sleep.UpdateRequest,
+        response=sleep.Updated,
+        parts=(sleep.UpdateInfo,),
     ),
 )
 

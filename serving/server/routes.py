@@ -6,10 +6,11 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.errors import EngineError
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.server.answers import CacheReset, Degraded, Load, Profile, Version
+from jaxllm.serving.server.answers import CacheReset, Degraded, Halted, Load, Profile, Version
 from jaxllm.serving.telemetry.metrics import ProcessMeasured
 from jaxllm.serving.telemetry.shared_metrics import Published
 from jaxllm.version import __version__
@@ -18,11 +19,13 @@ from jaxllm.version import __version__
 async def health(request: Request) -> Response:
     """Say with status 200 that the engine is alive; one that is dead or hangs has status 503.
 
-    The body is empty, unless a kernel failed its self-test and a slower one serves.
+    The body is empty, unless the engine sleeps or is paused, or a kernel failed its self-test and a slower one serves.
     """
     llm = server_of(request).llm
     llm.check_health()
-    info = llm.info
+    info, state = llm.info, llm.state()
+    if state.halted:
+        return json_response(Halted(sleep_level=state.sleep_level, is_paused=state.is_paused, reason=state.halted))
     if info.attention_problem is None:
         return Response()
     return json_response(Degraded(attention_backend=info.attention_backend, attention_problem=info.attention_problem))
@@ -43,10 +46,12 @@ async def ping(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Say with status 200 that requests are taken; also while it shuts down, the server has status 503."""
+    """Say with status 200 that requests are computed; status 503 while it sleeps, is paused or shuts down."""
     server = server_of(request)
     server.check_accepting()
     server.llm.check_health()
+    if why := server.llm.state().halted:
+        raise EngineError(why)
     return Response()
 
 

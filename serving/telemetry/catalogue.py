@@ -38,6 +38,12 @@ METRICS = (
     Described("kv_cache_usage_perc", "gauge", "Share of the KV cache that running requests hold, 0 to 1."),
     Described("gpu_cache_usage_perc", "gauge", "Old name of kv_cache_usage_perc.", "kv_cache_usage_perc"),
     Described("state_snapshots", "gauge", "Snapshots of recurrent layers' states that prefixes can be found with."),
+    Described(
+        "engine_sleep_state",
+        "gauge",
+        "1 for the state that holds: awake, weights_offloaded (level 1) or discard_all (level 2); 0 for the others.",
+    ),
+    Described("weights_version", "gauge", "How often the weights were replaced since the engine started."),
     Described("cache_config_info", "gauge", "Always 1; its labels tell size and type of the KV cache."),
     Described("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
     Described("prefix_cache_hits", "counter", "Prompt tokens found in the prefix cache."),

@@ -192,6 +192,14 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
             return [(labels, engine.stats.kv_usage)]
         case "state_snapshots":
             return [(labels, engine.stats.num_snapshots)]
+        case "engine_sleep_state":
+            states = ("awake", "weights_offloaded", "discard_all")
+            return [
+                ({**labels, "sleep_state": state}, float(level == engine.stats.sleep_level))
+                for level, state in enumerate(states)
+            ]
+        case "weights_version":
+            return [(labels, engine.stats.weights_version)]
     assert name == "cache_config_info"
     info = engine.info
     config = {

@@ -22,13 +22,14 @@ from jaxllm.serving.ipc.messages import (
     Abort,
     Call,
     Called,
-    EngineMethod,
+    CallResult,
     Finish,
     FromEngine,
     Outputs,
     Reconcile,
     Reconciled,
     ToEngine,
+    UpdateWeights,
 )
 from jaxllm.serving.text.engine import Follower
 from jaxllm.serving.text.measurements import EndReason, Measurements
@@ -51,6 +52,8 @@ class AsyncEngine:
         self.number = number
         self._shared = shared
         self.health = EngineHealth()
+        self.stats = StepStats()
+        """What the engine said last of itself."""
         self.info: EngineInfo
         """The model and its limits."""
         self._loop = asyncio.get_running_loop()
@@ -147,13 +150,13 @@ class AsyncEngine:
         for reader in readers:
             reader.fail(error)
 
-    async def call(self, method: EngineMethod) -> bool | str | None:
-        """What a method of the engine returns. Raises the `RequestError` that it raises."""
+    async def ask(self, make: Callable[[int], Call | UpdateWeights]) -> CallResult:
+        """What the engine answers to a message, made from its number. Raises the `RequestError` that is the answer."""
         self.health.check()
         number = next(self._numbers)
         reply = self._replies[number] = self._loop.create_future()
         self._heartbeat.expect()
-        self._send(Call(number, method))
+        self._send(make(number))
         return (await reply).outcome()
 
     # Life and death
@@ -228,6 +231,7 @@ class AsyncEngine:
     def take_restart(self, info: EngineInfo) -> None:
         """Another engine is ready, and gets what waits for it."""
         self.info = info
+        self.stats = StepStats()
         self._heartbeat.heard(owed=self._owes())
         self.health.resume()
         for restarted in self._shared.on_restart:
@@ -264,6 +268,10 @@ class AsyncEngine:
         self._heartbeat.settle(owed=self._owes())
 
     def _take_outputs(self, message: Outputs) -> None:
+        if message.stats is not None:
+            self.stats = message.stats
+            if message.stats.weights_version:
+                self._supervisor.distrust_weights()
         try:
             self._deliver(self._outputs.process(message.outputs), message.stats)
         except Exception as error:

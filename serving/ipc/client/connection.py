@@ -81,9 +81,15 @@ class EngineConnection:
         self._woken, self._wake = socket.socketpair()
 
     def start(
-        self, config: EngineConfig, *, progress: Progress = silent, log_level: str = "info", json_logs: bool = False
+        self,
+        config: EngineConfig,
+        *,
+        progress: Progress = silent,
+        log_level: str = "info",
+        json_logs: bool = False,
+        stale_weights: str | None = None,
     ) -> EngineInfo:
-        """Start the process, and wait until its engine is ready.
+        """Start the process, and wait until its engine is ready. For `stale_weights` see `Configure`.
 
         Raises `ConfigError` and `CapacityError` as the engine does, and `EngineError` when the process ends.
         """
@@ -107,7 +113,7 @@ class EngineConnection:
         try:
             self._run_process()
             self._greet()
-            self._transmit(Configure(config, log_level, json_logs))
+            self._transmit(Configure(config, log_level, json_logs, stale_weights))
             self.info = self._load(progress)
         except BaseException:
             self.close()

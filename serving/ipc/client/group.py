@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from jaxllm.engine.stats import StepStats
+from jaxllm.engine.stats import StepStats, together
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
+from jaxllm.serving.ipc.client.control import called
+from jaxllm.serving.ipc.client.health import RETRY_AFTER
 from jaxllm.serving.ipc.client.members import GroupOptions, Members
 from jaxllm.serving.ipc.client.router import Router
 from jaxllm.serving.ipc.client.scaling import Scaling
 from jaxllm.serving.ipc.client.shared_state import SharedState
-from jaxllm.serving.ipc.messages import EngineMethod, ToEngine
+from jaxllm.serving.ipc.messages import Call, CallResult, ControlMethod, EngineMethod, ToEngine, UpdateWeights
 
 
 class EngineGroup:
@@ -85,10 +87,15 @@ class EngineGroup:
                 there = f"0 to {len(engines) - 1}" if len(engines) > 1 else "only 0"
                 raise RequestError(f"data_parallel_rank={asked}: there is {there}", "data_parallel_rank")
             engines[asked].health.check_soon()
+            if engines[asked].stats.weights_problem:
+                raise EngineError(engines[asked].stats.weights_problem, RETRY_AFTER)
             return [asked]
         living = [each.number for each in engines if each.health.is_up]
+        usable = [number for number in living if not engines[number].stats.weights_problem]
+        if living and not usable:
+            raise EngineError(engines[living[0]].stats.weights_problem, RETRY_AFTER)
         if living:
-            return living
+            return usable
         waiting = [each.number for each in engines if each.health.is_soon]
         if not waiting:
             engines[0].health.check_soon()
@@ -100,18 +107,37 @@ class EngineGroup:
         for engine in self.engines:
             engine.abort(names)
 
-    async def call(self, method: EngineMethod) -> bool | str | None:
+    async def call(self, method: EngineMethod, **arguments: Any) -> CallResult:
         """What a method returns; of several engines whether it holds for all, or what the first says.
 
-        One that is being started again is left out: it has nothing to forget. Raises the `RequestError` that the method
-        raises, and `EngineError` where no engine answers.
+        Raises like `ask`.
         """
-        up = [engine for engine in self.engines if engine.health.is_up]
-        results = await asyncio.gather(*(engine.call(method) for engine in up or self.engines))
-        if method == "reset_prefix_cache":
+        results = await self.ask(called(method, **arguments))
+        if method == "reset_prefix_cache" or method in get_args(ControlMethod):
             for engine in self.engines:
                 self._router.forget_prefixes(engine.number)
+        if method in ("is_sleeping", "is_paused"):
+            return any(results)
         return all(results) if isinstance(results[0], bool) else results[0]
+
+    async def ask(self, make: Callable[[int], Call | UpdateWeights]) -> list[CallResult]:
+        """What each engine answers to a message.
+
+        One that is being started again is left out: it has nothing to forget. Raises the `RequestError` that the method
+        raises, once all have answered, and `EngineError` where no engine answers.
+        """
+        up = [engine for engine in self.engines if engine.health.is_up]
+        asked = (engine.ask(make) for engine in up or self.engines)
+        results: list[CallResult] = []
+        for result in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+        return results
+
+    def engine_state(self) -> StepStats:
+        """What the engines said last of themselves, together."""
+        return together([engine.stats for engine in self.members.open])
 
     # Life and death
 

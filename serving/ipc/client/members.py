@@ -17,7 +17,7 @@ from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.placement import as_first
 from jaxllm.serving.ipc.client.router import Routing
 from jaxllm.serving.ipc.client.shared_state import SharedState
-from jaxllm.serving.ipc.client.supervisor import RestartBudget
+from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, RestartBudget
 from jaxllm.serving.text.engine import Follower
 
 logger = logging.getLogger(__name__)
@@ -134,6 +134,8 @@ class Members:
         """Start more engines, up to `size`; they take requests when all are ready. Raises errors as `start` does."""
         new: list[AsyncEngine] = []
         try:
+            if any(engine.stats.weights_version for engine in self.all):
+                self._options.settings["stale_weights"] = STALE_WEIGHTS
             new.extend(map(self._make, range(len(self.all), size)))
             await asyncio.gather(*map(self._start, new))
         except BaseException:

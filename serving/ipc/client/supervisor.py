@@ -23,6 +23,8 @@ _KILL_SECONDS = 30.0
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
 _RECENT = 30.0
+STALE_WEIGHTS = "the engine was started again, and its weights had been replaced before: update them, with all tensors"
+"""What an engine says that has the checkpoint's weights, which are not those that are wanted."""
 
 
 class RestartBudget:
@@ -110,6 +112,10 @@ class EngineSupervisor:
             return
         logger.error("%s; it is started again%s", error, f" in {delay:g} s" if delay else "")
         self._restarting = asyncio.create_task(self._restart(old, delay))
+
+    def distrust_weights(self) -> None:
+        """The engine has other weights than its checkpoint: one that is started again needs them first."""
+        self._settings["stale_weights"] = STALE_WEIGHTS
 
     def retire(self) -> None:
         """From now on nothing is started again."""

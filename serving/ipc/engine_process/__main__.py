@@ -41,6 +41,9 @@ class Served(Protocol):
     def info(self) -> EngineInfo:
         """The model and its limits."""
 
+    def distrust_weights(self, reason: str) -> None:
+        """The weights are not those that are wanted."""
+
     def close(self) -> None:
         """Give back what it holds."""
 
@@ -69,6 +72,8 @@ def main(
         logger.exception("the engine failed")
         client.output_queue.put(_failed(error))
     else:
+        if configure.stale_weights is not None:
+            engine.distrust_weights(configure.stale_weights)
         if _serve(engine, client, input_queue, run):
             return 0
     _wait_for_end(input_queue)

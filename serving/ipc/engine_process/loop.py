@@ -42,6 +42,8 @@ def run(engine: AnyEngine, input_queue: InputQueue, clients: Clients) -> None:
     Messages are taken between steps, so that an abort counts before the step after the running one is scheduled.
     """
     settle()
+    if isinstance(engine, Engine) and engine.state().halted:
+        clients.put_outputs([], engine.state())
     while True:
         for arrived in _arrived(input_queue, wait=not engine.has_unfinished_requests()):
             if arrived is None:

@@ -128,6 +128,8 @@ class SharedEngine:
 
     def _take_stats(self, generation: int, stats: StepStats) -> None:
         if generation == self._supervisor.generation:
+            if stats.weights_version:
+                self._supervisor.distrust_weights()
             self._observe(stats)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:

@@ -234,7 +234,13 @@ def test_labels(metrics: Metrics) -> None:
                 }  # fmt: skip
             else:
                 assert sample.labels.items() >= LABELS.items()
-                assert set(sample.labels) - LABELS.keys() <= {"le", "finished_reason", "reason", "source"}
+                assert set(sample.labels) - LABELS.keys() <= {
+                    "le",
+                    "finished_reason",
+                    "reason",
+                    "source",
+                    "sleep_state",
+                }
 
 
 def test_the_names_that_dashboards_of_vllm_know() -> None:
