@@ -103,10 +103,13 @@ def _header(data: bytes | memoryview) -> bytes:
 
 
 def _size(entry: Path, long_ago: float) -> int:
-    """Bytes of a file, or of a folder's files, without what writers that are gone left unfinished."""
+    """Bytes of a file, or of a folder's files, without what writers that are gone left unfinished.
+
+    A link counts as itself: what it points to is not in the cache.
+    """
     total = 0
     for file in entry.iterdir() if entry.is_dir() else (entry,):
-        found = file.stat()
+        found = file.lstat()
         if file.name.endswith(_UNFINISHED) and found.st_mtime < long_ago:
             file.unlink()
         else:

@@ -23,7 +23,10 @@ MAGIC = b"GGUF"
 ALIGNMENT = 32
 MAX_HEADER_BYTES = 512 * 2**20
 MAX_STRING_BYTES = 16 * 2**20
-MAX_TENSORS = 1_000_000
+MAX_TENSORS, MAX_KEYS = 1_000_000, 65_536
+MAX_STRINGS = 4_000_000
+"""Of an array: vocabularies have up to 300,000, and as many merges."""
+MAX_NAME = 1024
 MAX_DIMENSIONS = 4
 
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -118,8 +121,9 @@ class _Reader:
         tensors, keys = self._number("<Q"), self._number("<Q")
         self._check_count(tensors, 24, "tensors")
         self._check_count(keys, 13, "keys")
-        if tensors > MAX_TENSORS:
-            raise self._error(f"{tensors} tensors; at most {MAX_TENSORS} are read")
+        for count, most, what in ((tensors, MAX_TENSORS, "tensors"), (keys, MAX_KEYS, "keys")):
+            if count > most:
+                raise self._error(f"has {count} {what}; at most {most} are read")
         metadata: dict[str, Any] = {}
         for number in range(keys):
             self._where = f"key number {number}"
@@ -142,6 +146,8 @@ class _Reader:
         self._where = f"tensor number {number}"
         name = self._string()
         self._where = f"tensor {name[:80]!r}"
+        if len(name) > MAX_NAME:
+            raise self._error(f"has a name of {len(name)} characters")
         dimensions = self._number("<I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise self._error(f"has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are read")
@@ -191,6 +197,8 @@ class _Reader:
         if element != _STRING:
             raise self._error(f"is an array of type {element}; arrays of numbers and of strings are read")
         self._check_count(count, 8, "strings")
+        if count > MAX_STRINGS:
+            raise self._error(f"has {count} strings; at most {MAX_STRINGS} are read")
         return list(self._strings(count))
 
     def _numbers(self, code: int, count: int) -> np.ndarray:

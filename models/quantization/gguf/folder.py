@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from jaxllm.models.quantization.gguf.config import read_model_config
 from jaxllm.models.quantization.gguf.file import read_parts
 from jaxllm.models.quantization.gguf.tensors import named_tensors
 from jaxllm.models.quantization.gguf.tokenizer import save_tokenizer
+from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 
 _FORMAT = "jaxllm gguf 1"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 MAX_PARTS = 1000
+LARGEST_CACHE = 2**30
+"""Bytes of all folders together, without the weights that they point to: those of about a hundred models."""
 
 
 def gguf_folder(path: Path, cache: Path | None = None) -> Path:
@@ -34,6 +38,8 @@ def gguf_folder(path: Path, cache: Path | None = None) -> Path:
     home = cache or default_cache()
     folder = home / _digest(parts)
     if folder.is_dir():
+        with suppress(OSError):
+            os.utime(folder)  # When it was used last.
         return folder
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,6 +56,7 @@ def gguf_folder(path: Path, cache: Path | None = None) -> Path:
             new.rename(folder)
         except OSError:  # Another process was faster.
             shutil.rmtree(new, ignore_errors=True)
+        ArtifactCache(home, LARGEST_CACHE).prune()
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import ml_dtypes
 import numpy as np
@@ -53,8 +54,12 @@ class Gguf(Format):
 
     def weight_type(self, name: str) -> WeightType | None:
         """See `Format`."""
-        kind = dict(self.types).get(name.removesuffix(".weight"))
+        kind = self._types.get(name.removesuffix(".weight"))
         return None if kind is None else _blocks(kind).weight
+
+    @cached_property
+    def _types(self) -> Mapping[str, str]:
+        return dict(self.types)
 
     def matrices(self, tensors: Mapping[str, Tensor], wanted: Collection[str]) -> Mapping[str, MatrixTensor]:
         """See `Format`."""

@@ -54,6 +54,11 @@ def _named(file: GgufFile, architecture: Architecture, tensor: GgufTensor) -> It
     layer, leaf, parameter = found.groups()
     block = f"model.layers.{int(layer)}"
     if leaf in architecture.experts and len(tensor.shape) == 3:
+        count = file.metadata.get(f"{file.architecture}.expert_count")
+        if tensor.shape[0] != count:
+            raise ModelError(
+                f"{file.path}: tensor {tensor.name!r} has {tensor.shape[0]} experts, and the model {count}"
+            )
         for expert, part in enumerate(_apart(tensor)):
             module = architecture.experts[leaf].format(expert=expert)
             yield NamedTensor(f"{block}.{module}.{parameter}", part)

@@ -1,6 +1,7 @@
 """GGUF files that lie are errors that name the key or the tensor, before anything large is made."""
 
 import contextlib
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from jaxllm.models.checkpoint.checkpoint import read_config, resolve
 from jaxllm.models.errors import ModelError
-from jaxllm.models.quantization.gguf.file import read_gguf
+from jaxllm.models.quantization.gguf import folder as gguf_cache
+from jaxllm.models.quantization.gguf.file import MAX_KEYS, MAX_STRINGS, read_gguf
 from tests.models.quantization.gguf_files import add, close
 
 KEYS: dict[str, Any] = {
@@ -36,7 +38,8 @@ def save(
         if value is not None:
             add(writer, key, value)
     for name in names:
-        writer.add_tensor(name, np.zeros((48, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        shape = (2, 24, 34) if "_exps" in name else (48, 34)
+        writer.add_tensor(name, np.zeros(shape, np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     close(writer)
     return path
 
@@ -89,6 +92,12 @@ LIES = {
     "length of an array": (header(keys=1) + string("k") + struct.pack("<IIQ", 9, 4, HUGE), "'k' claims .* numbers"),
     "strings in an array": (header(keys=1) + string("k") + struct.pack("<IIQ", 9, 8, HUGE), "'k' claims .* strings"),
     "an array of arrays": (header(keys=1) + string("k") + struct.pack("<IIQ", 9, 9, 1), "'k' is an array of type 9"),
+    "more strings than are read": (
+        header(keys=1) + string("k") + struct.pack("<IIQ", 9, 8, MAX_STRINGS + 1) + bytes(8 * MAX_STRINGS + 8),
+        f"'k' has {MAX_STRINGS + 1} strings",
+    ),
+    "more keys than are read": (header(keys=MAX_KEYS + 1) + bytes(13 * MAX_KEYS + 13), f"has {MAX_KEYS + 1} keys"),
+    "a name": (header(tensors=1) + tensor("a" * 2000), "has a name of 2000 characters"),
     "a type of values": (header(keys=1) + string("k") + struct.pack("<IQ", 77, 0), "'k' has a value of type 77"),
     "a key that is there twice": (header(keys=2) + (string("k") + struct.pack("<IB", 0, 1)) * 2, "'k' is there twice"),
     "text": (header(keys=1) + struct.pack("<Q", 2) + b"\xff\xfe" + bytes(16), "not UTF-8"),
@@ -144,6 +153,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an architecture": ({"architecture": "qwen2x"}, "'qwen2x', which is not read from GGUF; the nearest .* qwen2"),
     "no embedding": ({"names": ("output.weight",)}, "'token_embd.weight', a matrix, is missing"),
     "a tensor": ({"names": ("token_embd.weight", "blk.0.attn_spam.weight")}, "'blk.0.attn_spam.weight' has no place"),
+    "experts": (
+        {
+            "names": ("token_embd.weight", "blk.0.ffn_gate_exps.weight"),
+            "llama.expert_count": 4,
+            "llama.expert_used_count": 1,
+        },
+        "'blk.0.ffn_gate_exps.weight' has 2 experts, and the model 4",
+    ),
     "rows of heads": (
         {"names": ("token_embd.weight", "blk.0.attn_q.weight"), "llama.attention.head_count": 7},
         "'blk.0.attn_q.weight' has 48 rows, which are not of 7 heads",
@@ -180,6 +197,22 @@ def test_a_folder_of_one_file_stands_for_it(tmp_path: Path) -> None:
         resolve(str(home))
     save(path, **shorter)
     assert resolve(str(path)) != found, "another file at the same place is another model"
+
+
+@pytest.mark.usefixtures("cache")
+def test_folders_that_were_used_longest_ago_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the links point to neither counts nor goes."""
+    files = [save(tmp_path / f"{name}.gguf", names=("token_embd.weight", "output.weight")) for name in "abc"]
+    folders = [resolve(str(file)) for file in files[:2]]
+    one = sum(file.lstat().st_size for file in folders[0].iterdir())
+    assert 2 * one < files[0].stat().st_size
+    monkeypatch.setattr(gguf_cache, "LARGEST_CACHE", 2 * one + one // 2)
+    for folder in folders:
+        os.utime(folder, (0, 0))
+    assert resolve(str(files[0])) == folders[0]
+    assert resolve(str(files[2])).is_dir()
+    assert [folder.is_dir() for folder in folders] == [True, False]
+    assert all(file.is_file() for file in files)
 
 
 @pytest.mark.usefixtures("cache")

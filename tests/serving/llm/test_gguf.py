@@ -49,7 +49,8 @@ def save_demo(path: Path, **more: Any) -> Path:
         "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(),
     }
     for key, value in {**keys, **more}.items():
-        add(writer, key, value)
+        if value is not None:
+            add(writer, key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 4)
     for name, values in load_file(folder / "model.safetensors").items():
         module, _, parameter = name.rpartition(".")
@@ -88,6 +89,49 @@ def test_tokenizer_is_that_of_transformers(demo: Path) -> None:
         assert own.encode([text])[0] == theirs(text)["input_ids"]
     assert own.hf.chat_template == theirs.chat_template
     assert (own.eos_token_id, own.hf.bos_token) == (2, "<|endoftext|>")
+
+
+PIECES = ["▁", "▁t", "he", "▁the", "er", "in", "▁a", "re", "on", "▁w", "or", "▁wor", "ld", "▁world", "l", "lo", "Hel"]
+
+
+def save_sentencepiece(path: Path) -> Path:
+    """The demo model with a vocabulary as SentencePiece's: pieces with scores, bytes, and characters."""
+    special = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    plain = [*PIECES, "Hello", *dict.fromkeys("abcdefghijklmnopqrstuvwxyzHW,.!12345é"), "▁▁"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(plain), "<|user|>"]
+    kinds = [*special.values(), *[6] * 256, *[1] * len(dict.fromkeys(plain)), 4]
+    return save_demo(
+        path,
+        **{
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.pre": "default",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.merges": None,
+            "tokenizer.ggml.scores": [0.0] * 259 + [-float(place) for place in range(len(tokens) - 259)],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.eot_token_id": 2,
+            "tokenizer.ggml.unknown_token_id": 0,
+            "tokenizer.ggml.add_bos_token": True,
+            "tokenizer.ggml.add_space_prefix": True,
+        },
+    )
+
+
+def test_a_tokenizer_of_sentencepiece_is_that_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = save_sentencepiece(tmp_path / "pieces.gguf")
+    own = Tokenizer.load(resolve(str(path)))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+    for text in ("Hello world, the other  world.", "☃ é\n", " leading", "a<|user|>the"):
+        found = own.encode([text])[0]
+        assert found == theirs(text)["input_ids"]
+        assert own.hf.decode(found, skip_special_tokens=True) == theirs.decode(found, skip_special_tokens=True)
+    (found,) = own.encode(["Hello world"])
+    assert own.hf.convert_ids_to_tokens(found)[0] == "<s>"
+    assert "<0xE2>" in own.hf.convert_ids_to_tokens(own.encode(["☃"])[0])
+    assert (own.eos_token_id, own.hf.bos_token, own.hf.unk_token) == (2, "<s>", "<unk>")
 
 
 @pytest.mark.parametrize(
