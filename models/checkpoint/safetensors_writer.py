@@ -32,7 +32,9 @@ class Entry:
 
 
 def write_file(path: Path, entries: Sequence[Entry], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write a file of these tensors, whose arrays come in any order, each once. Raises `OSError`.
+    """Write a file of these tensors, whose arrays come in any order. Raises `OSError`.
+
+    That of a tensor may come in pieces, one after another.
 
     `path` must not be there yet. When this returns, all is on the disk.
     """
@@ -47,12 +49,13 @@ def write_file(path: Path, entries: Sequence[Entry], arrays: Iterable[tuple[str,
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, array in arrays:
-            start, stop = places.pop(name)
+            start, stop = places[name]
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            assert data.size == stop - start, name
+            assert data.size <= stop - start, name
             file.seek(8 + len(text) + start)
             file.write(data.data)
-        assert not places, places
+            places[name] = start + data.size, stop
+        assert all(start == stop for start, stop in places.values()), places
         file.flush()
         os.fsync(file.fileno())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxllm.models.checkpoint.safetensors_file import DTYPES
+from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
 from jaxllm.models.checkpoint.safetensors_writer import write_file
 from jaxllm.models.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE
 from jaxllm.models.errors import ModelError
@@ -17,6 +17,9 @@ from jaxllm.models.quantization.rounding import rounded
 
 SHARD_BYTES = 5 * 10**9
 """Of a file of weights, unless one tensor has more."""
+
+PIECE_BYTES = 16 * 2**20
+"""Of a tensor that is copied, what is in memory at a time."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".ot", ".index.json")
 
@@ -121,13 +124,16 @@ def _arrays(copied: Copied) -> Iterator[tuple[str, np.ndarray]]:
         if not np.isfinite(matrix.scales.astype(np.float32)).all():
             raise ModelError(f"{tensor.path}: tensor {tensor.name!r} has numbers that are not finite")
         yield from scheme.arrays(copied.module, matrix)
-    elif tensor.dtype in DTYPES:
+    elif type(tensor) is not Tensor:
+        # One whose values do not lie one after another in its file.
         yield tensor.name, tensor.read(DTYPES[tensor.dtype])
     else:
-        # No weights, such as positions that are numbered: nobody reads them here.
-        raw = np.empty(tensor.num_bytes, np.uint8)
-        tensor.read_bytes(raw, 0)
-        yield tensor.name, raw
+        # In pieces: an embedding may be several times the largest matrix of a layer.
+        raw = np.empty(min(tensor.num_bytes, PIECE_BYTES), np.uint8)
+        for start in range(0, tensor.num_bytes, PIECE_BYTES):
+            piece = raw[: tensor.num_bytes - start]
+            tensor.read_bytes(piece, start)
+            yield tensor.name, piece
 
 
 def _write_json(path: Path, values: object) -> None:

@@ -13,7 +13,7 @@ from jaxllm.flags import FlagParser
 if TYPE_CHECKING:
     from jaxllm.models.families.family import Family
 
-HELP = "List the architectures that are known, what each is for, and what its numbers are compared with."
+HELP = "List the architectures that are known, what each is for, and how checkpoints may be quantised."
 USAGE = "[NAME ...] [--json]"
 EXAMPLES = """examples:
   jaxllm models               all
@@ -58,8 +58,9 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         sought = " or ".join(map(repr, args.names))
         raise ConfigError(f"no architecture has {sought} in its name; `jaxllm models` lists all")
+    footer = [] if words else _quantised()
     json = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if args.json else ""
-    sys.stdout.write((json or "\n".join(_text(found))) + "\n")
+    sys.stdout.write((json or "\n".join((*_text(found), *footer))) + "\n")
     return 0
 
 
@@ -68,6 +69,18 @@ def _known(architecture: str, family: "Family") -> Known:
     # Heads on decoders are one piece of code, which is compared for some of them.
     of_decoder = family.use != "generate" and family.make_encoder is None
     return Known(architecture, family.use, f"{compared}, as a generator" if of_decoder else compared)
+
+
+def _quantised() -> list[str]:
+    """What can be said of all of them."""
+    from jaxllm.models.quantization.online import METHODS
+    from jaxllm.models.quantization.registry import FORMATS
+
+    return [
+        "",
+        f"quantised checkpoints: {', '.join(sorted(FORMATS))}",
+        f"quantised while loading, or by `jaxllm quantize`: {', '.join(sorted(METHODS))}",
+    ]
 
 
 def _text(found: list[Known]) -> Iterator[str]:

@@ -25,6 +25,13 @@ def test_some_by_parts_of_their_names(capsys: pytest.CaptureFixture[str]) -> Non
     assert all(line.lower().startswith(("gemma3", "orion")) for line in lines)
 
 
+def test_what_may_be_quantised_is_said_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    *_, checkpoints, loading = capsys.readouterr().out.splitlines()
+    assert checkpoints.startswith("quantised checkpoints: awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, ")
+    assert {"fp8", "int4", "int8"} <= set(loading.replace(",", "").split())
+
+
 def test_none_of_that_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "nothing"]) == 2
     assert "no architecture has 'nothing' in its name" in capsys.readouterr().err
