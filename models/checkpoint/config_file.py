@@ -9,8 +9,10 @@ from typing import Any
 
 from jaxllm.models.errors import ModelError
 
-MOST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}
-"""Bounds of options that say how long a list becomes."""
+MAX_BYTES = 256 * 2**20
+"""Of a file; the index of a checkpoint with many experts has tens of megabytes."""
+MOST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000, "group_size": 65_536}
+"""Bounds of options that say how long something becomes."""
 
 
 class ConfigFile:
@@ -33,6 +35,9 @@ class ConfigFile:
     def read(cls, path: Path) -> "ConfigFile":
         """Read the JSON object in the file `path`."""
         try:
+            size = path.stat().st_size
+            if size > MAX_BYTES:
+                raise ModelError(f"{path}: {size} bytes; at most {MAX_BYTES} are read")
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
@@ -114,7 +119,7 @@ class ConfigFile:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if not _is_finite(value):
             raise self.wrong(key, "a finite number")
         return float(value)
 
@@ -146,9 +151,7 @@ class ConfigFile:
     def numbers(self, key: str) -> list[float]:
         """A list of finite numbers."""
         value = self._get(key, None)
-        if not isinstance(value, list) or not all(
-            isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item) for item in value
-        ):
+        if not isinstance(value, list) or not all(_is_finite(item) for item in value):
             raise self.wrong(key, "a list of finite numbers")
         return [float(item) for item in value]
 
@@ -192,7 +195,7 @@ class ConfigFile:
     def wrong(self, key: str, expected: str) -> ModelError:
         """The error for a value that cannot be used; `expected` says what would be."""
         return ModelError(
-            f"{self.source}: {self._name(key)!r} must be {expected}, found {json.dumps(self._value(key))}"
+            f"{self.source}: {self._name(key)!r} must be {expected}, found {json.dumps(self._value(key))[:200]}"
         )
 
     def _get(self, key: str, default: Any) -> Any:
@@ -210,6 +213,14 @@ class ConfigFile:
     def _name(self, key: str) -> str:
         """As the file spells it."""
         return self._names.get(key, key)
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a value is a number that a float holds."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    # One with more digits than floats have cannot be asked.
+    return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)
 
 
 def _kind(value: object) -> str:

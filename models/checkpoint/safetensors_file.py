@@ -28,6 +28,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 CHUNK_BYTES = 8 * 2**20
 MAX_HEADER_BYTES = 100 * 2**20
+MAX_NAME, MAX_DIMENSIONS = 1024, 32
 ALIGNMENT = 64
 
 
@@ -160,14 +161,20 @@ def read_header(path: Path) -> list[Tensor]:
             header = json.loads(file.read(length).decode("utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise ModelError(f"{path}: corrupt safetensors header (nested too deeply)") from None
     except ValueError as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{path}: corrupt safetensors header ({error})") from None
     if not isinstance(header, dict):
         raise ModelError(f"{path}: corrupt safetensors header (not an object)")
-    tensors = sorted(_tensors(path, header, 8 + length), key=lambda tensor: tensor.start)
-    end = tensors[-1].end if tensors else 8 + length
+    tensors = sorted(_tensors(path, header, 8 + length), key=lambda tensor: (tensor.start, tensor.end))
+    end = 0
+    for tensor in tensors:
+        if tensor.start < end:
+            raise ModelError(f"{path}: corrupt safetensors header: tensor {tensor.name!r} overlaps another")
+        end = tensor.end
     if end > size:
         raise ModelError(f"{path}: truncated: {size} bytes, but tensor {tensors[-1].name!r} ends at byte {end}")
     return tensors
@@ -177,15 +184,26 @@ def _tensors(path: Path, header: dict[str, Any], data_start: int) -> Iterator[Te
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        try:
-            dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-            start, end = (data_start + int(offset) for offset in entry["data_offsets"])
-        except (KeyError, TypeError, ValueError):
-            raise ModelError(f"{path}: corrupt safetensors header: bad entry for tensor {name!r}") from None
+        if len(name) > MAX_NAME:
+            raise ModelError(f"{path}: corrupt safetensors header: a tensor's name has {len(name)} characters")
+        if not _is_entry(entry):
+            raise ModelError(f"{path}: corrupt safetensors header: bad entry for tensor {name!r}")
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        start, end = (data_start + offset for offset in entry["data_offsets"])
         known = DTYPES.get(dtype)
-        if (known and end - start != math.prod(shape) * known.itemsize) or start < data_start or end < start:
+        if (known and end - start != math.prod(shape) * known.itemsize) or end < start:
             raise ModelError(
                 f"{path}: corrupt safetensors header: tensor {name!r} of type {dtype} and shape {list(shape)} "
                 f"cannot take {end - start} bytes"
             )
         yield Tensor(name, dtype, shape, start, end, path)
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a header's value is that of a tensor: a type, sizes and two places, none of them negative or a text."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str) or len(entry["dtype"]) > MAX_NAME:
+        return False
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2 or len(shape) > MAX_DIMENSIONS:
+        return False
+    return all(type(number) is int and 0 <= number < 2**62 for number in (*shape, *offsets))

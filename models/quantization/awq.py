@@ -15,7 +15,7 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.by_module import ByModule
 from jaxllm.models.quantization.gptq import HOW_IT_WAS_MADE
 from jaxllm.models.quantization.matrix_format import unpacked, values_of
-from jaxllm.models.quantization.module_names import is_in_block, is_named
+from jaxllm.models.quantization.module_names import is_in_block, is_named, read_names
 from jaxllm.models.quantization.module_tensors import FLOATS, ModuleTensors, Needed
 from jaxllm.pallas_kernels.linear.weight_type import UINT4, QuantizedMatrix, Values, WeightType
 
@@ -55,7 +55,7 @@ class AwqMatrix:
     def read(self, tensors: ModuleTensors, shape: tuple[int, int]) -> QuantizedMatrix:
         """See `MatrixFormat`."""
         scales = np.ascontiguousarray(tensors.read_scales("scales").T)
-        offsets = -_in_places(tensors.read("qzeros")).T.astype(np.float32) * scales
+        offsets = tensors.offsets("scales", -_in_places(tensors.read("qzeros")).T.astype(np.int32), scales)
         codes = np.ascontiguousarray(_in_places(tensors.read("qweight")).T)
         return QuantizedMatrix(shape, self.kind, values_of(codes, _BITS), scales, offsets)
 
@@ -102,5 +102,4 @@ def read_format(section: ConfigFile) -> Awq:
         raise section.wrong("zero_point", "true")
     group = None if section.values.get("group_size") == -1 else section.integer("group_size", 128)
     section.ignore("group_size")
-    ignored = section.texts("modules_to_not_convert") if section.has("modules_to_not_convert") else []
-    return Awq(AwqMatrix(group), tuple(ignored))
+    return Awq(AwqMatrix(group), read_names(section, "modules_to_not_convert"))

@@ -15,7 +15,7 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.format import Format, MatrixTensor
-from jaxllm.models.quantization.module_names import is_in_block, is_named
+from jaxllm.models.quantization.module_names import is_in_block, is_named, read_names
 from jaxllm.models.quantization.module_tensors import FLOATS, ModuleTensors, Needed
 from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix, Values, WeightType
 
@@ -79,10 +79,10 @@ class CodesMatrix(MatrixTensor):
     def _scales(self) -> np.ndarray:
         if self.nested is None:
             return self.tensors.read_scales("weight.absmax")
-        of_block = np.repeat(self.tensors.read_scales("weight.nested_absmax"), self.nested_block)
         bytes_ = self.tensors.read("weight.absmax").reshape(-1)
+        of_block = self.tensors.read_scales("weight.nested_absmax")[np.arange(bytes_.size) // self.nested_block]
         numbers = self.tensors.read_scales("weight.nested_quant_map")[bytes_]
-        scales: np.ndarray = numbers * of_block[: bytes_.size] + np.float32(self.nested)
+        scales: np.ndarray = numbers * of_block + np.float32(self.nested)
         return scales
 
 
@@ -135,8 +135,7 @@ def read_format(section: ConfigFile) -> BitsAndBytes:
     code = section.text("bnb_4bit_quant_type", "fp4")
     if code not in CODES:
         raise section.wrong("bnb_4bit_quant_type", "'nf4' or 'fp4'")
-    skipped = tuple(section.texts("llm_int8_skip_modules")) if section.has("llm_int8_skip_modules") else ()
-    return BitsAndBytes(code if four else None, skipped)
+    return BitsAndBytes(code if four else None, read_names(section, "llm_int8_skip_modules"))
 
 
 def _codes(code: str, block: int) -> WeightType:

@@ -100,9 +100,12 @@ def is_ordinary(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _matrix(name: str, tensors: ModuleTensors, form: MatrixFormat) -> ModuleMatrix:
-    shape = form.shape_of(tensors)
-    tensors.check(form.tensors(shape))
-    parts = tensors.tensors.values()
+    shape, parts = form.shape_of(tensors), tensors.tensors.values()
+    try:
+        needed = form.tensors(shape)
+    except ModelError as error:
+        raise ModelError(f"{next(iter(parts)).path}: matrix {name!r}: {error}") from None
+    tensors.check(needed)
     return ModuleMatrix(
         name,
         next(iter(parts)).path,

@@ -5,6 +5,7 @@ Format: https://github.com/vllm-project/compressed-tensors, quantization/quant_c
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
@@ -12,7 +13,7 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.by_module import ByModule
 from jaxllm.models.quantization.fp4_blocks import PACKED_MXFP4, PACKED_NVFP4, Fp4Blocks
 from jaxllm.models.quantization.matrix_format import MatrixFormat
-from jaxllm.models.quantization.module_names import REGEX, is_embedding, is_target
+from jaxllm.models.quantization.module_names import REGEX, is_embedding, matches, read_names, without_tower
 from jaxllm.models.quantization.packed_words import PackedWords
 from jaxllm.models.quantization.scaled_values import ScaledValues, Sharing, whole_blocks
 from jaxllm.pallas_kernels.linear.weight_type import Activations, Values
@@ -38,16 +39,32 @@ class CompressedTensors(ByModule):
     def format_of(self, module: str) -> MatrixFormat | None:
         """See `ByModule`. Whole names come before expressions, and those before classes."""
         kind = "Embedding" if is_embedding(module) else "Linear"
-        if any(is_target(module, name) or name == kind for name in self.ignored):
+        names, expressions = self._ignored
+        if module in names or kind in names or any(matches(each, module) for each in expressions):
             return None
+        named, formats = self._targets
+        if module in named:
+            return named[module]
+        expressed = (form for expression, form in formats.items() if matches(expression, module))
+        return next(expressed, named.get(kind))
+
+    @cached_property
+    def _ignored(self) -> tuple[frozenset[str], tuple[str, ...]]:
+        """Names, and expressions."""
+        names = frozenset(without_tower(text) for text in self.ignored if not text.startswith(REGEX))
+        return names, tuple(_expression(text) for text in self.ignored if text.startswith(REGEX))
+
+    @cached_property
+    def _targets(self) -> tuple[Mapping[str, MatrixFormat], Mapping[str, MatrixFormat]]:
+        """Formats by names, and by expressions in their order."""
         formats = {target: rule.format for rule in self.rules for target in rule.targets}
-        named = [target for target in sorted(formats, key=_rank) if is_target(module, target)]
-        found = named[0] if named else kind
-        return formats.get(found)
+        ordered = sorted(formats)
+        names = {without_tower(text): formats[text] for text in ordered if not text.startswith(REGEX)}
+        return names, {_expression(text): formats[text] for text in ordered if text.startswith(REGEX)}
 
 
-def _rank(target: str) -> tuple[bool, str]:
-    return REGEX in target, target
+def _expression(target: str) -> str:
+    return without_tower(target).removeprefix(REGEX)
 
 
 def read_format(section: ConfigFile) -> CompressedTensors:
@@ -74,14 +91,13 @@ def read_format(section: ConfigFile) -> CompressedTensors:
         raise ModelError(f"{section.source}: 'config_groups' is missing or empty")
     common = section.text("format", "")
     rules = tuple(_read_rule(group, common) for name in groups.values if (group := groups.section(name)))
-    ignored = tuple(section.texts("ignore")) if section.has("ignore") else ()
-    return CompressedTensors(rules, ignored)
+    return CompressedTensors(rules, read_names(section, "ignore", prefix=REGEX))
 
 
 def _read_rule(group: ConfigFile, common: str) -> Rule:
     name = group.text("format") if group.has("format") else common
     if name not in FORMATS:
-        raise ModelError(f"{group.source}: 'format' must be one of {', '.join(FORMATS)}, found {name!r}")
+        raise ModelError(f"{group.source}: 'format' must be one of {', '.join(FORMATS)}, found {name[:80]!r}")
     if group.section("output_activations"):
         raise group.wrong("output_activations", "null: outputs are not quantised")
     weights = group.section("weights")
@@ -90,8 +106,8 @@ def _read_rule(group: ConfigFile, common: str) -> Rule:
     weights.ignore("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     if weights.has("dynamic") and weights.boolean("dynamic", False):
         raise weights.wrong("dynamic", "false")
-    targets = tuple(group.texts("targets"))
-    return Rule(targets, FORMATS[name](weights, group.section("input_activations")))
+    group.texts("targets")
+    return Rule(read_names(group, "targets", prefix=REGEX), FORMATS[name](weights, group.section("input_activations")))
 
 
 def _read_strategy(weights: ConfigFile) -> tuple[Sharing, tuple[int, int] | None]:

@@ -62,7 +62,8 @@ class Fp4Blocks:
             whole = tensors.read_scales(self.whole).reshape(())
             if not whole > 0:
                 raise tensors.error(self.whole, f"is {whole}; it must be positive")
-            scales = scales / whole if self.divided else scales * whole
+            with np.errstate(over="ignore"):
+                scales = scales / whole if self.divided else scales * whole
         elif scales.size and scales.max() > 2.0**125:
             raise tensors.error("weight_scale", "has scales so large that numbers are not finite")
         dtype = self.kind.scales

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.quantization.by_module import ByModule
 from jaxllm.models.quantization.matrix_format import MatrixFormat
-from jaxllm.models.quantization.module_names import is_in_block, is_named
+from jaxllm.models.quantization.module_names import is_in_block, is_named, read_names
 from jaxllm.models.quantization.module_tensors import FLOATS
 from jaxllm.models.quantization.scaled_values import ScaledValues, whole_blocks
 from jaxllm.pallas_kernels.linear.weight_type import Activations, Values
@@ -46,8 +46,7 @@ def read_format(section: ConfigFile) -> Fp8:
     scheme = section.text("activation_scheme", "dynamic").lower()
     if scheme not in ("dynamic", "static"):
         raise section.wrong("activation_scheme", "'dynamic' or 'static'")
-    lists = [section.texts(key) for key in ("modules_to_not_convert", "ignored_layers") if section.has(key)]
-    ignored = tuple(name for names in lists for name in names)
+    ignored = read_names(section, "modules_to_not_convert", "ignored_layers")
     # Exponents of two may be bytes, or floats as if they were none.
     types = (*FLOATS, "F8_E8M0", "U8") if scale_format == "ue8m0" else FLOATS
     if not section.has("weight_block_size"):

@@ -16,7 +16,7 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.by_module import ByModule
 from jaxllm.models.quantization.matrix_format import order_of_groups, unpacked, values_of
-from jaxllm.models.quantization.module_names import is_in_block, matches
+from jaxllm.models.quantization.module_names import check_names, is_in_block, matches
 from jaxllm.models.quantization.module_tensors import FLOATS, ModuleTensors, Needed
 from jaxllm.pallas_kernels.linear.weight_type import INT4, UINT4, QuantizedMatrix, Values, WeightType
 
@@ -78,7 +78,7 @@ class GptqMatrix:
             return None
         # Codes of four bits stand for 0 to 15, those of eight are kept with the middle taken from them.
         kept = middle if self.bits == 8 else 0
-        return (kept - zeros).astype(np.float32) * scales
+        return tensors.offsets("scales", kept - zeros, scales)
 
     def _order(self, tensors: ModuleTensors, in_size: int) -> npt.NDArray[np.int32] | None:
         if "g_idx" not in tensors.tensors:
@@ -171,6 +171,7 @@ def read_format(section: ConfigFile) -> Gptq:
     common = _read_matrix(section, GptqMatrix(4, 128, True, False, name == "gptq_v2"), required=True)
     dynamic, only = section.section("dynamic"), section.array("modules_in_block_to_quantize", [])
     overrides = [] if dynamic is None else [_read_override(dynamic, key, common) for key in dynamic.values]
+    check_names(section, "dynamic", [override.expression for override in overrides])
     inner = [name for group in only for name in (group if isinstance(group, list) else [group])]
     if not all(isinstance(name, str) for name in inner):
         raise section.wrong("modules_in_block_to_quantize", "lists of names")

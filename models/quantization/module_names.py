@@ -1,23 +1,52 @@
 """Which modules a quantisation means, by their names in the checkpoint."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 
+from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
+from jaxllm.models.quantization.expressions import Expression
 
 REGEX = "re:"
 """What begins an expression among the names of compressed-tensors."""
 
 
-def is_target(name: str, target: str) -> bool:
-    """Whether a target of compressed-tensors is this module, by its whole name or an expression for its beginning.
+MAX_NAMES = 8192
+"""Of a list in a configuration."""
+
+
+def read_names(section: ConfigFile, *keys: str, prefix: str = "") -> tuple[str, ...]:
+    """The names and expressions in these lists; the latter are what begins with `prefix`.
+
+    Raises `ModelError`, which names the field, for lists that are too long, and for what is no expression.
+    """
+    found: list[str] = []
+    for key in keys:
+        texts = section.texts(key) if section.has(key) else []
+        check_names(section, key, texts, prefix)
+        found += texts
+    return tuple(found)
+
+
+def check_names(section: ConfigFile, key: str, texts: Collection[str], prefix: str = "") -> None:
+    """Raise `ModelError` as `read_names` does."""
+    if len(texts) > MAX_NAMES:
+        raise ModelError(f"{section.source}: {key!r} has {len(texts)} names; at most {MAX_NAMES} are read")
+    for text in texts:
+        if text.startswith(prefix):
+            try:
+                _expression(text.removeprefix(prefix))
+            except ModelError as error:
+                raise ModelError(f"{section.source}: {key!r}: {error}") from None
+
+
+def without_tower(target: str) -> str:
+    """A target of compressed-tensors as families call it.
 
     Models that also see images have their language model in a part of that name, which families leave out.
     """
-    target = target.replace("language_model.", "").replace(r"language_model\.", "")
-    if target.startswith(REGEX):
-        return matches(target.removeprefix(REGEX), name)
-    return target == name
+    return target.replace("language_model.", "").replace(r"language_model\.", "")
 
 
 def is_named(name: str, patterns: Sequence[str]) -> bool:
@@ -25,15 +54,23 @@ def is_named(name: str, patterns: Sequence[str]) -> bool:
 
     By the end of its name, or by an expression for what its name begins with, up to a dot.
     """
-    return any(name.endswith(pattern) or matches(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", name) for pattern in patterns)
+    return any(name.endswith(pattern) or _is_of(name, pattern) for pattern in patterns)
+
+
+def _is_of(name: str, pattern: str) -> bool:
+    ends = _expression(pattern).ends(name)
+    dots = sum(3 << place for place, character in enumerate(name) if character == ".") if ends else 0
+    return ends & (dots | 1 << len(name)) != 0
 
 
 def matches(expression: str, name: str) -> bool:
     """Whether the name begins like that. Raises `ModelError` for what is no expression."""
-    try:
-        return re.match(expression, name) is not None
-    except re.error as error:
-        raise ModelError(f"config.json: {expression!r} is not a regular expression ({error})") from None
+    return _expression(expression).begins(name)
+
+
+@lru_cache(2 * MAX_NAMES)
+def _expression(text: str) -> Expression:
+    return Expression(text)
 
 
 IN_BLOCKS = re.compile(r"(?:^|\.)\d+\.")

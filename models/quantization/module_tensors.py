@@ -115,6 +115,14 @@ class ModuleTensors:
             raise self.error(ending, "has scales that are not finite")
         return scales.astype(np.float32)
 
+    def offsets(self, ending: str, steps: Array, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """`steps` of the `scales`, which tensor `ending` has, float32. Raises `ModelError` unless they are finite."""
+        with np.errstate(over="ignore"):
+            offsets = steps.astype(np.float32) * scales
+        if not np.isfinite(offsets).all():
+            raise self.error(ending, "has scales so large that those times the zeros are not finite")
+        return offsets
+
     def error(self, ending: str, problem: str) -> ModelError:
         """The error of a tensor."""
         tensor = self.tensors[ending]

@@ -74,7 +74,7 @@ class PackedWords:
         offsets = None
         if self.has_zeros:
             zeros = unpacked(tensors.read("weight_zero_point").T, self.bits)[:, : shape[0]].T
-            offsets = (2.0 ** (self.bits - 1) - zeros.astype(np.float32)) * scales
+            offsets = tensors.offsets("weight_scale", 2 ** (self.bits - 1) - zeros.astype(np.int32), scales)
         order = None
         if self.is_reordered:
             order = order_of_groups(tensors, "weight_g_idx", self.group, shape[1])

@@ -24,14 +24,22 @@ A format uses every field of its section, ignores it as irrelevant (`ConfigFile.
 """
 
 
+_REASONS = {
+    "torchao": " (their tensors are classes of that library, in layouts that depend on the device they were made on)"
+}
+"""Why a method is none of `FORMATS`, where people may expect it."""
+
+
 def method_of(section: ConfigFile) -> str:
     """By what a `quantization_config` says that matrices were quantised, one of `FORMATS`. Raises `ModelError`."""
     # Sections that compressed-tensors wrote before it had a method are told by their groups.
     method = section.text("quant_method", "compressed-tensors" if section.has("config_groups") else "none")
     if method not in FORMATS:
+        why = _REASONS.get(method, "")
         raise ModelError(
-            f"{section.source}: checkpoints quantised by {method!r} cannot be read; supported methods are "
-            f"{', '.join(sorted(FORMATS))}"
+            f"{section.source}: checkpoints quantised by {method[:80]!r} cannot be read{why}; supported methods are "
+            f"{', '.join(sorted(FORMATS))}. An unquantised checkpoint of the model can be rounded while it is read, or "
+            f"by `jaxllm quantize`"
         )
     return method
 

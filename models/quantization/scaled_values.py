@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from jaxllm.models.checkpoint.config_file import MOST
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.module_tensors import FLOATS, ModuleTensors, Needed, Shape
 from jaxllm.pallas_kernels.linear.weight_type import Activations, QuantizedMatrix, Values, WeightType
@@ -85,7 +86,7 @@ class ScaledValues:
         offsets = input_scale = None
         if self.has_zeros:
             zeros = self._per_output(tensors.read("weight_zero_point").astype(np.float32), shape)
-            offsets = -zeros * scales
+            offsets = tensors.offsets(tensors.ending_of(self.scale), -zeros, scales)
         if self.activations == Activations.STATIC:
             input_scale = read_input_scale(tensors, tensors.ending_of(self.input_scale))
         return QuantizedMatrix(shape, self.kind, values, scales, offsets, input_scale=input_scale)
@@ -95,7 +96,7 @@ class ScaledValues:
         if self.sharing == "tensor":
             return np.full((shape[0], 1), scales.reshape(()))
         if self.sharing == "block" and self.block is not None:
-            return np.repeat(scales, self.block[0], axis=0)[: shape[0]]
+            return np.repeat(scales, min(self.block[0], shape[0]), axis=0)[: shape[0]]
         return scales.reshape(shape[0], -1)
 
 
@@ -108,7 +109,8 @@ def read_input_scale(tensors: ModuleTensors, ending: str) -> npt.NDArray[np.floa
 
 
 def whole_blocks(section: str, block: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a block. Raises `ModelError`, which begins with `section`, unless they are positive."""
-    if len(block) != 2 or min(block) < 1:
-        raise ModelError(f"{section} must be two positive integers, found {list(block)}")
+    """Rows and columns of a block. Raises `ModelError`, which begins with `section`, for sizes that cannot be."""
+    most = MOST["group_size"]
+    if len(block) != 2 or min(block) < 1 or max(block) > most:
+        raise ModelError(f"{section} must be two positive integers up to {most}, found {str(list(block))[:80]}")
     return block[0], block[1]

@@ -161,7 +161,7 @@ def widened(
 
     def of_inputs(array: jax.Array) -> jax.Array:
         wide = array.astype(jnp.float32)
-        return wide if kind.group is None else jnp.repeat(wide, kind.group, axis=1)[:, :in_size]
+        return wide if kind.group is None else jnp.repeat(wide, min(kind.group, in_size), axis=1)[:, :in_size]
 
     matrix = as_numbers(values, kind, in_size).astype(jnp.float32) * of_inputs(scales)
     return matrix if offsets is None else matrix + of_inputs(offsets)

@@ -209,6 +209,44 @@ def fp8(block: tuple[int, int] | None, scheme: str = "dynamic", scale: str = "we
     return Format(section, make, rounds_activations=block is None)
 
 
+FP4_NUMBERS = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+"""E2M1 of OCP Microscaling Formats (MX) 1.0, section 5.3.3, without the sign in the highest bit."""
+
+
+def nvfp4(method: str) -> Format:
+    """As compressed-tensors packs it, and as modelopt writes the same numbers.
+
+    The library decompresses to scales of 8 bits of precision, so what they are is computed here.
+    """
+    weights: dict[str, Any] = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    weights |= {"symmetric": True, "dynamic": False}
+    plain = compressed("nvfp4-pack-quantized", weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+
+    def make(weight: torch.Tensor) -> Made:
+        rows, columns = weight.shape
+        whole = torch.tensor([448 * 6 / weight.abs().max()])
+        scales = (weight.reshape(rows, -1, 16).abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn)
+        state = {"weight": weight.clone(), "weight_scale": scales.float(), "weight_global_scale": whole}
+        tensors = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized").compress(state, scheme)
+        packed = tensors["weight_packed"].numpy()
+        codes = np.stack((packed & 15, packed >> 4), axis=-1).reshape(rows, columns)
+        numbers = np.array((*FP4_NUMBERS, *(-number for number in FP4_NUMBERS)))[codes]
+        if method == "modelopt":
+            tensors = {
+                "weight": tensors["weight_packed"],
+                "weight_scale": tensors["weight_scale"],
+                "weight_scale_2": (1 / whole).reshape(()),
+                "input_scale": torch.tensor(0.1),
+            }
+        return Made(dict(tensors), numbers * scales.double().numpy().repeat(16, axis=1) / whole.double().numpy())
+
+    if method == "compressed-tensors":
+        return Format(plain.section, make)
+    section = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}
+    return Format({**section, "producer": {"name": "modelopt", "version": "0.33.0"}}, make)
+
+
 INT = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax"}
 PER_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True, "observer": None}
 STATIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False}
@@ -257,4 +295,6 @@ FORMATS: Mapping[str, Format] = {
     "fp8 dynamic": fp8(None, scale="weight_scale"),
     "fp8 static": fp8(None, "static", "weight_scale"),
     "fp8 static, as transformers has it": fp8(None, "static"),
+    "NVFP4": nvfp4("compressed-tensors"),
+    "NVFP4 of modelopt": nvfp4("modelopt"),
 }

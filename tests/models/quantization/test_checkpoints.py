@@ -57,7 +57,7 @@ def check(folder: Path, model: torch.nn.Module, form: Format, devices: int = 1, 
     np.testing.assert_allclose(found, expected, rtol=0, atol=ROUNDED if form.rounds_activations else EXACT)
 
 
-@pytest.mark.parametrize("name", of_each_type())
+@pytest.mark.parametrize("name", [*of_each_type(), pytest.param("NVFP4", marks=pytest.mark.slow)])
 def test_logits(tmp_path: Path, name: str) -> None:
     check(tmp_path, llama(num_hidden_layers=1), FORMATS[name])
 
@@ -124,7 +124,9 @@ def test_a_matrix_of_another_size_than_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["float8 per channel, per token", "AWQ"])
+@pytest.mark.parametrize(
+    "name", ["float8 per channel, per token", "AWQ", "int8 per tensor, static", "fp8 static", "NVFP4 of modelopt"]
+)
 def test_greedy_tokens_through_the_engine(tmp_path: Path, name: str) -> None:
     """Chunked, batched, preempted, and again with what is in the prefix cache."""
     model = save(tmp_path, llama(), FORMATS[name])
