@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.pallas_kernels.float8 import bfloat16_pairs
 from jaxllm.pallas_kernels.linear.tpu.codes import added, decode
 
 Ref = Any
@@ -31,6 +33,7 @@ class Body:
         scales_sums: whether scales of groups multiply the sums of each group, which is exact, or the weights.
         wide: the type in which rows and weights are multiplied.
         block: rows that are multiplied together.
+        by_bits: whether float8 is widened by `bfloat16_pairs`; columns of rows are in the order of `in_halves` then.
     """
 
     code: tuple[float, ...] | None
@@ -38,6 +41,7 @@ class Body:
     scales_sums: bool
     wide: str
     block: int
+    by_bits: bool = False
 
     def product(
         self, x: jax.Array, values: jax.Array, scales: jax.Array, sums: jax.Array | None, offsets: jax.Array | None
@@ -71,7 +75,23 @@ class Body:
     def _widened(self, values: jax.Array) -> jax.Array:
         """Numbers for the matrix units."""
         wide = jnp.dtype(self.wide)
+        if self.by_bits:
+            return self._by_bits(values)
         return decode(values, self.code, wide) if self.code is not None else values.astype(wide)
+
+    def _by_bits(self, values: jax.Array) -> jax.Array:
+        """Floats of 8 bits [in, C] as bfloat16, in the order of `in_halves`. A word holds four rows of a column."""
+        words, name = pltpu.bitcast(values, jnp.uint32), values.dtype.name
+        even, odd = (pltpu.bitcast(bfloat16_pairs(words, which, name), jnp.bfloat16) for which in (0, 1))
+        half = len(even) if self.group is None else self.group // 2
+        parts = [rows[first : first + half] for first in range(0, len(even), half) for rows in (even, odd)]
+        return jnp.concatenate(parts, axis=0)
+
+
+def in_halves(x: jax.Array, group: int | None) -> jax.Array:
+    """Rows [T, in] with the columns 0, 2, 4, ... of each group, or of all, before its columns 1, 3, 5, ..."""
+    size = x.shape[1] if group is None else group
+    return x.reshape(len(x), -1, size // 2, 2).swapaxes(2, 3).reshape(x.shape)
 
 
 def _dot(x: jax.Array, weights: jax.Array) -> jax.Array:

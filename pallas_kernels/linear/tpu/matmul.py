@@ -8,15 +8,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from jaxllm.pallas_kernels.float8 import FLOATS, widens_by_bits
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims, choose_blocks
 from jaxllm.pallas_kernels.linear.tpu.codes import added
-from jaxllm.pallas_kernels.linear.tpu.kernel import Body, kernel
+from jaxllm.pallas_kernels.linear.tpu.kernel import Body, in_halves, kernel
+from jaxllm.pallas_kernels.linear.tpu.layout import LANES
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import Values, WeightType
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
 
 INTEGER_CHIPS, FLOAT8_CHIPS = ("v5e", "v5p", "v6e"), ("tpu7x",)
 """Chips whose matrix units multiply int8, and those of float8."""
+_DEPTH = 64
+"""Rows of a register of 8 bits, twice."""
+_FEW_ROWS = 256
+"""Of more, the order of columns would be changed at some cost, and widening takes less than multiplying."""
 
 
 def quantized_matmul(
@@ -47,6 +53,9 @@ def quantized_matmul(
     by_strip = {
         name: array if weight.layer is not None else array[None] for name, array in stacks.items() if array is not None
     }
+    if weight.layer is not None and pltpu.is_tpu_device():
+        # XLA would copy the scales of all layers into vector memory for every call.
+        by_strip = {name: pltpu.with_memory_space_constraint(array, pltpu.HBM) for name, array in by_strip.items()}
     _, strips, depth, columns = by_strip["values"].shape
     groups = 1 if kind.group is None else depth // kind.group
     by_row = {"x": x}
@@ -54,6 +63,9 @@ def quantized_matmul(
         by_row["row_scales"] = row_scales
     if "offsets" in by_strip or added(kind.code):
         by_row["sums"] = x.astype(jnp.float32).reshape(len(x), groups, -1).sum(axis=2)
+    by_bits = len(x) <= _FEW_ROWS and _wide(x.dtype) == "bfloat16" and _takes_bits(kind, depth, columns)
+    if by_bits:
+        by_row["x"] = in_halves(x, kind.group)
     count, rows = len(x), _whole_rows(x)
     if rows > count:
         by_row = {name: jnp.pad(array, ((0, rows - count), (0, 0))) for name, array in by_row.items()}
@@ -68,7 +80,7 @@ def quantized_matmul(
     def strip_spec(array: jax.Array) -> pl.BlockSpec:
         return pl.BlockSpec((None, blocks.strips, *array.shape[2:]), lambda strip, _, layer: (layer[0], strip, 0, 0))
 
-    body = Body(kind.code, kind.group, scales_sums, wide, blocks.block)
+    body = Body(kind.code, kind.group, scales_sums, wide, blocks.block, by_bits)
     out: jax.Array = pl.pallas_call(
         partial(kernel, body=body, names=(*by_row, *by_strip, "out")),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -97,6 +109,12 @@ def _whole_rows(x: jax.Array) -> int:
     """Rows with padding: whole registers, of which bytes have 32 rows, and whole blocks of many rows."""
     unit = 8 if len(x) <= 8 and x.dtype.itemsize > 1 else 32 if len(x) <= 256 else 256
     return -(-len(x) // unit) * unit
+
+
+def _takes_bits(kind: WeightType, depth: int, columns: int) -> bool:
+    """Whether floats of 8 bits are widened by their bits: where the halves of groups are whole registers."""
+    is_whole = columns % LANES == 0 and (depth if kind.group is None else kind.group) % _DEPTH == 0
+    return is_whole and kind.array_type.name in FLOATS and widens_by_bits()
 
 
 def _wide(rows: jnp.dtype) -> str:

@@ -9,7 +9,9 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.linear.quantized_cases import CASES, NF4, QuantizedCase, make_inputs, tolerance
+from jaxllm.pallas_kernels.linear.tpu import matmul
 from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels
+from jaxllm.pallas_kernels.linear.tpu.kernel import in_halves
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType, pack_codes
 
@@ -41,6 +43,27 @@ def test_matches_numpy(case: QuantizedCase) -> None:
     assert interpret_pallas_call.races is not None
     assert not interpret_pallas_call.races.races_found
     np.testing.assert_allclose(found, inputs.expected(), rtol=0, atol=tolerance(inputs))
+
+
+@pytest.mark.parametrize(
+    ("values", "group"), [(Values.FLOAT8_E4M3, None), (Values.FLOAT8_E4M3, 128), (Values.FLOAT8_E5M2, None)]
+)
+def test_float8_by_its_bits(values: Values, group: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on v6e, for rows of 8 bits, which are multiplied as bfloat16 there."""
+    monkeypatch.setattr(matmul, "widens_by_bits", lambda: True)
+    ordered = []
+
+    def in_order(x: jax.Array, group: int | None) -> jax.Array:
+        ordered.append(group)
+        return in_halves(x, group)
+
+    monkeypatch.setattr(matmul, "in_halves", in_order)
+    kind = WeightType(values, group=group, activations=Activations.PER_TOKEN)
+    inputs = make_inputs(QuantizedCase("bits", kind, 5, 256, 256))
+    with pltpu.force_tpu_interpret_mode():
+        found = np.asarray(inputs.call("tpu"))
+    np.testing.assert_allclose(found, inputs.expected(), rtol=0, atol=tolerance(inputs))
+    assert ordered == [group]
 
 
 @pytest.mark.parametrize("code", [INT4, UINT4, FP4, NF4], ids=["int4", "uint4", "fp4", "nf4"])
