@@ -68,6 +68,12 @@ class ProgramCost:
         return self.computing + self.exposed + self.copying
 
 
+def trips(module: Module, condition: str, body: str) -> int | None:
+    """How often a loop runs: the constant that its condition compares with, in steps of its counter; None without."""
+    limits = [limit for each in module.computations[condition].instructions for limit in _constants(each)]
+    return -(-limits[0] // _step(module, condition, body)) if limits else None
+
+
 def program_cost(module: Module, network: Network, choices: Choices = _USUAL) -> ProgramCost:
     """One run of the module on the devices of a network."""
     run = _Run(module, network, choices)
@@ -117,24 +123,21 @@ class _Run:
         condition, body = loop.called("condition"), loop.called("body")
         assert condition is not None
         assert body is not None
-        trips = self._trips(loop, condition, body)
-        if trips:
+        count = self._trips(loop, condition, body)
+        if count:
             self.computation(body, times)
-        if trips > 1:
+        if count > 1:
             # The first trip waits for what was sent before; all others are alike.
             before = self.now
-            self.computation(body, times * (trips - 1))
-            passed = (self.now - before) * (trips - 2)
+            self.computation(body, times * (count - 1))
+            passed = (self.now - before) * (count - 2)
             self.now += passed
             self._memory_free += passed
             self.network.pass_time(passed)
 
     def _trips(self, loop: Instruction, condition: str, body: str) -> int:
-        """From the constant that the condition compares with, and the step of the body's counter."""
-        limits = [limit for each in self.module.computations[condition].instructions for limit in _constants(each)]
-        if not limits:
-            return self.choices.trips(loop.scope)
-        return -(-limits[0] // _step(self.module, condition, body))
+        found = trips(self.module, condition, body)
+        return self.choices.trips(loop.scope) if found is None else found
 
     def _start(self, start: Instruction, times: int) -> None:
         size = max(bytes_of(start.operands) or [0]) or max(bytes_of(start.shape) or [0])
