@@ -134,11 +134,8 @@ class AsyncLLMEngine:
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; False, and no change, while requests run. There is no connector."""
-        del reset_connector
-        llm = await self._engine()
-        if reset_running_requests:
-            raise EngineError("reset_running_requests: not supported; abort what runs first")
-        return await llm.reset_prefix_cache()
+        del reset_running_requests, reset_connector
+        return await (await self._engine()).reset_prefix_cache()
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Begin a trace in `profiler_dir`. Raises `RequestError` where none is given."""

@@ -5,16 +5,17 @@ from typing import Any
 
 from jaxllm.errors import RequestError
 
-_REASONS: Mapping[str, str] = {
+REASONS: Mapping[str, str] = {
     "lora_request": "adapters (LoRA) are not supported; load a checkpoint into which they are merged",
     "tokenization_kwargs": "not supported; see truncate_prompt_tokens of the parameters",
     "mm_processor_kwargs": "models read text only",
     "chat_template_content_format": "the template decides; leave it out",
 }
+"""By name."""
 
 
 def refuse_foreign(**given: Any) -> None:
     """Raise `RequestError` for the first of these that asks for anything."""
     for name, value in given.items():
         if value not in (None, {}, [], "auto"):
-            raise RequestError(f"{name}: {_REASONS[name]}", name)
+            raise RequestError(f"{name}: {REASONS[name]}", name)

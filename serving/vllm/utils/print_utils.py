@@ -11,4 +11,4 @@ def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> Non
     """Print the first numbers of a vector, and how many there are."""
     shown = ", ".join(map(str, embeds[:_SHOWN]))
     more = ", ..." if len(embeds) > _SHOWN else ""
-    print(f"{prefix}: [{shown}{more}] (size={len(embeds)})")  # noqa: T201
+    print(f"{prefix}: [{shown}{more}] (size={len(embeds)})")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from jaxllm.lora.request import LoRARequest
 
 from jaxllm import AsyncEngineArgs, AsyncLLMEngine, ConfigError, EngineError, RequestError, SamplingParams
+from jaxllm.lora.request import LoRARequest
 from jaxllm.sampling_params import RequestOutputKind
 from tests.conftest import RunPython
 

@@ -1,0 +1,15 @@
+"""Finds the most likely continuations by a beam search."""
+
+from jaxllm import LLM
+from jaxllm.sampling_params import BeamSearchParams
+
+
+def main() -> None:
+    llm = LLM(model="demo")
+    (found,) = llm.beam_search("Once upon a time", BeamSearchParams(beam_width=3, max_tokens=12))
+    for sequence in found.sequences:
+        print(round(sequence.score, 3), repr(sequence.text))
+
+
+if __name__ == "__main__":
+    main()

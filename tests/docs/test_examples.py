@@ -1,0 +1,78 @@
+"""The programs of docs/examples, run as they are printed; those of Ray have tests of their own."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, RunPython
+from tests.serving.server_process import SMALL, running
+
+FOLDER = ROOT / "docs" / "examples"
+PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
+CLIENTS = [name for name in PROGRAMS if name == "api_client.py" or name.startswith("openai_")]
+EMBEDDING_CLIENT = "openai_embedding_client.py"
+
+PRINTED = {
+    "api_client.py": "Once upon a time",
+    "async_llm_streaming.py": "[2] ",
+    "beam_search.py": "-",
+    "data_parallel.py": "7 ",
+    "llm_engine_example.py": "2 [",
+    "offline_chat.py": "of several: ",
+    "offline_chat_with_tools.py": "add({'a': ",
+    "offline_inference.py": "'The red fox' -> ",
+    "offline_inference_embedding.py": "cosine: ",
+    "offline_inference_quantized.py": " ",
+    "offline_inference_with_prefix.py": "forgotten: True",
+    "openai_chat_completion_client.py": "42",
+    "openai_chat_completion_client_with_tools.py": "add {'a': ",
+    "openai_chat_completion_structured_outputs.py": "schema: {'name': ",
+    "openai_completion_client.py": "1 ",
+    "openai_embedding_client.py": "1 128 [",
+    "openai_responses_client.py": "42",
+    "reproducibility.py": "the same: True",
+    "simple_profiling.py": "trace in ",
+    "structured_outputs.py": 'json: {"name":',
+}
+"""What a program prints, among other things."""
+
+
+def test_the_page_lists_every_program() -> None:
+    page = (FOLDER / "index.md").read_text(encoding="utf-8")
+    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `") and ".py` |" in line]
+    listed = [name for name in listed if "/" not in name]
+    assert sorted(listed) == PROGRAMS
+    assert sorted(PRINTED) == PROGRAMS
+
+
+def test_one_in_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(FOLDER / "offline_inference.py"), run_name="__main__")
+    assert PRINTED["offline_inference.py"] in capsys.readouterr().out
+
+
+def check(run_python: RunPython, name: str, url: str = "") -> None:
+    devices = "2" if name == "data_parallel.py" else "1"
+    result = run_python(str(FOLDER / name), env={"JAX_NUM_CPU_DEVICES": devices, "OPENAI_BASE_URL": url})
+    assert result.returncode == 0, result.stderr
+    assert PRINTED[name] in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {*CLIENTS}))
+def test_offline(run_python: RunPython, name: str) -> None:
+    check(run_python, name)
+
+
+@pytest.mark.slow
+def test_clients(run_python: RunPython, tmp_path: Path) -> None:
+    with running(tmp_path / "log", *SMALL) as server:
+        for name in CLIENTS:
+            if name != EMBEDDING_CLIENT:
+                check(run_python, name, f"{server.url}/v1")
+
+
+@pytest.mark.slow
+def test_the_embedding_client(run_python: RunPython, tmp_path: Path) -> None:
+    with running(tmp_path / "log", *SMALL, "--runner", "pooling") as server:
+        check(run_python, EMBEDDING_CLIENT, f"{server.url}/v1")
