@@ -38,6 +38,7 @@ from jaxllm.tracebacks import short_for
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
+    from jaxllm.serving.llm.offline_metrics import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class LLM:
         `worker_extension_cls`, as `package.module.Class`, has methods for `collective_rpc`.
         """
         self._worker_extension = find_extension(worker_extension_cls)
+        # vLLM's name, which asks for `get_metrics` where it is False. By default it is None, and nothing is measured.
+        measure = options.get("disable_log_stats") is False
         known = drop_meaningless(options, OF_SCRIPTS, logger.warning)
         if callable(known.get("hf_overrides")):
             known["hf_overrides"] = loading.called_overrides(known["hf_overrides"], {"model": model, **known})
@@ -87,7 +90,11 @@ class LLM:
         self._chat_template = None if chat_template is None else load_chat_template(chat_template)
         with LoadProgress(show_progress) as progress:
             engine = open_engine(
-                config, skip_tokenizer_init=skip_tokenizer_init, background=background_engine, progress=progress
+                config,
+                skip_tokenizer_init=skip_tokenizer_init,
+                background=background_engine,
+                progress=progress,
+                measure=measure,
             )
         self._engine: LLMEngine | PoolingLLMEngine | None = engine
         self._num_engines = config.parallel.data_parallel_size
@@ -462,6 +469,19 @@ class LLM:
         """Write the trace, for xprof or TensorBoard; returns its folder. Raises `RequestError` where none was begun."""
         with self._runs.lock:
             return self._open().engine.stop_profile()
+
+    def get_metrics(self) -> list["Metric"]:
+        """What was measured so far: the numbers that a server has at /metrics. Only with `disable_log_stats=False`.
+
+        Raises `EngineError` without that.
+        """
+        from jaxllm.serving.llm.offline_metrics import snapshot
+
+        metrics = self.llm_engine.metrics
+        if metrics is None:
+            raise EngineError("nothing is measured: make the LLM with disable_log_stats=False")
+        with self._runs.lock:
+            return snapshot(metrics)
 
     def close(self) -> None:
         """Free the device memory. Closing twice does no harm."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxllm.config import EngineConfig
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
 from jaxllm.sampling_params import SamplingParams
@@ -28,6 +29,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
+    from jaxllm.serving.telemetry.metrics import Metrics
 
 
 class LLMEngine(TextEngine[TextRequest]):
@@ -42,8 +44,11 @@ class LLMEngine(TextEngine[TextRequest]):
         tokenizer: Tokenizer | None,
         inputs: InputProcessor,
         default_params: SamplingParams | None = None,
+        metrics: "Metrics | None" = None,
     ) -> None:
-        super().__init__(engine, tokenizer, OutputProcessor(tokenizer))
+        """`metrics` count what is measured; without them, nothing is."""
+        super().__init__(engine, tokenizer, OutputProcessor(tokenizer, measure=metrics is not None))
+        self.metrics = metrics
         self.inputs = inputs
         self.default_params = default_params or SamplingParams()
         self._waiting: list[RequestOutput] = []
@@ -150,8 +155,9 @@ class LLMEngine(TextEngine[TextRequest]):
         """The `transformers` tokenizer, or None without one."""
         return None if self.tokenizer is None else whole_of(self.tokenizer)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False when that is not possible now."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes; False while requests run, also with `reset_running_requests`."""
+        del reset_running_requests, reset_connector
         return self.engine.reset_prefix_cache()
 
     def has_unfinished_requests(self) -> bool:
@@ -161,6 +167,9 @@ class LLMEngine(TextEngine[TextRequest]):
     def advance(self) -> tuple[list[RequestOutput], list[tuple[str, RequestError]]]:
         """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
         processed = self._outputs.process(self.engine.step())
+        if self.metrics is not None:
+            stats = getattr(self.engine, "stats", None)  # engines in other processes tell nobody offline
+            self.metrics.observe(None if stats is None else stats(), processed.measurements)
         for request_id, stop in processed.stopped:
             self.engine.finish_request(request_id, stop)
         if processed.aborted:
@@ -187,10 +196,12 @@ def open_engine(
     skip_tokenizer_init: bool = False,
     background: bool = False,
     progress: Progress = silent,
+    measure: bool = False,
 ) -> LLMEngine | PoolingLLMEngine:
     """Load model and tokenizer, side by side; with `background`, or if there are several, engines in other processes.
 
-    The model decides whether it generates or pools. Raises `ConfigError` and `CapacityError`.
+    The model decides whether it generates or pools; with `measure`, one that generates has metrics. Raises
+    `ConfigError` and `CapacityError`.
     """
     elsewhere = background or config.parallel.data_parallel_size > 1 or config.is_on_ray
     load = _background_engine if elsewhere else _engine_here
@@ -210,10 +221,17 @@ def open_engine(
                 return PoolingLLMEngine(engine, tokenizer)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
             inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)
-            return LLMEngine(engine, tokenizer, inputs, default_params(config.model, Path(info.model_folder)))
+            defaults = default_params(config.model, Path(info.model_folder))
+            return LLMEngine(engine, tokenizer, inputs, defaults, _metrics(info) if measure else None)
         except BaseException:
             engine.close()
             raise
+
+
+def _metrics(info: EngineInfo) -> "Metrics":
+    from jaxllm.serving.telemetry.metrics import Metrics
+
+    return Metrics(info, info.model)
 
 
 def _engine_here(config: EngineConfig, progress: Progress) -> TokenEngine:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from jaxllm import LLM, EngineArgs, EngineError, RequestError, RequestOutput, RequestOutputKind, SamplingParams
+from jaxllm.serving.llm.offline_metrics import Counter, Gauge, Histogram
 from tests.conftest import RunPython
 from tests.e2e.text.conftest import SMALL
 
@@ -296,7 +297,8 @@ class Extension:
 
 
 def test_functions_and_methods_reach_the_engine() -> None:
-    args = EngineArgs("demo", **SMALL, enforce_eager=True, worker_extension_cls=f"{__name__}.Extension")
+    extension = f"{__name__}.Extension"
+    args = EngineArgs("demo", **SMALL, enforce_eager=True, worker_extension_cls=extension, disable_log_stats=False)
     with LLM.from_engine_args(args) as llm:
         limit = llm.llm_engine.engine.info.max_model_len
         assert llm.collective_rpc("max_model_len", args=(1,), kwargs={"times": 2}) == [2 * (limit + 1)]
@@ -304,3 +306,20 @@ def test_functions_and_methods_reach_the_engine() -> None:
         with pytest.raises(RequestError, match="no method of the worker"):
             llm.collective_rpc("engine")
         assert llm.get_world_size() == 1
+        llm.generate(PROMPTS[0], SamplingParams(max_tokens=3, ignore_eos=True), use_tqdm=False)
+        found = {each.name.removeprefix("jaxllm:"): each for each in llm.get_metrics()}
+        tokens, running, times = (
+            found[name] for name in ("generation_tokens", "num_requests_running", "time_to_first_token_seconds")
+        )
+        assert isinstance(tokens, Counter)
+        assert tokens.value == 3
+        assert isinstance(running, Gauge)
+        assert running.value == 0
+        assert isinstance(times, Histogram)
+        assert times.count == times.buckets["+Inf"] == 1
+        assert times.sum > 0
+
+
+def test_nothing_is_measured_unless_it_is_asked_for(llm: LLM) -> None:
+    with pytest.raises(EngineError, match="disable_log_stats=False"):
+        llm.get_metrics()
