@@ -30,6 +30,9 @@ class DatasetOptions(Section):
     skip_chat_template: bool = option(
         False, "Send prompts of sonnet and custom to /v1/completions as they are, not as a user's message."
     )
+    chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, "More variables of the chat template that renders those."
+    )
     random_input_len: int = option(1024, "Tokens in.", minimum=1)
     random_output_len: int = option(128, "Tokens out.", minimum=1)
     random_range_ratio: float = option(

@@ -113,7 +113,8 @@ class Dataset:
         """A user's message as the model reads it, or the text itself."""
         if not self._renders:
             return self._tokenizer.encode([text])[0]
-        prompt = render_chat(self._tokenizer, [{"role": "user", "content": text}])
+        kwargs = self._options.chat_template_kwargs
+        prompt = render_chat(self._tokenizer, [{"role": "user", "content": text}], chat_template_kwargs=kwargs)
         return self._tokenizer.encode([prompt], add_special_tokens=False)[0]
 
     def _length(self, text: str) -> int:

@@ -43,7 +43,9 @@ def add_arguments(parser: FlagParser) -> None:
     parser.epilog = EXAMPLES
     add_section(parser, "server", TargetOptions)
     add_tls_flags(parser.add_argument_group("TLS"))
+    # Of vLLM's: there is one kind of tokenizers, and code of others is never run.
     parser.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--tokenizer-mode", choices=("auto", "hf"), help=argparse.SUPPRESS)
     add_section(parser, "dataset", DatasetOptions)
     add_section(parser, "load", LoadOptions)
     add_section(parser, "report", ReportOptions)

@@ -142,6 +142,10 @@ def test_a_custom_prompt_is_a_message_unless_told_otherwise(tokenizer: Tokenizer
     (request,) = make(tokenizer, "template", **given)
     rendered = render_chat(tokenizer, [{"role": "user", "content": "Hi"}])
     assert request.prompt == tokenizer.encode([rendered], add_special_tokens=False)[0]
+    (thinking,) = make(tokenizer, "template", chat_template_kwargs={"thinking": True}, **given)
+    rendered = render_chat(tokenizer, [{"role": "user", "content": "Hi"}], chat_template_kwargs={"thinking": True})
+    assert "<think>" in rendered
+    assert thinking.prompt == tokenizer.encode([rendered], add_special_tokens=False)[0]
     (plain,) = make(tokenizer, "template", skip_chat_template=True, **given)
     assert plain.prompt == "Hi"
 
