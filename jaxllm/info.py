@@ -57,6 +57,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     data_shards: int = 1
     kv_cache_dtype: str = "auto"
     num_stages: int = 1
+    logprobs_mode: str = "raw_logprobs"
 
     @property
     def max_running(self) -> int:

@@ -77,6 +77,8 @@ class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
         `num_ends` tokens complete a hypothesis, which has at most `max_tokens` (None: up to the model's length).
         """
         width = self.width
+        if info.logprobs_mode != "raw_logprobs":
+            raise _wrong(width, f"the engine was started with logprobs_mode={info.logprobs_mode!r}, not raw_logprobs")
         places = ((info.max_num_seqs, "max_num_seqs"), (info.max_num_batched_tokens, "max_num_batched_tokens"))
         for limit, name in places:
             if width > limit:

@@ -49,6 +49,12 @@ class OutputOptions(Section):
         minimum=-1,
         maximum=1024,
     )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = option(
+        "raw_logprobs",
+        "What logprobs are: log-probabilities or logits, the model's own or those that tokens were drawn with, after "
+        "bias, penalties, grammar, temperature, top-k, top-p and min-p. Those of prompts and of logprob_token_ids are "
+        "the model's own. Beam search needs 'raw_logprobs'.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

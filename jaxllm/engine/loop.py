@@ -125,6 +125,7 @@ def describe(
         device_kind=resolved.device_kind,
         num_devices=resolved.num_devices * resolved.data_shards * resolved.num_stages,
         num_stages=resolved.num_stages,
+        logprobs_mode=config.output.logprobs_mode,
         data_shards=resolved.data_shards,
         num_shapes=num_shapes,
         pooling=pooling,

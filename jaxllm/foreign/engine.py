@@ -112,7 +112,6 @@ MEANINGLESS: Mapping[str, Meaningless] = {
              "speculative-disable-by-batch-size", "spec-decoding-acceptance-method",
              "typical-acceptance-sampler-posterior-threshold", "typical-acceptance-sampler-posterior-alpha"),
     # Requests and results
-    **only(("raw_logprobs",), "log-probabilities are those of the model's own logits", "logprobs-mode"),
     **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
     **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config", "reasoning-config"),
     **values("tokens are sent as they come", "stream-interval"),

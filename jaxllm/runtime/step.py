@@ -22,6 +22,7 @@ from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE
 from jaxllm.runtime.inputs import PackedLayout
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.sampling.logprobs import Logprobs, gather_logprobs, no_logprobs
+from jaxllm.runtime.sampling.logprobs_mode import RAW
 from jaxllm.runtime.sampling.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
 from jaxllm.runtime.sampling.sampler import SampledRows, sample
 from jaxllm.runtime.sampling.vocabulary import SAME, SPLIT, over_vocabulary
@@ -75,6 +76,8 @@ class StepShape:
     """Rows whose logits are computed at a time; the last block may be partly padding."""
     sampling: str = "xla"
     """How tokens are chosen, an implementation of `choose_tokens`."""
+    logprobs_mode: str = RAW
+    """Which numbers stand beside tokens, see `jaxllm.runtime.sampling.logprobs_mode`."""
     num_tables: int = 1
     """Page tables of a request, which lie side by side."""
     shards: int = 1
@@ -224,7 +227,9 @@ def sample_in_blocks(
     A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. `masks`
     int32 [R, W] say which tokens are allowed, see `sample`.
     """
-    part_of = partial(sample, max_logprobs=shape.max_logprobs, implementation=shape.sampling)
+    part_of = partial(
+        sample, max_logprobs=shape.max_logprobs, implementation=shape.sampling, logprobs_mode=shape.logprobs_mode
+    )
     choose = over_vocabulary(part_of, model.options.mesh, (SPLIT, SAME, SPLIT, SAME, SAME), (SAME, SPLIT))
 
     def sample_block(inputs: Any, state: SamplingState, num_rows: jax.Array) -> tuple[SampledRows, SamplingState]:
@@ -271,10 +276,13 @@ def _in_blocks(
     return jax.tree.map(lambda leaf: leaf[:total], sampled), state
 
 
-def make_prompt_logprobs(graph: nnx.GraphDef[CausalLM], max_logprobs: int) -> Callable[..., Any]:
+def make_prompt_logprobs(
+    graph: nnx.GraphDef[CausalLM], max_logprobs: int, *, normalized: bool = True
+) -> Callable[..., Any]:
     """The function `(parameters, hidden, first, targets) -> Logprobs` for 64 positions of the last step.
 
     `hidden` is `DeviceState.hidden`, `first` the first position in it, `targets` int32 [64] the tokens that follow.
+    Unless `normalized`, it gives logits.
     """
 
     def prompt_logprobs(parameters: Any, hidden: jax.Array, first: jax.Array, targets: jax.Array) -> Logprobs:
@@ -282,7 +290,10 @@ def make_prompt_logprobs(graph: nnx.GraphDef[CausalLM], max_logprobs: int) -> Ca
         padded = jnp.pad(hidden, ((0, PROMPT_LOGPROB_ROWS), (0, 0)))
         logits = model.logits(lax.dynamic_slice_in_dim(padded, first, PROMPT_LOGPROB_ROWS))
         gather = over_vocabulary(
-            partial(gather_logprobs, num_top=max_logprobs), model.options.mesh, (SPLIT, SAME), SAME
+            partial(gather_logprobs, num_top=max_logprobs, normalized=normalized),
+            model.options.mesh,
+            (SPLIT, SAME),
+            SAME,
         )
         found: Logprobs = gather(logits, targets)
         return found

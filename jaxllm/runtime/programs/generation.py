@@ -30,6 +30,7 @@ from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.sampling.constrained import constrained_layout, make_sample_constrained
 from jaxllm.runtime.sampling.listed import listed_layout, make_listed_logprobs
 from jaxllm.runtime.sampling.logprobs import Logprobs
+from jaxllm.runtime.sampling.logprobs_mode import is_normalized
 from jaxllm.runtime.sampling.rows import SamplingState, set_bias, set_row
 from jaxllm.runtime.sampling.sampler import SampledRows
 from jaxllm.runtime.sampling.table import UPDATE_SIZE
@@ -62,6 +63,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         max_logprobs=resolved.max_logprobs,
         sample_rows=SAMPLE_ROWS.get(resolved.platform, OTHER_SAMPLE_ROWS),
         sampling=resolved.sampling,
+        logprobs_mode=resolved.config.output.logprobs_mode,
         num_tables=resolved.cache_plan.num_tables,
         shards=resolved.data_shards,
     )
@@ -160,14 +162,16 @@ def _step(
 
 
 def _prompt_logprobs(arrays: Arrays[DeviceState]) -> Program:
-    function = make_prompt_logprobs(arrays.graph, arrays.shape.max_logprobs)
+    function = make_prompt_logprobs(
+        arrays.graph, arrays.shape.max_logprobs, normalized=is_normalized(arrays.shape.logprobs_mode)
+    )
     others = (arrays.state.hidden, arrays.host(), arrays.host((PROMPT_LOGPROB_ROWS,)))
     return arrays.program("prompt_logprobs", function, *others, result=_LOGPROBS, out_shardings=arrays.whole)
 
 
 def _listed_logprobs(arrays: Arrays[DeviceState]) -> Program:
     layout = listed_layout(arrays.state.last_tokens.shape[0])
-    function = make_listed_logprobs(arrays.graph, layout)
+    function = make_listed_logprobs(arrays.graph, layout, normalized=is_normalized(arrays.shape.logprobs_mode))
     others = (arrays.state.hidden, arrays.host((layout.size,)))
     return arrays.program("listed_logprobs", function, *others, result=LEAF, out_shardings=arrays.whole)
 

@@ -9,6 +9,7 @@ Axis letters: M rows of one call, K listed tokens, D hidden size.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -67,14 +68,20 @@ def packed_rows(layout: PackedLayout, hidden: Int32Array, tokens: Int32Array) ->
         yield packed
 
 
-def make_listed_logprobs(graph: nnx.GraphDef[CausalLM], layout: PackedLayout) -> Callable[..., Any]:
-    """The function `(parameters, hidden, packed) -> float32 [M, K]`, with `DeviceState.hidden` after the step."""
+def make_listed_logprobs(
+    graph: nnx.GraphDef[CausalLM], layout: PackedLayout, *, normalized: bool = True
+) -> Callable[..., Any]:
+    """The function `(parameters, hidden, packed) -> float32 [M, K]`, with `DeviceState.hidden` after the step.
+
+    Unless `normalized`, it gives logits.
+    """
 
     def logprobs(parameters: Any, hidden: jax.Array, packed: jax.Array) -> jax.Array:
         model = nnx.merge(graph, parameters)
         inputs = layout.unpack(packed)
         logits = model.logits(hidden[inputs["hidden_rows"]], inputs["num_rows"])
-        gather = over_vocabulary(listed_logprobs, model.options.mesh, (SPLIT, SAME), SAME)
+        values = partial(listed_logprobs, normalized=normalized)
+        gather = over_vocabulary(values, model.options.mesh, (SPLIT, SAME), SAME)
         found: jax.Array = gather(logits, inputs["token_ids"])
         return found
 

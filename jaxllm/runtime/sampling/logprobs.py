@@ -24,13 +24,15 @@ class Logprobs:
     top_logprobs: Array  # float32 [R, K]
 
 
-def gather_logprobs(logits: Array, token_ids: Array, num_top: int, vocabulary: Vocabulary = WHOLE) -> Logprobs:
+def gather_logprobs(
+    logits: Array, token_ids: Array, num_top: int, vocabulary: Vocabulary = WHOLE, *, normalized: bool = True
+) -> Logprobs:
     """Natural log-probabilities under the softmax of `logits` float32 [R, V], for `token_ids` int32 [R].
 
-    `num_top` is K, and at most V.
+    `num_top` is K, and at most V. Unless `normalized`, the logits themselves.
     """
     chosen = vocabulary.take(logits, token_ids)[:, None]
-    total = _log_total(logits, vocabulary)
+    total = _log_total(logits, vocabulary) if normalized else jnp.zeros_like(chosen)
     rank = 1 + vocabulary.total(jnp.sum(logits > chosen, axis=1, dtype=jnp.int32))
     # Each part's best are candidates; the best of those are the best of all.
     top, top_ids = largest(logits, min(num_top, logits.shape[1]))
@@ -41,9 +43,15 @@ def gather_logprobs(logits: Array, token_ids: Array, num_top: int, vocabulary: V
     return Logprobs((chosen - total)[:, 0], rank, top_ids, top - total)
 
 
-def listed_logprobs(logits: Array, token_ids: Array, vocabulary: Vocabulary = WHOLE) -> Array:
-    """Natural log-probabilities float32 [R, K] under the softmax of `logits` float32 [R, V], of `token_ids` [R, K]."""
-    return vocabulary.take_several(logits, token_ids) - _log_total(logits, vocabulary)
+def listed_logprobs(
+    logits: Array, token_ids: Array, vocabulary: Vocabulary = WHOLE, *, normalized: bool = True
+) -> Array:
+    """Natural log-probabilities float32 [R, K] under the softmax of `logits` float32 [R, V], of `token_ids` [R, K].
+
+    Unless `normalized`, the logits themselves.
+    """
+    found = vocabulary.take_several(logits, token_ids)
+    return found - _log_total(logits, vocabulary) if normalized else found
 
 
 def _log_total(logits: Array, vocabulary: Vocabulary) -> Array:

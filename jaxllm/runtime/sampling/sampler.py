@@ -1,8 +1,8 @@
 """From logits to tokens, inside the step's executable: the order of operations, and what is skipped.
 
-The log-probabilities are those of the model's own logits. Then, as in vLLM: bias and forbidden tokens, penalties;
-greedy rows take the largest; the others divide by the temperature, drop what min-p, top-k and top-p cut off, and draw
-(`pallas_kernels/sampling`).
+The log-probabilities are those of the model's own logits, unless `logprobs_mode` says otherwise. Then, as in vLLM: bias
+and forbidden tokens, penalties; greedy rows take the largest; the others divide by the temperature, drop what min-p,
+top-k and top-p cut off, and draw (`pallas_kernels/sampling`).
 What no row of the batch needs is skipped by conditionals over the whole batch, so no value of any parameter causes a
 compilation.
 """
@@ -16,6 +16,7 @@ from jax.tree_util import register_dataclass
 
 from jaxllm.pallas_kernels.sampling import WHOLE, Choice, Vocabulary, choose_tokens
 from jaxllm.runtime.sampling.logprobs import Logprobs, gather_logprobs, no_logprobs
+from jaxllm.runtime.sampling.logprobs_mode import RAW, drawn_logits, is_normalized, is_processed
 from jaxllm.runtime.sampling.noise import uniforms
 from jaxllm.runtime.sampling.penalties import process
 from jaxllm.runtime.sampling.rows import SamplingRows, SamplingState
@@ -40,6 +41,7 @@ def sample(
     max_logprobs: int,
     vocabulary: Vocabulary = WHOLE,
     implementation: str = "xla",
+    logprobs_mode: str = RAW,
 ) -> tuple[SampledRows, SamplingState]:
     """Choose one token per row of `logits` float32 [R, V], and count it in `state` where penalties will read it.
 
@@ -48,7 +50,7 @@ def sample(
     whole vocabulary, 1 where it is allowed (`jaxllm.structured.backend.Mask`); where nothing is left of a row, its
     token is arbitrary. Rows from `num_rows` (int32 []) on need not be computed. With a `vocabulary` that is split,
     `logits` and `state` are one part, and the result is the same on all devices. `implementation` (static) is that of
-    `choose_tokens`.
+    `choose_tokens`, and `logprobs_mode` (static) says which numbers `logprobs` are.
     """
     choice = _choice(rows)
     is_allowed = None if masks is None else _allowed(masks, logits.shape[1], vocabulary)
@@ -58,6 +60,7 @@ def sample(
 
         changed, is_changed = _changed(logits, rows, state, is_allowed)
         token_ids = tpu_choose_tokens(logits, choice, vocabulary, changed=(changed, is_changed), num_rows=num_rows)
+        processed = jnp.where(is_changed, changed, logits) if is_processed(logprobs_mode) else logits
     else:
         with jax.named_scope("process"):
             processed = process(logits, rows, state, lambda: logits)
@@ -66,7 +69,13 @@ def sample(
     with jax.named_scope("logprobs"):
         logprobs = lax.cond(
             rows.any_logprobs,
-            lambda: gather_logprobs(logits, token_ids, max_logprobs, vocabulary),
+            lambda: gather_logprobs(
+                drawn_logits(processed, choice, vocabulary) if is_processed(logprobs_mode) else logits,
+                token_ids,
+                max_logprobs,
+                vocabulary,
+                normalized=is_normalized(logprobs_mode),
+            ),
             lambda: no_logprobs(logits.shape[0], max_logprobs),
         )
     return SampledRows(token_ids, logprobs), _counted(token_ids, rows, state, vocabulary)

@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 
+from jaxllm.pallas_kernels.sampling import Choice
 from jaxllm.runtime.sampling.logprobs import gather_logprobs, listed_logprobs
+from jaxllm.runtime.sampling.logprobs_mode import drawn_logits
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,33 @@ def test_listed_tokens_equal_to_torch() -> None:
 def test_the_most_likely_token_has_rank_one_even_in_a_tie() -> None:
     found = gather_logprobs(jnp.array([[1.0, 3.0, 3.0]]), jnp.array([2]), 1)
     assert int(found.rank[0]) == 1
+
+
+def test_logits_without_softmax() -> None:
+    logits = jnp.asarray(np.random.default_rng(6).normal(size=(3, 90)), jnp.float32)
+    token_ids = jnp.array([5, 6, 7])
+    found = gather_logprobs(logits, token_ids, 2, normalized=False)
+    np.testing.assert_array_equal(found.logprob, logits[np.arange(3), token_ids])
+    np.testing.assert_array_equal(found.top_logprobs, np.sort(logits, axis=1)[:, ::-1][:, :2])
+    listed = listed_logprobs(logits, token_ids[:, None], normalized=False)
+    np.testing.assert_array_equal(listed[:, 0], found.logprob)
+
+
+def test_what_tokens_are_drawn_from_equals_the_filters_of_transformers() -> None:
+    random = np.random.default_rng(7)
+    logits = (random.normal(size=(5, 300)) * 3).astype(np.float32)
+    settings = [(0.0, 3, 0.5, 0.1), (0.7, 0, 1.0, 0.0), (1.3, 20, 1.0, 0.0), (0.9, 0, 0.8, 0.0), (1.1, 0, 1.0, 0.05)]
+    temperature, top_k, top_p, min_p = (jnp.asarray(each) for each in zip(*settings, strict=True))
+    choice = Choice(temperature, top_k, top_p, min_p, jnp.zeros((5, 2)))
+    found = np.asarray(jax.jit(drawn_logits)(jnp.asarray(logits), choice))
+    for row, (divisor, k, p, least) in enumerate(settings):
+        wanted = torch.tensor(logits[row : row + 1])
+        if divisor:
+            wanted = transformers.TemperatureLogitsWarper(divisor)(None, wanted)
+            if k:
+                wanted = transformers.TopKLogitsWarper(k)(None, wanted)
+            if p < 1:
+                wanted = transformers.TopPLogitsWarper(p)(None, wanted)
+            if least:
+                wanted = transformers.MinPLogitsWarper(least)(None, wanted)
+        np.testing.assert_allclose(found[row], wanted[0].numpy(), rtol=1e-5)
