@@ -164,7 +164,7 @@ class InputProcessor:
         if not token_ids.size or prompt.text == "":
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-self._kept(params) :]
+            token_ids = prompt.cut(token_ids, self._kept(params))
         children = self._children(request_id, token_ids, params, priority, prompt.cache_salt)
         self._limits.check_prompt(token_ids)
         self._limits.check_sampling(children[0])
@@ -194,7 +194,7 @@ class InputProcessor:
             if isinstance(prompt.token_ids, (list, tuple)) and len(prompt.token_ids) > most:
                 if not cut:
                     raise self._limits.too_long(f"{len(prompt.token_ids)} tokens")
-                prompt.token_ids = prompt.token_ids[-most:]
+                prompt.token_ids = prompt.cut(prompt.token_ids, most)
             prompt.token_ids = as_token_ids(prompt.token_ids)
             return
         check_text(prompt.text)
@@ -207,7 +207,8 @@ class InputProcessor:
             # A chat's prompt is more than its text (`ChatPrompt`), and is encoded as a whole.
             plain = type(prompt.text) is str
             if cut and plain and length.longest is not None and len(prompt.text) > 4 * most * length.longest:
-                prompt.end = length.end(prompt.text, most)
+                shorter = length.beginning if prompt.truncation_side == "right" else length.end
+                prompt.part = shorter(prompt.text, most)
 
     def _encode(self, prompts: Sequence[ParsedPrompt], add_special_tokens: bool) -> None:
         """Fill in the token ids of prompts given as text."""
@@ -215,7 +216,7 @@ class InputProcessor:
         if not waiting:
             return
         assert self._tokenizer is not None
-        texts = [prompt.text or "" if prompt.end is None else prompt.end for prompt in waiting]
+        texts = [prompt.text or "" if prompt.part is None else prompt.part for prompt in waiting]
         encoded = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens)
         for prompt, token_ids in zip(waiting, encoded, strict=True):
             prompt.token_ids = np.asarray(token_ids, np.int32)

@@ -43,6 +43,14 @@ class TextLength:
         space = text.find(" ", start, start + tokens * self.longest)
         return text if space < 1 or text[space - 1].isspace() else text[space:]
 
+    def beginning(self, text: str, tokens: int) -> str:
+        """A shorter text with the same first `tokens`, if there is one."""
+        if self.longest is None:
+            return text
+        least = 2 * tokens * self.longest
+        space = text.find(" ", least, least + tokens * self.longest)
+        return text if space < 1 or text[space - 1].isspace() else text[:space]
+
 
 def _longest_token(backend: Any, vocabulary: dict[str, int]) -> int | None:
     if type(backend.model).__name__ != "BPE":

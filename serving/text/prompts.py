@@ -47,8 +47,14 @@ class ParsedPrompt:
     text: str | None
     token_ids: Any
     cache_salt: str | None
-    end: str | None = None
+    part: str | None = None
     """The part of the text that is encoded, if not all of it: the rest would be cut off."""
+    truncation_side: str = "left"
+    """Which end loses tokens where some are cut off: left or right."""
+
+    def cut(self, token_ids: Any, most: int) -> Any:
+        """At most so many tokens (1 at least) of the end that stays."""
+        return token_ids[:most] if self.truncation_side == "right" else token_ids[-most:]
 
 
 @contextmanager

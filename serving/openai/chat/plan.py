@@ -79,7 +79,7 @@ def build_request(
     """The request for the engine of the one id in `engine_ids`. Raises `RequestError`."""
     assert isinstance(inputs, InputProcessor)
     (made,) = inputs.build(
-        [ParsedPrompt(plan.prompt, None, body.cache_salt)],
+        [ParsedPrompt(plan.prompt, None, body.cache_salt, truncation_side=body.truncation_side or "left")],
         [plan.params],
         engine_ids,
         [priority],

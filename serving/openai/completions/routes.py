@@ -93,11 +93,9 @@ def _build(
 ) -> list[TextRequest]:
     """One request for the engine per prompt; for threads. Raises `RequestError`."""
     assert isinstance(inputs, InputProcessor)
-    salt = body.cache_salt
-    parsed = [
-        ParsedPrompt(prompt, None, salt) if isinstance(prompt, str) else ParsedPrompt(None, prompt, salt)
-        for prompt in prompts
-    ]
+    side = body.truncation_side or "left"
+    texts = [(prompt, None) if isinstance(prompt, str) else (None, prompt) for prompt in prompts]
+    parsed = [ParsedPrompt(text, ids, body.cache_salt, truncation_side=side) for text, ids in texts]
     return inputs.build(
         parsed,
         [params] * len(prompts),

@@ -94,6 +94,8 @@ class GenerationRequest(Body, kw_only=True):
     """Put spaces between special tokens in the text; default true."""
     truncate_prompt_tokens: OrMinusOne | None = None
     """Keep only this many last tokens of the prompt; -1: as many as the model allows."""
+    truncation_side: Literal["left", "right"] | None = None
+    """With truncate_prompt_tokens: which end of the prompt is lost; default left."""
     prompt_logprobs: OrMinusOne | None = None
     """Alternatives to return for each token of the prompt, -1: all; not with stream."""
 
@@ -143,7 +145,6 @@ class GenerationRequest(Body, kw_only=True):
 
     guided_decoding_backend: Annotated[Any, Ignored(_BACKEND, ("auto", "guidance", "llguidance"))] = None
     logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
-    truncation_side: Annotated[Any, Refused("truncation keeps the last tokens", ("left",))] = None
     stream_interval: Annotated[Any, Ignored("tokens are sent as they come", (1,))] = None
     repetition_detection: Annotated[Any, Ignored("not supported; see frequency_penalty")] = None
     watermarking: Annotated[Any, Ignored("there is no watermark", (False,))] = None

@@ -143,6 +143,24 @@ def test_prompt_and_output_token_ids(client: OpenAI, http: httpx.Client) -> None
         assert len(dump["prompt_logprobs"]) == 3
 
 
+def test_which_end_of_a_prompt_is_lost(client: OpenAI, http: httpx.Client) -> None:
+    tokens = token_ids_of(http, PROMPT)
+    long = "the cat sat on the mat " * 20_000
+    for side, prompt, kept in [
+        ("left", PROMPT, tokens[-3:]),
+        ("right", PROMPT, tokens[:3]),
+        ("right", tokens, tokens[:3]),
+        ("right", long, token_ids_of(http, long[:100])[:3]),
+    ]:
+        more = {"return_token_ids": True, "truncate_prompt_tokens": 3, "truncation_side": side}
+        answer = client.completions.create(model="demo", prompt=prompt, max_tokens=1, extra_body=more)  # type: ignore[arg-type]
+        assert answer.choices[0].model_dump()["prompt_token_ids"] == kept
+    talk = {"messages": [{"role": "user", "content": PROMPT}]}
+    whole = http.post("/tokenize", json=talk).json()["tokens"]
+    more = {"max_tokens": 1, "return_token_ids": True, "truncate_prompt_tokens": 4, "truncation_side": "right"}
+    assert http.post("/v1/chat/completions", json={**talk, **more}).json()["prompt_token_ids"] == whole[:4]
+
+
 async def test_usage_of_several_prompts(async_client: AsyncOpenAI, http: httpx.Client) -> None:
     prompts = [PROMPT, "2 + 3 ="]
     stream = await async_client.completions.create(

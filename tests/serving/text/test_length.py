@@ -54,6 +54,12 @@ def test_a_text_of_megabytes_is_refused_or_cut_first(tokenizer: Tokenizer, cut: 
     assert time.process_time() - began < 0.5
 
 
+@given(text=TEXTS, tokens=st.integers(1, 5))
+def test_the_beginning_of_a_text_has_the_same_first_tokens(tokenizer: Tokenizer, text: str, tokens: int) -> None:
+    whole, part = tokenizer.encode([text, tokenizer.length.beginning(text, tokens)], add_special_tokens=False)
+    assert part[:tokens] == whole[:tokens]
+
+
 def test_token_ids_too_many_are_refused_or_cut_first(tokenizer: Tokenizer) -> None:
     inputs = InputProcessor(tokenizer, RequestLimits(400, 32, 5))
     with pytest.raises(PromptTooLongError, match="1000000 tokens"):
