@@ -47,11 +47,7 @@ def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) 
     if not body or body.isspace():
         raise BodyError("the body is empty: expected a JSON object", None, "invalid_json")
     try:
-        return _decoder(kind).decode(body)
-    except msgspec.ValidationError as error:
-        if ignored is None or ignored.strict or not str(error).startswith(_UNKNOWN):
-            raise _explain_mismatch(str(error), kind) from None
-        return _decode_known(body, kind, ignored)
+        return _decode(body, kind, ignored)
     except msgspec.DecodeError as error:
         raise _explain_malformed(str(error), body) from None
     except UnicodeDecodeError as error:
@@ -60,16 +56,19 @@ def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) 
         raise BodyError("the body is nested too deeply", None, "invalid_json") from None
 
 
-def _decode_known(body: bytes, kind: type[Kind], ignored: IgnoredFields) -> Kind:
-    """A body with unknown fields, which is parsed once more to find them all."""
+def _decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None) -> Kind:
     try:
-        value = msgspec.json.decode(body)
-        prune(value, kind, "", ignored)
+        return _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        if ignored is None or ignored.strict or not str(error).startswith(_UNKNOWN):
+            raise _explain_mismatch(str(error), kind) from None
+    # There are unknown fields: it is parsed once more to find them all.
+    value = msgspec.json.decode(body)
+    prune(value, kind, "", ignored)
+    try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _explain_mismatch(str(error), kind) from None
-    except msgspec.DecodeError as error:
-        raise _explain_malformed(str(error), body) from None
 
 
 def as_body(value: Any, kind: type[Kind], path: str) -> Kind:

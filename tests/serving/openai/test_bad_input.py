@@ -112,7 +112,7 @@ def test_fields_of_both(http: httpx.Client, fields: Any, param: str, stream: boo
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}], "tool_choice": "none"}, "tools[0].function"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
-        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"function_call": {"name": "f"}}, "function_call.name"),
     ],
 )
 def test_fields_of_chats(http: httpx.Client, fields: Any, param: str) -> None:
