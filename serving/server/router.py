@@ -2,6 +2,7 @@
 
 from jaxllm.serving.http.operation import Operation, make_router
 from jaxllm.serving.server import answers, routes, scaling, sleep
+from jaxllm.serving.server.invocations import invoke
 
 OPERATIONS = (
     Operation(path="/health", handler=routes.health, tag="Operation", public=True),
@@ -11,6 +12,7 @@ OPERATIONS = (
     Operation(path="/metrics", handler=routes.metrics, tag="Operation", content_type="text/plain", public=True),
     Operation(path="/version", handler=routes.version, tag="Operation", response=answers.Version),
     Operation(path="/load", handler=routes.load, tag="Operation", response=answers.Load),
+    Operation(path="/invocations", methods=("POST",), handler=invoke, tag="Operation", refusable=True),
     Operation(
         path="/reset_prefix_cache",
         methods=("POST",),

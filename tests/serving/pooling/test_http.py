@@ -194,6 +194,9 @@ def test_jinas_and_coheres_shapes(crosser: ServerProcess) -> None:
         assert set(best) == {"index", "relevance_score"}
         assert best["index"] == ranked[0]["index"]
     classes = _post(crosser, "/classify", {"input": texts}).json()["data"]
+    assert _post(crosser, "/invocations", {"input": texts}).json()["data"] == classes
+    again = _post(crosser, "/invocations", {"model": "cross", "query": "apples", "documents": texts}).json()
+    assert len(again["results"]) == len(texts)
     assert [(each["label"], each["num_classes"], len(each["probs"])) for each in classes] == [("LABEL_0", 1, 1)] * 3
 
 
