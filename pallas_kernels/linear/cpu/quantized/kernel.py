@@ -116,6 +116,7 @@ def _make_plan(form: Form, blocks_each: int) -> Any:
     words, describe_weights = meta_words(form), _make_describe_weights(form.step_bytes, form.inputs_per_step)
     widened = replace(form, is_widened=True)
     input_bytes = blocks_each * widened.step_bytes // widened.inputs_per_step
+    sums_bytes = 4 * CHUNK * blocks_each * BLOCK
 
     @compiled
     def plan(frame: int, work: int) -> int:
@@ -132,7 +133,7 @@ def _make_plan(form: Form, blocks_each: int) -> Any:
         set_word(work, _ACTIVE, active)
         set_word(work, _PREPARES, prepares)
         set_word(work, _DONE, 0)
-        set_scratch(work, max(4 * depth, min(segment, depth) * input_bytes) + 64)
+        set_scratch(work, max(4 * depth, min(segment, depth) * input_bytes + sums_bytes) + 64)
         return prepares + int32(table, 3 * active + _ITEM)
 
     return plan
@@ -170,32 +171,51 @@ def _make_tiles(form: Form, blocks: int, most: int, middle: int) -> Any:
     @compiled
     def tile_of(
         rows: int, x: int, depth: int, w: int, w_stride: int, steps: int, meta: int, meta_stride: int, scales: int,
-        offsets: int, scale_stride: int, scale_kind: int, table: int, base: int, y: int, y_stride: int, ahead: int,
-        pace: int,
+        offsets: int, scale_stride: int, scale_kind: int, table: int, base: int, base_stride: int, y: int,
+        y_stride: int, ahead: int, pace: int,
     ) -> None:  # fmt: skip
         if rows == most:
             many(
                 x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-                y, y_stride, ahead, pace,
+                base_stride, y, y_stride, ahead, pace,
             )  # fmt: skip
         elif rows == middle:
             half(
                 x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-                y, y_stride, ahead, pace,
+                base_stride, y, y_stride, ahead, pace,
             )  # fmt: skip
         else:
             one(
                 x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-                y, y_stride, ahead, pace,
+                base_stride, y, y_stride, ahead, pace,
             )  # fmt: skip
 
     return tile_of
 
 
+@compiled
+def _sums_of(
+    work: int, row: int, column: int, own: int, width: int, is_first: bool, is_last: bool
+) -> tuple[int, int, int, int]:
+    """Where sums of a group are added to, and go to, each with its floats from row to row: results, or `own` ones."""
+    columns = word(work, _P) * BLOCK
+    behind, plus = 4 * (row * columns + column), word(work, _PLUS_ROWS)
+    y, y_stride = word(work, _Y) + behind, columns
+    base, base_stride = y, columns
+    if is_first:
+        base = plus + behind if plus else 0
+    elif own:
+        base, base_stride = own, width
+    if own and not is_last:
+        y, y_stride = own, width
+    return base, base_stride, y, y_stride
+
+
 def _make_strip(form: Form, blocks: int, most: int, widens: bool = False) -> Any:
     """Some rows times a few blocks side by side.
 
-    If it `widens`, weights of a group are widened once for all tiles; sums are the same to the last bit.
+    If it `widens`, weights of a group are widened once for all tiles. Sums of groups are added up side by side, as rows
+    of results lie so far apart that few of them stay in the nearest cache. They are the same to the last bit.
     """
     # Few rows of several digits are many sums already.
     middle = most // 2 if form.digits < 2 else 1
@@ -204,17 +224,19 @@ def _make_strip(form: Form, blocks: int, most: int, widens: bool = False) -> Any
     step, inputs, words = form.step_bytes, form.inputs_per_step, meta_words(form)
     tile_step, tile_inputs = tile_form.step_bytes, tile_form.inputs_per_step
     x_row, x_each = form.digits or 4, (1 if form.digits else 4)
+    width = blocks * BLOCK
 
     @compiled
     def strip(work: int, block: int, first: int, last: int, column: int, then: int, scratch: int) -> None:
         """`block` is the first one in the array, whose results begin at `column`; `then` bytes on is the next strip."""
         depth, segment, groups = word(work, _K), word(work, _SEGMENT), word(work, _GROUPS)
-        stride, columns = depth // inputs * step, word(work, _P) * BLOCK
+        stride = depth // inputs * step
         tile_stride = stride
         scale_stride, scale_kind = groups * BLOCK, word(work, _SCALE_KIND)
         scale_bytes, meta_stride, table = (2 if scale_kind else 4), word(work, _META_STRIDE), word(work, _LOOKUP)
         count = (last - first + most - 1) // most
         pace = 0 if widens else (step + count - 1) // count
+        sums = scratch + min(segment, depth) // tile_inputs * tile_step * blocks if widens else 0
         for begin in range(0, depth, segment):
             length = min(segment, depth - begin) // inputs
             behind = begin // inputs * step
@@ -231,15 +253,15 @@ def _make_strip(form: Form, blocks: int, most: int, widens: bool = False) -> Any
             while row < last:
                 x = word(work, _TO) + row * x_row * depth + begin * x_each
                 meta = word(work, _META) + 4 * (row * meta_stride + begin // segment * words)
-                y = word(work, _Y) + 4 * (row * columns + column)
-                base = y
-                if begin == 0:
-                    base = word(work, _PLUS_ROWS) + 4 * (row * columns + column) if word(work, _PLUS_ROWS) else 0
+                own = sums + 4 * (row - first) * width if widens else 0
+                base, base_stride, y, y_stride = _sums_of(
+                    work, row, column, own, width, begin == 0, begin + segment >= depth
+                )
                 ahead = AHEAD if count == 1 else next_one + tile * length * pace
                 rows = most if row + most <= last else middle if row + middle <= last else 1
                 tile_of(
                     rows, x, depth, weights, tile_stride, length, meta, meta_stride, scales, offsets, scale_stride,
-                    scale_kind, table, base, y, columns, ahead, pace,
+                    scale_kind, table, base, base_stride, y, y_stride, ahead, pace,
                 )  # fmt: skip
                 row += rows
                 tile += 1

@@ -2,15 +2,15 @@
 
 Every tile is a function of the same arguments:
 
-    f(x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base, y,
-      y_stride, ahead, pace)
+    f(x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
+      base_stride, y, y_stride, ahead, pace)
 
 `x` are prepared rows, `depth` inputs each, as `prepare` has them: from the first input of the group on. A block of
 weights is `steps` times what one load of 16 outputs brings; the next one begins `w_stride` bytes behind it. `meta` is
 what `prepare` knows of a group of a row, the next row's is `meta_stride` words further on. `scales` and `offsets` are
 those of the group, [16], of the next block `scale_stride` elements further on; no offsets are 0. They are of a type
-`SCALE_KINDS[scale_kind]`. Results are added to those at `base`, unless that is 0, and go to `y`, rows of `y_stride`
-floats. Step k fetches what lies `ahead + k * pace` bytes behind the start of each block.
+`SCALE_KINDS[scale_kind]`. Results are added to those at `base`, rows of `base_stride` floats, unless that is 0, and go
+to `y`, rows of `y_stride` floats. Step k fetches what lies `ahead + k * pace` bytes behind the start of each block.
 """
 
 from dataclasses import dataclass, replace
@@ -74,6 +74,7 @@ class _Operands:
     scale_kind: ir.Value
     table: ir.Value
     base: ir.Value
+    base_stride: ir.Value
     y: ir.Value
     y_stride: ir.Value
     ahead: ir.Value
@@ -89,7 +90,7 @@ def make_tile(form: Form, rows: int, blocks: int) -> Any:
         found = sums(builder, operands, form, rows, blocks)
         _scaled(builder, operands, form, rows, blocks, found)
 
-    return operation(types.void, (types.intp,) * 17, emit)
+    return operation(types.void, (types.intp,) * 18, emit)
 
 
 def _prefetched(builder: ir.IRBuilder, operands: _Operands, starts: list[ir.Value], step: ir.Value) -> None:
@@ -242,8 +243,14 @@ def _scaled(
     """Multiply sums with the scales, add offsets, and what is at `base`; write them down."""
     bases = multiples(builder, operands.scale_stride, blocks)
     places = [builder.add(base, _constant(each * LANES)) for base in bases for each in range(REGISTERS)]
-    metas, y_rows = multiples(builder, operands.meta_stride, rows), multiples(builder, operands.y_stride, rows)
-    starts = [builder.add(row, _constant(index * LANES)) for row in y_rows for index in range(len(places))]
+    metas = multiples(builder, operands.meta_stride, rows)
+
+    def starts_of(stride: ir.Value) -> list[ir.Value]:
+        """Where the vectors of rows lie."""
+        found = multiples(builder, stride, rows)
+        return [builder.add(row, _constant(index * LANES)) for row in found for index in range(len(places))]
+
+    starts = starts_of(operands.y_stride)
     zero = number(0.0)
 
     def known(word: int) -> list[ir.Value]:
@@ -253,7 +260,7 @@ def _scaled(
 
     totals = [cgutils.alloca_once_value(builder, zero) for _ in starts]
     with builder.if_then(builder.icmp_signed("!=", operands.base, _constant(0))):
-        for total, at in zip(totals, starts, strict=True):
+        for total, at in zip(totals, starts_of(operands.base_stride), strict=True):
             builder.store(emit_load(builder, operands.base, at), total)
     with builder.if_then(builder.icmp_signed("!=", operands.offsets, _constant(0))):
         offsets = _of_any_kind(builder, operands.offsets, places, operands.scale_kind)
