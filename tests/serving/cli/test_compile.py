@@ -88,12 +88,31 @@ def answers(llm: LLM) -> list[Any]:
 
 
 def test_an_engine_starts_and_runs_without_compiling(bundle: Path) -> None:
-    options = {**OPTIONS, "executables": str(bundle), "strict_compilation": True}
-    with compilations() as seen, unpickled() as names, LLM("demo", **options) as llm:
+    check(bundle, OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "cache"), [("int4", "int8"), ("int8", "fp8")])
+def test_weights_and_caches_of_few_bits(tmp_path: Path, weights: str, cache: str) -> None:
+    options = {**OPTIONS, "quantization": weights, "kv_cache_dtype": cache}
+    flags = ["--quantization", weights, "--kv-cache-dtype", cache]
+    assert cli.main(["compile", "demo", "--output", str(tmp_path / "bundle"), *FLAGS, *flags]) == 0
+    check(tmp_path / "bundle", options)
+    with pytest.raises(ConfigError, match="this bundle is for another engine: model_config"):
+        LLM("demo", **OPTIONS, executables=str(tmp_path / "bundle"))
+
+
+def check(bundle: Path, options: dict[str, Any]) -> None:
+    """An engine from a bundle compiles nothing, and answers as one that was compiled on the spot."""
+    with (
+        compilations() as seen,
+        unpickled() as names,
+        LLM("demo", **options, executables=str(bundle), strict_compilation=True) as llm,
+    ):
         from_bundle = answers(llm)
     assert seen == []
     assert names == []
-    anew = {**OPTIONS, "num_gpu_blocks_override": pages(bundle), "compilation_cache_dir": ""}
+    anew = {**options, "num_gpu_blocks_override": pages(bundle), "compilation_cache_dir": ""}
     with compilations() as seen, LLM("demo", **anew) as llm:
         compiled = answers(llm)
     assert len(seen) >= 6, "the count counts"
