@@ -1,6 +1,7 @@
 """Generates with a small model on several meshes of virtual devices and prints a line of JSON for each: run by a test.
 
-generate_on_meshes.py FOLDER PARALLEL [PARALLEL ...], where PARALLEL is a mesh, followed by ,ep for expert parallelism.
+generate_on_meshes.py FOLDER PARALLEL [PARALLEL ...], where PARALLEL is a mesh, followed by ,ep for expert parallelism,
+and by ,kv=TYPE for another type of the KV cache.
 """
 
 import json
@@ -47,8 +48,10 @@ def beams(engine: Engine) -> list[list[int]]:
 
 def run(folder: str, parallel: str) -> dict[str, Any]:
     """All scenarios."""
+    parallel, _, cache = parallel.partition(",kv=")
     mesh = parallel.removesuffix(",ep")
     options: dict[str, Any] = {"enable_expert_parallel": mesh != parallel, "mesh": mesh, "model": folder}
+    options |= {"kv_cache_dtype": cache} if cache else {}
     steps = {"max_num_seqs": 6, "max_num_batched_tokens": 8, "max_model_len": 48, "block_size": 4}
     engine = make_engine(**options, **steps, max_logprobs=6, num_gpu_blocks_override=17)
     found: dict[str, Any] = {"parallel": parallel, "preempted": tokens(engine), "cached": tokens(engine)}

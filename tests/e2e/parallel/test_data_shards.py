@@ -36,3 +36,10 @@ def test_experts_of_all_shards(run_python: RunPython, tmp_path: Path) -> None:
     """Latent attention, whose cache is whole on each device of a shard: two layers, the second with experts."""
     FAMILIES["deepseek_v3"].save(tmp_path, **SIZES)
     check(run(run_python, tmp_path, "model=1", "data=2,model=2,ep"))
+
+
+@pytest.mark.slow
+def test_caches_of_8_bits(run_python: RunPython, tmp_path: Path) -> None:
+    """Each shard has pages of its own, and the scales of what is in them."""
+    FAMILIES["llama"].save(tmp_path)
+    check(run(run_python, tmp_path, "model=1,kv=int8", "data=2,model=2,kv=int8"))
