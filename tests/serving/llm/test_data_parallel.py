@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from jaxllm import LLM, EngineConfig, EngineError, RequestError, SamplingParams
 from jaxllm.errors import QueueFullError, ScalingBusyError, ScalingTimeoutError
+from jaxllm.serving.ipc.client import asynchronous, health
 from jaxllm.serving.llm.async_llm import AsyncLLM
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -90,7 +91,9 @@ async def test_places_are_counted_together(llm: AsyncLLM) -> None:
     assert llm.num_unfinished == 0
 
 
-async def test_one_that_dies_fails_only_its_own(llm: AsyncLLM) -> None:
+async def test_one_that_dies_fails_only_its_own(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (health, asynchronous):
+        monkeypatch.setattr(module, "RESTART_WAIT_SECONDS", 120.0)  # as long as a start may take on a busy machine
     pid = llm.engine_pids[0]
     lost = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG, data_parallel_rank=0))
     kept = asyncio.ensure_future(text_of(llm, "Once upon a time", LONG, data_parallel_rank=1))
