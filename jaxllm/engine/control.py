@@ -60,12 +60,12 @@ class EngineControl:
 
     # Pause
 
-    def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> bool:
-        """Compute nothing more until `resume`. False while requests still run to their ends (`wait`): ask again then.
+    def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True, again: bool = False) -> bool:
+        """Compute nothing more until `resume`. False while requests still run to their ends (`wait`): ask `again` then.
 
         `clear_cache` forgets prefixes, unless requests are kept. Raises `RequestError`.
         """
-        done = self._settle(mode)
+        done = self._settle(mode, again=again)
         if done:
             self._is_paused = True
             self._update()
@@ -82,10 +82,12 @@ class EngineControl:
         """Whether the engine was paused."""
         return self._is_paused or self._is_draining
 
-    def _settle(self, mode: PauseMode) -> bool:
+    def _settle(self, mode: PauseMode, *, again: bool) -> bool:
         """Bring it about that no step is under way, and no request runs unless it is kept; False: not yet."""
         if mode not in get_args(PauseMode):
             raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
+        if again and not (self._is_draining or self.is_halted):
+            raise RequestError("the engine goes on: it was resumed, woken up or started again meanwhile")
         engine = self._engine
         if mode == "abort":
             engine.abort_request(engine.scheduler.unfinished_ids())
@@ -98,10 +100,13 @@ class EngineControl:
 
     # Sleep
 
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> bool:
+    def sleep(
+        self, level: int = 1, mode: PauseMode = "abort", *, again: bool = False, progress: Progress = silent
+    ) -> bool:
         """Free device memory: level 1 keeps the weights on the host, level 2 drops them, level 0 only pauses.
 
-        The KV cache is dropped. False while requests still run to their ends, as with `pause`. Raises `RequestError`.
+        The KV cache is dropped. `again`, and False while requests still run to their ends, are as with `pause`. Raises
+        `RequestError`.
         """
         if level not in (0, 1, 2):
             raise RequestError(f"level={level}: must be 0, 1 or 2", "level")
@@ -110,12 +115,12 @@ class EngineControl:
         store = self._weights() if level else None
         if self._is_updating:
             raise RequestError("a weight update has begun: finish it before the engine sleeps")
-        if not self._settle(mode):
+        if not self._settle(mode, again=again):
             return False
         if store is not None:
             self._drop_cache()
             if "weights" not in self._asleep:
-                store.leave(keep=level == 1)
+                store.leave(keep=level == 1, progress=progress)
             elif level == 2:
                 store.forget()
             if "kv_cache" not in self._asleep:
@@ -135,9 +140,11 @@ class EngineControl:
         unknown = [tag for tag in tags or () if tag not in TAGS]
         if unknown:
             raise RequestError(f"tags={unknown}: choose of {', '.join(TAGS)}", "tags")
+        # Also of a sleep that still waits for requests.
+        self._is_draining = False
         waking = self._asleep & set(TAGS if tags is None else tags)
         if "weights" in waking:
-            self._weights().come_back()
+            self._weights().come_back(progress)
             self._asleep.discard("weights")
         if "kv_cache" in waking:
             self._engine.runner.calls.call("empty_state")
@@ -161,14 +168,14 @@ class EngineControl:
 
     # Weights
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self, progress: Progress = silent) -> None:
         """New weights come: tensors by `update_weights`. Nothing is computed until `finish_weight_update`.
 
         Requests that run go on with the new weights; their KV cache is computed again.
         """
         store = self._weights()
         self._forget_old()
-        store.begin()
+        store.begin(progress)
         self._asleep.discard("weights")
         self._is_updating = True
         self._update()
@@ -203,10 +210,10 @@ class EngineControl:
         Returns how often weights were replaced so far. Raises `RequestError`: nothing has changed where names, shapes
         or types are wrong; else `StepStats.weights_problem` says that another update is needed.
         """
-        path = self._resolved.folder if folder is None else Path(folder).expanduser()
-        if not path.is_dir():
-            raise RequestError(f"weights: {folder!r} is no folder here", "path")
+        path = self._resolved.folder if folder is None else _folder(folder)
         store = self._weights()
+        if self._is_updating:
+            raise RequestError("a weight update has begun: finish it first")
         self._forget_old()
         self._trying(store.update_from, path, progress)
         self._asleep.discard("weights")
@@ -230,7 +237,7 @@ class EngineControl:
     def _trying(self, work: Any, *arguments: Any) -> None:
         try:
             work(*arguments)
-        except RequestError:
+        except BaseException:
             self._is_updating = False
             self._update()
             raise
@@ -279,3 +286,15 @@ class EngineControl:
             held, self._held = self._held, {}
             for request in held.values():
                 self._engine.add_request(request)
+
+
+def _folder(name: str) -> Path:
+    """Raises `RequestError` where there is none that can be looked at."""
+    try:
+        path = Path(name).expanduser()
+        found = path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RequestError(f"weights: {name[:200]!r} is no folder here: {error}"[:500], "path") from error
+    if not found:
+        raise RequestError(f"weights: {name!r} is no folder here", "path")
+    return path

@@ -37,7 +37,9 @@ class AsyncControl:
 
     async def _until_done(self, method: EngineMethod, **arguments: Any) -> None:
         """Ask again and again: an engine with requests that run to their ends says that it is not done."""
-        while not await self._engines.call(method, **arguments):  # noqa: ASYNC110
+        again = False
+        while not await self._engines.call(method, **arguments, again=again):
+            again = True
             await asyncio.sleep(POLL_SECONDS)
 
     async def update(self, weights: "NewWeights | AsyncIterable[tuple[str, Any]]") -> int:
@@ -45,7 +47,13 @@ class AsyncControl:
         engines = self._engines
         if isinstance(weights, (str, PathLike)):
             return int(await engines.call("update_weights_from", folder=str(weights)) or 0)
-        await engines.call("start_weight_update")
+        try:
+            await engines.call("start_weight_update")
+        except RequestError:
+            raise  # Another update may be under way, which is not ours to end.
+        except BaseException as error:
+            await self._abandon(error)
+            raise
         try:
             if isinstance(weights, AsyncIterable):
                 async for tensor in weights:
@@ -55,10 +63,13 @@ class AsyncControl:
                     await engines.ask(weights_message([checked_tensor(tensor)]))
             return int(await engines.call("finish_weight_update") or 0)
         except BaseException as error:
-            # Those that have not failed themselves wait for more.
-            with suppress(EngineError):
-                await engines.ask(called("abandon_weight_update", reason=str(error) or type(error).__name__))
+            await self._abandon(error)
             raise
+
+    async def _abandon(self, error: BaseException) -> None:
+        """Engines that have not failed themselves wait for more tensors."""
+        with suppress(EngineError):
+            await self._engines.ask(called("abandon_weight_update", reason=str(error) or type(error).__name__))
 
     async def reload(self) -> int:
         """Read the weights of the model's checkpoint again."""

@@ -61,7 +61,7 @@ async def sleep(request: Request) -> Response:
     """
     llm = _llm(request)
     level = request.query_params.get("level", "1")
-    if not level.isascii() or not level.isdigit():
+    if level not in ("0", "1", "2"):
         raise RequestError(f"level={level!r}: must be 0, 1 or 2", "level")
     mode: Any = request.query_params.get("mode", "abort")
     await llm.sleep(int(level), mode)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxllm.models.checkpoint.safetensors_file import aligned_empty
+from jaxllm.progress import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,20 @@ class HostCopy:
         return jax.block_until_ready(array)
 
 
-def offload(leaves: tuple[jax.Array, ...]) -> list[HostCopy]:
+def offload(leaves: tuple[jax.Array, ...], progress: Progress = silent) -> list[HostCopy]:
     """Bring arrays to the host, one after another."""
-    copies = [HostCopy.of(leaf) for leaf in leaves]
+    copies = []
+    for leaf in leaves:
+        copies.append(HostCopy.of(leaf))
+        progress("Copying weights to the host", len(copies), len(leaves))
     gc.collect()
     return copies
 
 
-def bring_back(copies: list[HostCopy]) -> tuple[jax.Array, ...]:
+def bring_back(copies: list[HostCopy], progress: Progress = silent) -> tuple[jax.Array, ...]:
     """The arrays on the devices again; the list is empty afterwards."""
-    leaves = []
+    leaves, count = [], len(copies)
     while copies:
         leaves.append(copies.pop(0).to_devices())
+        progress("Copying weights to the devices", len(leaves), count)
     return tuple(leaves)

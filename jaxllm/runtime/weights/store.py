@@ -1,6 +1,7 @@
 """The weights of an engine, where they are (on the devices, on the host, or nowhere), and how others replace them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,13 +45,13 @@ class WeightStore:
 
     # Sleep
 
-    def leave(self, *, keep: bool) -> None:
+    def leave(self, *, keep: bool, progress: Progress = silent) -> None:
         """Free the memory of the devices; `keep` the weights on the host, or drop them."""
         assert not self._replacing
         for _, calls in self._parts:
             leaves, calls.parameters = calls.parameters, ()
-            if keep and self.needs is None:
-                self._copies.append(offload(leaves))
+            if keep and self.needs is None and self.place == "devices":
+                self._copies.append(offload(leaves, progress))
             else:
                 for leaf in leaves:
                     leaf.delete()
@@ -61,11 +62,11 @@ class WeightStore:
         self._copies.clear()
         self.place = "nowhere" if self.place == "host" else self.place
 
-    def come_back(self) -> None:
+    def come_back(self, progress: Progress = silent) -> None:
         """Bring weights that are on the host to the devices again."""
         if self.place == "host":
             for (_, calls), copies in zip(self._parts, self._copies, strict=True):
-                calls.parameters = bring_back(copies)
+                calls.parameters = bring_back(copies, progress)
             self._copies.clear()
             self.place = "devices"
 
@@ -85,11 +86,11 @@ class WeightStore:
 
     # Updates
 
-    def begin(self) -> None:
+    def begin(self, progress: Progress = silent) -> None:
         """An update begins: `take` its tensors, then `finish`."""
         if self._replacing:
             raise RequestError("a weight update has begun already: finish that first")
-        self.come_back()
+        self.come_back(progress)
         self._begun_whole = self.place == "devices" and self.needs is None
         for part, calls in self._parts:
             leaves, calls.parameters = calls.parameters, ()
@@ -105,7 +106,7 @@ class WeightStore:
         if not self._replacing:
             raise RequestError("no weight update has begun: call start_weight_update first")
         source = "weight update"
-        try:
+        with self._over_if_it_fails():
             found = [ArrayTensor.of(name, array, source) for name, array in tensors]
             matched = [each.match(found, source) for each in self._replacing]
             for replacement, own in zip(self._replacing, matched, strict=True):
@@ -113,9 +114,6 @@ class WeightStore:
                     replacement.take(own)
             for tensor in found:
                 tensor.values.release()
-        except Exception as error:
-            self._give_up(error)
-            raise _refusal(error) from error
 
     def check(self, tensors: Iterable[tuple[str, Any]]) -> None:
         """Raise `RequestError` for a tensor whose name, shape or type is wrong.
@@ -124,16 +122,13 @@ class WeightStore:
         """
         source = "weight update"
         given = list(tensors)
-        try:
+        with self._over_if_it_fails():
             found = [ArrayTensor.of(name, array, source) for name, array in given]
             for each in self._replacing:
                 each.match(found, source)
             for name, array in given:
                 if isinstance(array, np.ndarray) and not all_finite(array):
                     raise ModelError(f"{source}: tensor {name!r} has numbers that are not finite")
-        except ModelError as error:
-            self._give_up(error)
-            raise _refusal(error) from error
 
     def finish(self, folder: Path | None = None) -> None:
         """The update is complete. Raises `RequestError` where something is missing.
@@ -142,7 +137,7 @@ class WeightStore:
         """
         if not self._replacing:
             raise RequestError("no weight update has begun: call start_weight_update first")
-        try:
+        with self._over_if_it_fails():
             for each in self._replacing:
                 each.finish()
             missing = [name for each in self._replacing for name in each.missing()]
@@ -151,9 +146,6 @@ class WeightStore:
                 raise ModelError(f"weight update: {len(missing)} parameters got no values: {some}")
             if not self._begun_whole and not all(each.is_whole for each in self._replacing):
                 raise ModelError("weight update: it must bring all tensors, because the weights before it were lost")
-        except Exception as error:
-            self._give_up(error)
-            raise _refusal(error) from error
         has_changed = any(each.has_changed for each in self._replacing)
         self._give_back()
         self.needs = None
@@ -172,8 +164,8 @@ class WeightStore:
             self._make_again(progress)
             return
         load_format = "auto" if load_format == "dummy" else load_format
-        self.begin()
-        try:
+        self.begin(progress)
+        with self._over_if_it_fails():
             tensors = tensors_in(folder, load_format)
             matched = [each.match(tensors, str(folder), is_whole=True) for each in self._replacing]
             scales = [
@@ -183,9 +175,6 @@ class WeightStore:
             for replacement, own, beside in zip(self._replacing, matched, scales, strict=True):
                 replacement.take(own, lambda done, total: progress("Loading weights", done, total))
                 replacement.take_scales(beside)
-        except Exception as error:
-            self._give_up(error)
-            raise _refusal(error) from error
         self.finish(folder)
 
     def _make_again(self, progress: Progress) -> None:
@@ -195,6 +184,7 @@ class WeightStore:
                 leaf.delete()
             calls.parameters = ()
             calls.parameters = load_weights(part, progress)
+        self._copies.clear()
         self.place, self.needs = "devices", None
         self.version += 1
 
@@ -202,13 +192,26 @@ class WeightStore:
         """These weights are not those that are wanted."""
         self.needs, self._folder = reason, None
 
-    def _give_up(self, error: Exception) -> None:
+    @contextmanager
+    def _over_if_it_fails(self) -> Iterator[None]:
+        """Raises `RequestError` for whatever is raised but an interrupt, which ends the update as well."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(error)
+            raise _refusal(error) from error
+        except BaseException as interrupt:
+            self._give_up(interrupt)
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
         """An update has failed: take back what there is."""
         changed = any(each.has_changed for each in self._replacing)
         before = self.needs
         self._give_back()
         if self.place == "devices" and changed:
-            self.needs = f"a weight update failed half-way ({error}): update them again, with all tensors"
+            why = str(error) or type(error).__name__
+            self.needs = f"a weight update failed half-way ({why}): update them again, with all tensors"
         elif before is not None:
             self.needs = before
 

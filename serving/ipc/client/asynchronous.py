@@ -161,6 +161,19 @@ class AsyncEngine:
 
     # Life and death
 
+    @property
+    def has_other_weights(self) -> bool:
+        """See `EngineSupervisor.has_other_weights`."""
+        return self._supervisor.has_other_weights
+
+    def distrust_weights(self) -> None:
+        """See `EngineSupervisor.distrust_weights`."""
+        self._supervisor.distrust_weights()
+
+    def trust_weights(self) -> None:
+        """See `EngineSupervisor.trust_weights`."""
+        self._supervisor.trust_weights()
+
     def retire(self) -> None:
         """From now on an engine that ends is not replaced."""
         self._supervisor.retire()
@@ -197,6 +210,7 @@ class AsyncEngine:
     def _suspend(self, error: EngineError, *, kill: bool = False) -> None:
         """There is no engine any more: tell everybody whose request it had, and have another one started."""
         error = self.health.suspend(error)
+        self.stats = StepStats()
         self._loop.call_later(RESTART_WAIT_SECONDS, self._stop_waiting, error)
         self._heartbeat.settle(owed=False)
         unsent = self._supervisor.connection.unsent()
@@ -214,7 +228,8 @@ class AsyncEngine:
         waiting = {running[name] for message in unsent for name in request_ids(message)}
         self._fail([name for name in self._in_flight.ids() if name not in waiting], error)
         for reply in self._replies.values():
-            reply.set_exception(error)
+            if not reply.done():
+                reply.set_exception(error)
         self._replies.clear()
         self._reconciliation.cancel()
         # Nothing runs, and nothing waits in the engine.
@@ -231,7 +246,6 @@ class AsyncEngine:
     def take_restart(self, info: EngineInfo) -> None:
         """Another engine is ready, and gets what waits for it."""
         self.info = info
-        self.stats = StepStats()
         self._heartbeat.heard(owed=self._owes())
         self.health.resume()
         for restarted in self._shared.on_restart:
@@ -255,23 +269,30 @@ class AsyncEngine:
             if generation != self._supervisor.generation or self.health.error is not None:
                 continue  # Of an engine that has been given up.
             if self._followed is None and isinstance(message, Outputs):
+                self._take_state(message.stats)
                 continue  # Of others' requests, while we still start.
             match message:
                 case Outputs():
                     self._take_outputs(message)
                 case Called(number):
-                    self._replies.pop(number).set_result(message)
+                    reply = self._replies.pop(number, None)
+                    # Whoever asked may have gone, or have been told that the engine is gone.
+                    if reply is not None and not reply.done():
+                        reply.set_result(message)
                 case Reconciled(_, unknown):
                     self._take_reconciled(unknown)
                 case EngineError():
                     self._suspend(message)
         self._heartbeat.settle(owed=self._owes())
 
+    def _take_state(self, stats: StepStats | None) -> None:
+        if stats is not None:
+            self.stats = stats
+            if stats.weights_version:
+                self.distrust_weights()
+
     def _take_outputs(self, message: Outputs) -> None:
-        if message.stats is not None:
-            self.stats = message.stats
-            if message.stats.weights_version:
-                self._supervisor.distrust_weights()
+        self._take_state(message.stats)
         try:
             self._deliver(self._outputs.process(message.outputs), message.stats)
         except Exception as error:

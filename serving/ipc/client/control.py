@@ -30,9 +30,9 @@ class BackgroundControl:
     def __init__(self, send: Send) -> None:
         self._send = send
 
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> bool:
+    def sleep(self, level: int = 1, mode: PauseMode = "abort", *, again: bool = False) -> bool:
         """See `EngineControl.sleep`."""
-        return all(self._call("sleep", level=level, mode=mode))
+        return all(self._call("sleep", level=level, mode=mode, again=again))
 
     def wake_up(self, tags: Sequence[str] | None = None, progress: Progress = silent) -> None:
         """See `EngineControl.wake_up`."""

@@ -110,13 +110,19 @@ class EngineGroup:
     async def call(self, method: EngineMethod, **arguments: Any) -> CallResult:
         """What a method returns; of several engines whether it holds for all, or what the first says.
 
-        Raises like `ask`.
+        Raises like `ask`, and `EngineError` for other weights while an engine is started again, which would miss them.
         """
-        results = await self.ask(called(method, **arguments))
-        if method == "reset_prefix_cache" or method in get_args(ControlMethod):
+        if method in ("start_weight_update", "update_weights_from", "finish_weight_update"):
+            for engine in self.members.there:
+                if not engine.health.is_up:
+                    raise EngineError(f"engine {engine.number} is started again: update when it is back", RETRY_AFTER)
+        ask = self._ask_to_update if method in ("update_weights_from", "finish_weight_update") else self.ask
+        results = await ask(called(method, **arguments))
+        is_question = method in ("is_sleeping", "is_paused")
+        if method == "reset_prefix_cache" or (method in get_args(ControlMethod) and not is_question):
             for engine in self.engines:
                 self._router.forget_prefixes(engine.number)
-        if method in ("is_sleeping", "is_paused"):
+        if is_question:
             return any(results)
         return all(results) if isinstance(results[0], bool) else results[0]
 
@@ -134,6 +140,19 @@ class EngineGroup:
                 raise result
             results.append(result)
         return results
+
+    async def _ask_to_update(self, make: Callable[[int], Call | UpdateWeights]) -> list[CallResult]:
+        """As `ask`. An engine that ends meanwhile waits for the new weights when it is back."""
+        first = [engine for engine in self.engines if not engine.has_other_weights]
+        for engine in first:
+            engine.distrust_weights()
+        try:
+            return await self.ask(make)
+        except RequestError:
+            if not any(engine.stats.weights_version for engine in self.engines):
+                for engine in first:
+                    engine.trust_weights()
+            raise
 
     def engine_state(self) -> StepStats:
         """What the engines said last of themselves, together."""

@@ -134,7 +134,7 @@ class Members:
         """Start more engines, up to `size`; they take requests when all are ready. Raises errors as `start` does."""
         new: list[AsyncEngine] = []
         try:
-            if any(engine.stats.weights_version for engine in self.all):
+            if any(engine.has_other_weights for engine in self.all):
                 self._options.settings["stale_weights"] = STALE_WEIGHTS
             new.extend(map(self._make, range(len(self.all), size)))
             await asyncio.gather(*map(self._start, new))

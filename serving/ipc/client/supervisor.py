@@ -113,9 +113,18 @@ class EngineSupervisor:
         logger.error("%s; it is started again%s", error, f" in {delay:g} s" if delay else "")
         self._restarting = asyncio.create_task(self._restart(old, delay))
 
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether the weights that are wanted are not the checkpoint's."""
+        return "stale_weights" in self._settings
+
     def distrust_weights(self) -> None:
         """The engine has other weights than its checkpoint: one that is started again needs them first."""
         self._settings["stale_weights"] = STALE_WEIGHTS
+
+    def trust_weights(self) -> None:
+        """The weights that are wanted are the checkpoint's after all."""
+        self._settings.pop("stale_weights", None)
 
     def retire(self) -> None:
         """From now on nothing is started again."""

@@ -88,6 +88,9 @@ def _obey(message: ToEngine, engine: AnyEngine, client: Client, clients: Clients
             called = _call(message, engine, clients)
             # Behind the state that all clients are told of.
             client.output_queue.put_behind(called)
+        case AttachClient() if isinstance(engine, Engine) and engine.state().halted:
+            # A client that hears nothing takes it that requests may come.
+            clients.put_outputs([], engine.state())
         case AttachClient() | DetachClient():
             pass  # They are about clients alone.
         case Configure():
@@ -113,8 +116,8 @@ def _control(message: Call | UpdateWeights, engine: Engine, clients: Clients) ->
         engine.control.update_weights([(each.name, each.array()) for each in message.weights])
         return None
     arguments = message.arguments
-    if message.method in ("wake_up", "update_weights_from"):
-        # Reading takes long, and an engine that says nothing counts as one that hangs.
+    if message.method in ("sleep", "wake_up", "start_weight_update", "update_weights_from"):
+        # Reading and copying take long, and an engine that says nothing counts as one that hangs.
         arguments = {**arguments, "progress": clients.beat}
     found: CallResult = getattr(engine.control, message.method)(**arguments)
     return found

@@ -71,6 +71,15 @@ class SharedEngine:
         if worker in self._attached and self._folders[worker] == folder:
             self._end(EngineError(reason), kill=True)
 
+    @property
+    def has_other_weights(self) -> bool:
+        """See `EngineSupervisor.has_other_weights`."""
+        return self._supervisor.has_other_weights
+
+    def distrust_weights(self) -> None:
+        """See `EngineSupervisor.distrust_weights`."""
+        self._supervisor.distrust_weights()
+
     def retire(self) -> None:
         """From now on an engine that ends is not replaced."""
         self._supervisor.retire()
@@ -128,8 +137,6 @@ class SharedEngine:
 
     def _take_stats(self, generation: int, stats: StepStats) -> None:
         if generation == self._supervisor.generation:
-            if stats.weights_version:
-                self._supervisor.distrust_weights()
             self._observe(stats)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:

@@ -12,7 +12,7 @@ from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.placement import as_first
-from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
+from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor, RestartBudget
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.workers.messages import EngineEnded
 from jaxllm.serving.server.workers.shared_engine import SharedEngine
@@ -78,6 +78,8 @@ class SharedEngines:
         """Start more, up to `size`. Raises errors as `start` does; then there are as many as before."""
         new: list[SharedEngine] = []
         try:
+            if any(each.has_other_weights for each in self._engines):
+                self._settings["stale_weights"] = STALE_WEIGHTS
             new.extend(map(self._make, range(len(self._engines), size)))
             await asyncio.gather(*map(self._start, new))
         except BaseException:
@@ -123,6 +125,10 @@ class SharedEngines:
         await asyncio.gather(*(engine.close() for engine in self._engines))
 
     def _observe(self, number: int, stats: StepStats) -> None:
+        if stats.weights_version and not all(each.has_other_weights for each in self._engines):
+            # Also one that ended before it could be updated is to wait for its weights.
+            for each in self._engines:
+                each.distrust_weights()
         self.metrics.observe(stats, None, number)
         self.throughput.observe(stats, None, number)
 
