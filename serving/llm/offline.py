@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Collection, Generator, Sequence
 from contextlib import suppress
@@ -10,10 +11,11 @@ from typing import Any, TypeVar
 from jaxllm.errors import EngineError, RequestError
 from jaxllm.serving.llm.interrupts import DeferredInterrupt
 from jaxllm.serving.llm.progress import GenerationProgress, UseTqdm
-from jaxllm.serving.llm.weights import check_runs
+from jaxllm.serving.llm.weights import check_runs, halted
 from jaxllm.serving.text.engine import Prepared, TextEngine
 
 Request = TypeVar("Request", bound=Prepared)
+_HALTED_SECONDS = 0.02
 
 
 class OfflineRuns:
@@ -52,6 +54,7 @@ class OfflineRuns:
     def run_queued(self, engine: TextEngine[Request], use_tqdm: UseTqdm) -> list[Any]:
         """The results of all that was queued, in that order, as `run`."""
         with self.lock:
+            check_runs(engine.engine)
             queued, self._queued = self._queued, {}
             finished = {name: output for name, output in queued.items() if output is not None}
             failed = next((output for output in finished.values() if isinstance(output, RequestError)), None)
@@ -107,6 +110,9 @@ class OfflineRuns:
                     with self.lock, DeferredInterrupt():
                         if not arrived:
                             self._step(engine, ())
+                    if not arrived and halted(engine.engine):
+                        # Without the lock, so that another thread can wake the engine up.
+                        time.sleep(_HALTED_SECONDS)
                 output = arrived.popleft()
                 if isinstance(output, RequestError):
                     raise output

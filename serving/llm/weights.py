@@ -24,17 +24,23 @@ def control_of(engine: Any) -> Any:
 
 def check_runs(engine: Any) -> None:
     """Raise `EngineError` for an engine that computes nothing, of which a caller would wait for ever."""
-    state = getattr(engine, "state", None)
-    why = "" if state is None else state().halted
-    if why:
+    if why := halted(engine):
         raise EngineError(why)
+
+
+def halted(engine: Any) -> str:
+    """Why an engine computes nothing; empty where that is not so."""
+    state = getattr(engine, "state", None)
+    return "" if state is None else str(state().halted)
 
 
 def sleep(control: Any, level: int, mode: PauseMode, step: Callable[[], None]) -> None:
     """Let an engine sleep; `step` lets requests run on. Raises `RequestError`."""
     if mode not in get_args(PauseMode):
         raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
-    while not control.sleep(level, mode):
+    again = False
+    while not control.sleep(level, mode, again=again):
+        again = True
         step()
 
 

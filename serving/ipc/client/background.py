@@ -34,6 +34,8 @@ from jaxllm.serving.ipc.messages import (
     UpdateWeights,
 )
 
+_HALTED_SECONDS = 0.02
+
 
 class BackgroundEngine:
     """What `jaxllm.engine.engine.Engine` does, in other processes: the caller's work and the steps go on side by side.
@@ -123,10 +125,18 @@ class BackgroundEngine:
         return bool(self._unfinished)
 
     def step(self) -> list[EngineOutput]:
-        """Wait for outputs, and return all there are. Raises `EngineError` when an engine ends."""
+        """Wait for outputs, and return all there are; a moment only, while an engine computes nothing.
+
+        Raises `EngineError` when an engine ends.
+        """
         outputs, self._waiting = self._waiting, []
         while not outputs and self._unfinished:
-            outputs += self._take(*self._events.get())
+            # Who waits for outputs of engines that sleep would keep the caller from waking them up.
+            halted = any(each.halted for each in self._stats)
+            try:
+                outputs += self._take(*self._events.get(timeout=_HALTED_SECONDS if halted else None))
+            except Empty:
+                break
             while True:
                 try:
                     outputs += self._take(*self._events.get_nowait())
@@ -175,7 +185,9 @@ class BackgroundEngine:
         while len(called) < len(self._connections):
             number, message = self._events.get()
             if isinstance(message, Called):
-                called[number] = message
+                # Whoever asked before may have been interrupted.
+                if message.number == self._calls:
+                    called[number] = message
             else:
                 self._waiting += self._take(number, message)
         return [called[number].outcome() for number in self._numbers]

@@ -133,6 +133,10 @@ def test_weights_of_another_folder(client: httpx.Client, other: Path, demo_folde
     refused = client.post("/update_weights", json={"update_info": {"path": str(tmp_path)}})
     assert refused.status_code == 400
     assert "neither model.safetensors" in refused.json()["error"]["message"]
+    for path in ("~nobody-of-this-name/weights", "x" * 5000):
+        refused = client.post("/update_weights", json={"update_info": {"path": path}})
+        assert refused.status_code == 400
+        assert "no folder here" in refused.json()["error"]["message"]
     assert complete(client) == changed
     again = post(client, "/update_weights", json={"update_info": {"path": str(demo_folder)}}).json()
     assert again["weights_version"] == updated["weights_version"] + 1
@@ -160,6 +164,7 @@ def test_weights_that_are_lost_are_said_to_be(client: httpx.Client, demo_folder:
     [
         ("/sleep", {"level": "7"}, "level"),
         ("/sleep", {"level": "deep"}, "level"),
+        ("/sleep", {"level": "9" * 30}, "level"),
         ("/sleep", {"mode": "gently"}, "mode"),
         ("/wake_up", {"tags": "cache"}, "tags"),
         ("/pause", {"mode": "gently"}, "mode"),

@@ -4,6 +4,7 @@ import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import jax
@@ -14,8 +15,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxllm import LLM, EngineError, RequestError, SamplingParams
-from jaxllm.engine.control import PauseMode
+from jaxllm.engine.control import EngineControl, PauseMode
 from jaxllm.engine.engine import Engine
+from jaxllm.runtime.weights import store
+from jaxllm.serving.ipc.engine_process.clients import Client, Clients
+from jaxllm.serving.ipc.engine_process.loop import _obey
+from jaxllm.serving.ipc.messages import AttachClient, Call, Loading, Outputs, Ready
 from tests.e2e.text.conftest import SMALL
 
 OPTIONS: dict[str, Any] = {**SMALL, "strict_compilation": True, "enable_sleep_mode": True}
@@ -273,6 +278,100 @@ def test_new_weights_for_an_engine_that_sleeps(llm: LLM, old: Weights, new: Weig
         tokens_of(llm)
     llm.update_weights(old)
     assert tokens_of(llm) == before
+
+
+def control_of(llm: LLM) -> EngineControl:
+    engine = llm.llm_engine.engine
+    assert isinstance(engine, Engine)
+    return engine.control
+
+
+def test_a_sleep_that_waits_can_be_taken_back(llm: LLM) -> None:
+    whole = tokens_of(llm)
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    got = list(next(stream).token_ids)
+    control = control_of(llm)
+    assert not control.sleep(1, "wait")
+    llm.wake_up()
+    with pytest.raises(RequestError, match="the engine goes on"):
+        control.sleep(1, "wait", again=True)
+    assert not control.pause("wait")
+    control.resume()
+    with pytest.raises(RequestError, match="the engine goes on"):
+        control.pause("wait", again=True)
+    assert tokens_of(llm) == whole
+    assert [*got, *(token for delta in stream for token in delta.token_ids)] == whole[0]
+
+
+def test_weights_of_a_folder_wait_for_an_update_under_way(llm: LLM, new_folder: Path) -> None:
+    before = tokens_of(llm)
+    control = control_of(llm)
+    control.start_weight_update()
+    with pytest.raises(RequestError, match="finish it first"):
+        control.update_weights_from(str(new_folder))
+    control.finish_weight_update()
+    assert tokens_of(llm) == before
+
+
+def test_an_interrupt_ends_an_update(llm: LLM, new_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tokens_of(llm)
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "tensors_in", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.update_weights(new_folder)
+    assert tokens_of(llm) == before
+
+
+def test_dropped_weights_stay_dropped_in_a_lighter_sleep(llm: LLM) -> None:
+    llm.reload_weights()
+    before = tokens_of(llm)
+    llm.sleep(2)
+    llm.wake_up(tags=["weights"])
+    llm.sleep(1)
+    llm.wake_up()
+    assert tokens_of(llm) == before
+
+
+def test_long_copies_show_how_far_they_are(llm: LLM) -> None:
+    engine, client = llm.llm_engine.engine, Client("nowhere", SimpleQueue())
+    assert isinstance(engine, Engine)
+    for method, stage in (("sleep", "to the host"), ("start_weight_update", "to the devices")):
+        clients = Clients(client, SimpleQueue(), engine.info)
+        _obey(Call(0, method), engine, client, clients)  # type: ignore[arg-type]
+        told = client.output_queue.take()
+        assert isinstance(told, Loading)
+        assert stage in told.stage
+    control_of(llm).finish_weight_update()
+    llm.wake_up()
+
+
+def test_a_client_that_comes_late_hears_that_the_engine_is_paused(llm: LLM) -> None:
+    engine, first, late = llm.llm_engine.engine, Client("first", SimpleQueue()), Client("late", SimpleQueue())
+    assert isinstance(engine, Engine)
+    clients = Clients(first, SimpleQueue(), engine.info)
+    clients.include(late)
+    assert isinstance(late.output_queue.take(), Ready)
+    engine.control.pause()
+    _obey(AttachClient("late"), engine, first, clients)
+    engine.control.resume()
+    late.output_queue.close()
+    told = late.output_queue.take()
+    assert isinstance(told, Outputs)
+    assert told.stats is not None
+    assert told.stats.is_paused
+
+
+def test_what_is_queued_outlives_a_sleep(llm: LLM) -> None:
+    llm.enqueue(PROMPTS, GREEDY)
+    llm.sleep(1, mode="keep")
+    with pytest.raises(EngineError, match="sleeps"):
+        llm.wait_for_completion(use_tqdm=False)
+    llm.wake_up()
+    assert [output.finished for output in llm.wait_for_completion(use_tqdm=False)] == [True, True]
 
 
 def test_a_sleeping_engine_needs_the_option() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from jaxllm import LLM, ConfigError, EngineError, RequestError, SamplingParams
 from jaxllm.serving.ipc.client.background import BackgroundEngine
+from jaxllm.serving.ipc.messages import Call
 from jaxllm.serving.llm.llm_engine import LLMEngine
 
 OPTIONS: dict[str, Any] = {"optimization_level": 0, "max_num_seqs": 4, "max_num_batched_tokens": 16}
@@ -37,7 +39,7 @@ input()
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(background_engine=True, **OPTIONS) as llm:
+    with LLM(background_engine=True, enable_sleep_mode=True, **OPTIONS) as llm:
         yield llm
 
 
@@ -73,6 +75,26 @@ def test_the_same_tokens_as_in_this_process(llm: LLM) -> None:
                         its.finish_reason,
                     )
                     assert_close(mine.logprobs, its.logprobs)
+
+
+def test_the_answer_to_an_interrupted_call_is_nobodys(llm: LLM) -> None:
+    engine = engine_of(llm)
+    engine._calls += 1
+    engine._connections[0].send(Call(engine._calls, "is_paused"))
+    assert engine._call("reset_prefix_cache") == [True]
+    assert engine._call("is_paused") == [False]
+
+
+def test_another_thread_wakes_up_an_engine_whose_stream_is_read(llm: LLM) -> None:
+    stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=400, ignore_eos=True))
+    got = len(next(stream).token_ids)
+    llm.sleep(0, mode="keep")
+    with ThreadPoolExecutor(2) as pool:
+        rest = pool.submit(list, stream)
+        while not (llm._runs.lock.locked() or rest.done()):
+            pass
+        pool.submit(llm.wake_up).result(60)
+        assert got + sum(len(delta.token_ids) for delta in rest.result(60)) == 400
 
 
 def test_wrong_requests_are_refused_at_once_and_harm_nobody(llm: LLM) -> None:
