@@ -136,7 +136,7 @@ async def test_no_update_while_an_engine_would_miss_it(make_group: MakeGroup, me
     group = make_group(2)
     group.engines[1].health.suspend(DIED)
     with pytest.raises(EngineError, match="engine 1 is started again"):
-        await group.call(method)
+        await asyncio.wait_for(group.call(method), 10)
     assert not await sent(group.engines[0])
 
 
