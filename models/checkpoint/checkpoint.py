@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.other_formats import advice_for_names, advice_for_other_weights
+from jaxllm.models.checkpoint.overrides import overridden
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 
@@ -130,16 +131,7 @@ def _of_gguf(file: Path) -> Path:
 def config_file(folder: Path, overrides: Mapping[str, Any] | None = None) -> ConfigFile:
     """The config.json in `folder`, with `overrides` in place of its own values. Raises `ModelError`."""
     file = ConfigFile.read(folder / "config.json")
-    return ConfigFile(_merged(file.values, overrides), f"{file.source} (with hf_overrides)") if overrides else file
-
-
-def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects are merged, other values replaced."""
-    merged = dict(values)
-    for key, value in overrides.items():
-        own = values.get(key)
-        merged[key] = _merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
-    return merged
+    return ConfigFile(overridden(file.values, overrides), f"{file.source} (with hf_overrides)") if overrides else file
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
