@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.errors import RequestError
 from jaxllm.serving.http.error_form import OPENAI_ERRORS
 from jaxllm.serving.http.errors import describe
 from jaxllm.serving.http.generate import identify, respond
@@ -17,18 +18,37 @@ from jaxllm.serving.openai.completions.routes import prepare_completions
 from jaxllm.serving.openai.protocol.demonstration import GeneratedTexts, GenerateRequest
 from jaxllm.serving.text.outputs import RequestOutput
 
+_MOST_CHARACTERS = 2**20
+"""Of all prompts in a response; every line of a stream has them again."""
+_MOST_IN_STREAM = 16
+"""Texts in a line."""
+
 
 async def generate(request: Request) -> Response:
     """Continue a prompt, and return it with its continuations."""
     server = server_of(request)
     server.check_accepting()
     body = await server.bodies.read(request, GenerateRequest)
+    _check(body)
     identity = identify(request, server, body, "generate")
     requests = await prepare_completions(request, server, body, [body.prompt], identity.engine_ids)
     writer = _TextsWriter(body.prompt, body.n or 1)
     return await respond(
         request, server, requests, writer, last=b"", failure=_failure, media_type="application/x-ndjson"
     )
+
+
+def _check(body: GenerateRequest) -> None:
+    """Raise `RequestError` for more text than the event loop can write without holding up the other requests."""
+    n = body.n or 1
+    if body.stream and n > _MOST_IN_STREAM:
+        raise RequestError(f"n={n}: a stream of whole texts has at most {_MOST_IN_STREAM}; see /v1/completions", "n")
+    if n * len(body.prompt) > _MOST_CHARACTERS:
+        raise RequestError(
+            f"n={n}: every text begins with the prompt ({len(body.prompt)} characters), and they may have at most "
+            f"{_MOST_CHARACTERS} so; see /v1/completions",
+            "n",
+        )
 
 
 def _failure(error: Exception, request_id: str) -> bytes:

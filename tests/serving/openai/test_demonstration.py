@@ -32,7 +32,8 @@ def test_a_stream_has_lines_of_whole_texts(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [({"prompt": ["a", "b"]}, "prompt"), ({"logprobs": 1}, "logprobs"), ({"temprature": 1}, "temprature"),
-     ({"max_tokens": -1}, "max_tokens")],
+     ({"max_tokens": -1}, "max_tokens"), ({"n": 17, "stream": True}, "n"),
+     ({"n": 2, "prompt": "a" * (2**19 + 1), "stream": True}, "n"), ({"n": 2, "prompt": "a" * (2**19 + 1)}, "n")],
 )  # fmt: skip
 def test_errors(http: httpx.Client, change: dict[str, Any], field: str) -> None:
     response = http.post("/generate", json={**ASKED, **change})
