@@ -15,18 +15,22 @@ class Variable(NamedTuple):
     read: Callable[[str], Any]
 
 
-def _texts(text: str) -> tuple[str, ...]:
-    return tuple(part for part in map(str.strip, text.split(",")) if part)
+_LEVELS = {"warn": "warning", "fatal": "critical"}
+"""Other names of `logging` for its levels."""
+
+
+def _level(text: str) -> str:
+    return _LEVELS.get(text.lower(), text.lower())
 
 
 VARIABLES: Mapping[str, Variable] = {
-    "VLLM_API_KEY": Variable("api_key", _texts),
+    "VLLM_API_KEY": Variable("api_key", lambda text: (text,)),
     "VLLM_ATTENTION_BACKEND": Variable("attention_backend", str),
     "VLLM_CPU_KVCACHE_SPACE": Variable("kv_cache_memory_bytes", lambda text: round(float(text) * 2**30) or None),
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": Variable("step_timeout", float),
     "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": Variable("max_body_size", int),
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": Variable("timeout_keep_alive", int),
-    "VLLM_LOGGING_LEVEL": Variable("log_level", str.lower),
+    "VLLM_LOGGING_LEVEL": Variable("log_level", _level),
     "VLLM_SERVER_DEV_MODE": Variable("server_dev_mode", lambda text: bool(int(text))),
     "VLLM_XLA_CACHE_PATH": Variable("compilation_cache_dir", str),
 }
@@ -51,11 +55,11 @@ def options_of_variables(
     for name, (option, read) in VARIABLES.items():
         text = environ.get(name, "").strip()
         ours = names.get(option)
-        if not text or option not in options or (ours and environ.get(ours)):
+        if not text or option not in options or (ours and environ.get(ours, "").strip()):
             continue
         try:
             found[option] = read(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise ConfigError(
                 f"{name}={text!r} in the environment: this cannot be --{option.replace('_', '-')}"
             ) from None

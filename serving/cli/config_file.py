@@ -80,7 +80,7 @@ def _value(flag: Flag, value: Any) -> Any:
     """The value as the option takes it; what does not fit is left for the option to refuse."""
     if flag.kind is tuple:
         # YAML reads `api-key: 1234` as a number.
-        return tuple(map(str, value if isinstance(value, list) else [value]))
+        return tuple(map(str, value if isinstance(value, list) else [] if value is None else [value]))
     readers: dict[type, Callable[[str], Any]] = {int: flag.reader, float: _number}
     return readers[flag.kind](value) if flag.kind in readers and isinstance(value, str) else value
 

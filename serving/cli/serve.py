@@ -81,6 +81,9 @@ def configuration(args: argparse.Namespace) -> tuple[EngineConfig, ServerOptions
         _say("--api-key is visible to everybody on this machine (ps): use --api-key-file or JAXLLM_API_KEY")
     from_file = {} if args.config is None else read_config(args.config, flags, meaningless_flags(), _say)
     every: dict[str, Any] = {**from_environment(os.environ, _say), **from_file, **given}
+    if "api_key" in every and not every["api_key"]:
+        # Without a key, everybody would be let in.
+        raise ConfigError("api_key: it is given, but holds no key; leave it out to let everybody in")
     of_server = {flag.name for flag in server_flags()}
     engine = {name: value for name, value in every.items() if name not in of_server}
     server = {name: value for name, value in every.items() if name in of_server}

@@ -266,13 +266,18 @@ def server_flags() -> tuple[Flag, ...]:
 def from_environment(environ: Mapping[str, str], warn: Callable[[str], None]) -> dict[str, Any]:
     """Options of server and engine whose values the environment gives: texts, and tuples of comma-separated texts.
 
-    `warn` is told, in a line, of each variable of vLLM's. Raises `ConfigError` for a value of one that cannot be read.
+    `warn` is told, in a line, of each variable of vLLM's. Blank variables count as missing. Raises `ConfigError` for a
+    value that cannot be read, or holds nothing but commas.
     """
     flags = (*engine_flags(), *server_flags())
     ours = {flag.name: flag.info.environment for flag in server_flags() if flag.info.environment}
     found = options_of_variables(environ, {flag.name for flag in flags}, warn, ours)
     for flag in server_flags():
-        if text := environ.get(flag.info.environment or ""):
-            parts = tuple(part for part in map(str.strip, text.split(",")) if part)
-            found[flag.name] = parts if flag.kind is tuple else text
+        text = environ.get(flag.info.environment or "", "")
+        if not text.strip():
+            continue
+        parts = tuple(part for part in map(str.strip, text.split(",")) if part)
+        if flag.kind is tuple and not parts:
+            raise ConfigError(f"{flag.info.environment}={text!r} in the environment: there is no value in it")
+        found[flag.name] = parts if flag.kind is tuple else text
     return found

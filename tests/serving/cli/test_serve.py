@@ -116,6 +116,9 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("JAXLLM_API_KEY")
     monkeypatch.setenv("VLLM_API_KEY", "theirs")
     assert parse()[1].api_key == ("theirs",)
+    for wrong in (["--api-key", "[]"], *(["--config", write(tmp_path, text)] for text in ("api-key: []", "api-key:"))):
+        with pytest.raises(ConfigError, match="holds no key"):
+            parse(*wrong)
 
 
 def test_flags_of_vllm_without_effect(capsys: pytest.CaptureFixture[str]) -> None:

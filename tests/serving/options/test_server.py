@@ -50,6 +50,16 @@ def test_a_key_from_the_environment() -> None:
     assert lines == ["VLLM_API_KEY gives --api-key; the name for this server is JAXLLM_API_KEY"]
 
 
+def test_no_variable_of_keys_opens_the_server() -> None:
+    lines: list[str] = []
+    assert from_environment({"JAXLLM_API_KEY": " ", "VLLM_API_KEY": "b"}, lines.append) == {"api_key": ("b",)}
+    for one in (",", "a,b"):
+        assert from_environment({"VLLM_API_KEY": one}, lines.append) == {"api_key": (one,)}, "vLLM has one key"
+    for environ in ({"JAXLLM_API_KEY": ","}, {"JAXLLM_API_KEY": " , ", "VLLM_API_KEY": "b"}):
+        with pytest.raises(ConfigError, match=r"JAXLLM_API_KEY=.* there is no value in it"):
+            from_environment(environ, lines.append)
+
+
 def test_variables_of_vllm() -> None:
     lines: list[str] = []
     environ = {
@@ -64,6 +74,9 @@ def test_variables_of_vllm() -> None:
     assert len(lines) == 5
     with pytest.raises(ConfigError, match=r"VLLM_HTTP_TIMEOUT_KEEP_ALIVE='soon'.* --timeout-keep-alive"):
         from_environment({"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "soon"}, lines.append)
+    with pytest.raises(ConfigError, match="VLLM_CPU_KVCACHE_SPACE='inf'"):
+        from_environment({"VLLM_CPU_KVCACHE_SPACE": "inf"}, lines.append)
+    assert from_environment({"VLLM_LOGGING_LEVEL": "WARN"}, lines.append) == {"log_level": "warning"}
     known = {flag.name for flag in (*server_flags(), *engine_flags())}
     assert {variable.option for variable in VARIABLES.values()} <= known
 
