@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxllm.errors import ConfigError
+from jaxllm.flags.rewriting import merged
 from jaxllm.foreign import Meaningless, add_translated
 
 
@@ -36,6 +37,16 @@ class Translate(argparse.Action):
             add_translated(vars(namespace), str(self.option_strings[0]).removeprefix("--"), given)
         except ConfigError as error:
             parser.error(f"argument {flag}: {error}")
+
+
+class Objects(argparse.Action):
+    """Merges JSON objects: those of `--flag a --flag b`, and what flags that stand for others put there."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, flag: str | None = None) -> None:
+        """Merge one; None, and what is not an object, take the place of what is there."""
+        old = getattr(namespace, self.dest, None)
+        both = merged(old, values) if isinstance(old, dict) and isinstance(values, dict) else values
+        setattr(namespace, self.dest, both)
 
 
 class Texts(argparse.Action):

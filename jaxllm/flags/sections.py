@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxllm.config import EngineConfig, Section
-from jaxllm.flags.actions import Ignore, Texts, Translate
+from jaxllm.flags.actions import Ignore, Objects, Texts, Translate
 from jaxllm.flags.flag import Flag
 from jaxllm.foreign import MEANINGLESS, TRANSLATED, Meaningless
 
@@ -105,7 +105,8 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
             metavar=listed if len(listed) <= LONGEST_LIST else _METAVARS[str],
         )
     else:
-        add(type=flag.reader, metavar=f"{_METAVARS[flag.kind]}{f'|{flag.word}' if flag.word else ''}")
+        action = Objects if flag.kind is dict else "store"
+        add(action=action, type=flag.reader, metavar=f"{_METAVARS[flag.kind]}{f'|{flag.word}' if flag.word else ''}")
 
 
 def given_options(args: argparse.Namespace, flags: Iterable[Flag] | None = None) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
         if name.replace("_", "-") in TRANSLATED:
             add_translated(found, name.replace("_", "-"), value)
     for name, value in options.items():
-        if name.replace("_", "-") not in TRANSLATED:
+        if name.replace("_", "-") not in TRANSLATED and not (value is None and name in found):
             both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
             found[name] = {**found[name], **value} if both else value
     return found

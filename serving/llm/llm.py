@@ -83,9 +83,12 @@ class LLM:
         self._worker_extension = find_extension(worker_extension_cls)
         # vLLM's name, which asks for `get_metrics` where it is False. By default it is None, and nothing is measured.
         measure = options.get("disable_log_stats") is False
+        change = options.pop("hf_overrides") if callable(options.get("hf_overrides")) else None
         known = drop_meaningless(options, OF_SCRIPTS, logger.warning)
-        if callable(known.get("hf_overrides")):
-            known["hf_overrides"] = loading.called_overrides(known["hf_overrides"], {"model": model, **known})
+        if change is not None:
+            # Other options, such as `rope_theta`, stand for overrides too.
+            called = loading.called_overrides(change, {"model": model, **known})
+            known["hf_overrides"] = {**(known.get("hf_overrides") or {}), **called}
         config = EngineConfig.from_options({"model": model, "tokenizer": tokenizer, **known})
         self._chat_template = None if chat_template is None else load_chat_template(chat_template)
         with LoadProgress(show_progress) as progress:

@@ -183,6 +183,9 @@ def test_no_meaningless_flag_is_an_option() -> None:
         ("--profiler-config.torch_profiler_dir here", "profiler_dir", "here"),
         ("--task embed", "convert", "embed"),
         ('--rope-theta 5 --rope-scaling {"x":2}', "hf_overrides", {"rope_theta": 5.0, "rope_scaling": {"x": 2}}),
+        ('--rope-theta 5 --hf-overrides {"a":{"b":1}} --hf-overrides {"a":{"c":2}}', "hf_overrides",
+         {"rope_theta": 5.0, "a": {"b": 1, "c": 2}}),
+        ("--rope-theta 5 --hf-overrides.x 1", "hf_overrides", {"rope_theta": 5.0, "x": 1}),
         ("--device-memory-utilization 0.5", "gpu_memory_utilization", 0.5),
     ],
 )  # fmt: skip
@@ -222,6 +225,8 @@ def test_options_said_in_another_way_are_keywords_too() -> None:
     assert drop_meaningless(given, MEANINGLESS, pytest.fail) == {
         "hf_overrides": {"rope_theta": 2, "a": 1}, "runner": "pooling", "convert": "embed",
     }  # fmt: skip
+    given = {"rope_theta": 1e6, "hf_overrides": None}
+    assert drop_meaningless(given, MEANINGLESS, pytest.fail) == {"hf_overrides": {"rope_theta": 1e6}}
 
 
 def test_values_have_other_names() -> None:

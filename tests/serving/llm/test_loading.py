@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jaxllm.errors import ConfigError
+from jaxllm.serving.llm.llm import LLM
 from jaxllm.serving.llm.loading import called_overrides
 from tests.jaxllm.planning.llama import write_model
 
@@ -26,3 +27,9 @@ def test_a_function_changes_the_configuration(tmp_path: Path) -> None:
         called_overrides(lambda _: None, {"model": folder})
     with pytest.raises(ConfigError, match="there is no such folder"):
         called_overrides(change, {"model": str(tmp_path / "absent")})
+
+
+def test_other_options_count_beside_a_function(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"rope_theta=-1\.0"):
+        LLM(folder, hf_overrides=lambda config: config, rope_theta=-1, skip_tokenizer_init=True)
