@@ -4,12 +4,17 @@ The format is that of `vllm bench sweep`: a list of objects, or an object of obj
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import ConfigError
+from jaxllm.flags import engine_flags, section_flags
+from jaxllm.serving.bench.options import DatasetOptions, LoadOptions, ReportOptions
+from jaxllm.serving.options.server import server_flags
 
 _NAME = "_benchmark_name"
 _LONGEST_NAME = 200
@@ -35,7 +40,9 @@ class Setting:
         for name, value in self.flags.items():
             flag = _dashed(name)
             bare = name.replace("_", "-")
-            result = _without(result, {flag, f"--no-{bare}"} if isinstance(value, bool) else {flag})
+            result = _without(result, {flag}, several=flag in _several(), has_values=not isinstance(value, bool))
+            if isinstance(value, bool):
+                result = _without(result, {f"--no-{bare}"}, has_values=False)
             if isinstance(value, bool):
                 result.append(flag if value else f"--no-{bare}")
             else:
@@ -107,21 +114,31 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _without(command: Sequence[str], flags: set[str]) -> list[str]:
-    """The command less these flags and their values."""
+@cache
+def _several() -> frozenset[str]:
+    """Flags with any number of values, which cannot be told from a model's name behind them."""
+    ours = (
+        flag for section in (LoadOptions, ReportOptions, DatasetOptions) for flag in section_flags("bench", section)
+    )
+    flags = (*engine_flags(), *server_flags(), *ours)
+    return frozenset(name for flag in flags if flag.kind is tuple for name in flag.names)
+
+
+def _without(command: Sequence[str], flags: set[str], *, has_values: bool, several: bool = False) -> list[str]:
+    """The command less these flags, and where they have values, less the one behind each, or `several`."""
     result: list[str] = []
-    dropping = False
+    dropping = 0.0
     for word in command:
-        if word.startswith("--"):
-            dropping = _dashed(word[2:].partition("=")[0]) in flags
-            takes_more = dropping and "=" not in word
-            if dropping and not takes_more:
-                dropping = False
+        if word.startswith("-") and not _is_number(word):
+            name, equals, _ = word.partition("=")
+            found = word.startswith("--") and _dashed(name[2:]) in flags
+            dropping = (math.inf if several else 1) if found and has_values and not equals else 0
+            if found:
                 continue
-        elif word.startswith("-") and not _is_number(word):
-            dropping = False
-        if not dropping:
-            result.append(word)
+        elif dropping:
+            dropping -= 1
+            continue
+        result.append(word)
     return result
 
 
