@@ -27,6 +27,8 @@ class SweepServer:
         self._command, self._log, self._seconds = list(command), log, seconds
 
     def __enter__(self) -> Self:
+        if self._ready():
+            raise EngineError(f"another server answers at {self.url} already: end it, or give --port in the command")
         try:
             # A session of its own, so that a signal reaches whatever it starts, and Ctrl-C reaches it only through us.
             self._process = subprocess.Popen(
