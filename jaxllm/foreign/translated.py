@@ -54,6 +54,23 @@ def _renamed(names: Mapping[str, str]) -> Callable[[Any], dict[str, Any]]:
     return read
 
 
+_STRUCTURED = (
+    "disable_any_whitespace", "disable_additional_properties", "reasoning_parser", "reasoning_parser_plugin"
+)  # fmt: skip
+_STRUCTURED_OF_VLLM = ("backend", "disable_fallback", "enable_in_reasoning")
+
+
+def _structured(value: Any) -> dict[str, Any]:
+    """Options of grammars, which are not for the text of reasoning."""
+    given, known = _object(value), (*_STRUCTURED, *_STRUCTURED_OF_VLLM)
+    unknown = next((key for key in given if key not in known), None)
+    if unknown is not None:
+        raise ConfigError(f"unknown key {unknown!r}{nearest(unknown, known)}")
+    if given.get("enable_in_reasoning"):
+        raise ConfigError("enable_in_reasoning: grammars begin behind the reasoning; leave it out")
+    return _renamed({name: name for name in _STRUCTURED})(given)
+
+
 _TASKS: Mapping[str, dict[str, Any]] = {
     "auto": {},
     "generate": {"runner": "generate"},
@@ -80,11 +97,7 @@ TRANSLATED: Mapping[str, Translated] = {
     "structured-outputs-config": Translated(
         "JSON of --disable-any-whitespace, --disable-additional-properties, --reasoning-parser and "
         "--reasoning-parser-plugin; grammars are compiled by llguidance whatever its backend is",
-        _renamed({
-            name: name for name in (
-                "disable_any_whitespace", "disable_additional_properties", "reasoning_parser", "reasoning_parser_plugin"
-            )
-        }),
+        _structured,
     ),
     "attention-config": Translated(
         "JSON of --attention-backend (backend)", _renamed({"backend": "attention_backend"}), "ac"

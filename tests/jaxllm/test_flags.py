@@ -209,6 +209,21 @@ def test_dots_in_values_and_in_unknown_flags_stay(capsys: pytest.CaptureFixture[
     assert "'embed'" in error_of(capsys, "--task", "embde")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('--structured-outputs-config {"enable_in_reasoning":true}', "grammars begin behind the reasoning"),
+        ('--structured-outputs-config {"bakend":"auto"}', "unknown key 'bakend'; did you mean 'backend'"),
+        ("--kv-cache-dtype-skip-layers 0 1", "all layers have the --kv-cache-dtype"),
+        ("--tokenizer-mode mistral", "the fast tokenizer of the model's folder"),
+        ('--additional-config {"a":1}', "no platforms with options of their own"),
+    ],
+)
+def test_what_would_change_results_is_refused(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in error_of(capsys, *line.split())
+    parse(*["--structured-outputs-config", '{"backend":"auto","enable_in_reasoning":false}'])
+
+
 def test_kernels_of_other_engines_are_hints() -> None:
     said: list[str] = []
     options = {"attention_backend": "FLASH_ATTN", "moe_backend": "triton-unfused", "seed": None, "max_model_len": -1}
