@@ -92,12 +92,15 @@ class Sweep:
     ) -> dict[str, Any] | None:
         """One test, unless its file is there; None where it failed, or where nothing is to be run."""
         more = ["--percentile-metrics", METRICS, "--save-result"]
-        place = ["--result-dir", str(file.parent), "--result-filename", file.name]
+        # Only a test that went well gives its file, by which it is known not to need another run.
+        part = file.with_name(f"{file.name}.part")
+        place = ["--result-dir", str(file.parent), "--result-filename", part.name]
         command = [*test.applied_to(shlex.split(self.options.bench_cmd)), *more, *place]
         if server is None:
             sys.stdout.write(f"  test: {shlex.join(command)}\n")
             return None
         if not file.exists():
+            part.unlink(missing_ok=True)
             try:
                 sys.stderr.write(f"  test: {shlex.join(command)}\n")
                 self._call(command)
@@ -105,9 +108,11 @@ class Sweep:
             except EngineError as error:
                 self._note_failure(file.with_suffix(".failure.json"), error, setting, test)
                 return None
-        result = {**_read(file), "run_number": number, **setting.flags, **test.flags}
-        file.write_text(json.dumps(result) + "\n", encoding="utf-8")
-        return result
+            result = {**_read(part), "run_number": number, **setting.flags, **test.flags}
+            part.write_text(json.dumps(result) + "\n", encoding="utf-8")
+            part.replace(file)
+        found: dict[str, Any] = _read(file)
+        return found
 
     def _after(self, server: SweepServer) -> None:
         if self.options.after_bench_cmd:
