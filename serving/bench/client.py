@@ -144,7 +144,7 @@ async def ask(
                 await _read_whole(response, answer)
             else:
                 await _read_stream(response, answer)
-    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         answer.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
     return answer
 
@@ -217,7 +217,7 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: LoadResult) -> 
         answer.ttft = last - answer.start
     answer.text = "".join(parts)
     answer.latency = last - answer.start
-    answer.output_tokens = answer.output_tokens or len(parts)
+    answer.output_tokens = answer.output_tokens or len(answer.token_ids) or len(parts)
     if not ended:
         answer.error = "the stream ended before [DONE]"
     elif not answer.output_tokens:

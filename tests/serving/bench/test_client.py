@@ -58,3 +58,13 @@ async def test_the_first_text_ends_the_time_to_first_token() -> None:
     answer = await ask(events("", "a", "b") + USAGE, pause=0.05)
     assert answer.itls == [0.0]
     assert answer.latency == answer.ttft
+
+
+async def test_an_answer_that_is_not_utf8_fails_alone() -> None:
+    answer = await ask(b'data: {"choices": [{"text": "\xff"}]}\n\n', pause=0.0)
+    assert answer.error.startswith("UnicodeDecodeError")
+
+
+async def test_without_usage_token_ids_are_counted() -> None:
+    chunk = b'data: {"choices": [{"text": "abc", "token_ids": [1, 2, 3]}]}\n\ndata: [DONE]\n\n'
+    assert (await ask(chunk, pause=0.0)).output_tokens == 3
