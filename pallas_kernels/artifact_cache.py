@@ -119,7 +119,11 @@ def _size(entry: Path, long_ago: float) -> int:
 
 def _remove(entry: Path) -> None:
     if entry.is_dir():
-        shutil.rmtree(entry, ignore_errors=True)
+        # Whole or not at all: half a folder would pass for a whole one. What a kill leaves is pruned another time.
+        gone = entry.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
+        with suppress(OSError):
+            entry.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
     else:
         with suppress(OSError):
             entry.unlink()

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxllm.config import EngineConfig, option_fields
 from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.models.errors import ModelError
 from jaxllm.models.sharding import working_sizes
 from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit
 from jaxllm.planning.target import TargetDevices, find_target
@@ -81,7 +82,11 @@ def _fewer_bits(resolved: ResolvedConfig, target: TargetDevices, beside: int) ->
     if resolved.model.is_quantized:
         return
     for method in ("int8", "int4"):
-        if _fits(_changed(resolved.config, quantization=method), target, beside):
+        try:
+            is_enough = _fits(_changed(resolved.config, quantization=method), target, beside)
+        except (ConfigError, ModelError):
+            continue  # The devices cannot share such matrices.
+        if is_enough:
             yield f"--quantization {method}"
             return
 

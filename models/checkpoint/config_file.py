@@ -43,6 +43,8 @@ class ConfigFile:
             raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
         except UnicodeDecodeError as error:
             raise ModelError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+        except ModelError:
+            raise
         except json.JSONDecodeError as error:
             raise ModelError(f"{path}: broken JSON at line {error.lineno}: {error.msg}") from None
         except ValueError:

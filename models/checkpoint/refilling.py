@@ -117,14 +117,16 @@ def _patch(whole: np.ndarray, spec: ParameterSpec, pieces: Sequence[_Piece]) -> 
         by_layer.setdefault(piece[0].layer, []).append(piece)
     for layer, own in by_layer.items():
         into = whole if layer is None else whole[layer]
-        rows, is_new = np.zeros(spec.layout.shape, whole.dtype), np.zeros(spec.layout.shape, whole.dtype)
+        # Of the tensors' type: codes of 4 bits come two in a byte.
+        rows, is_new = (np.zeros(spec.layout.shape, own[0][1].dtype) for _ in range(2))
+        packed, marks, unmarked = (np.zeros_like(into) for _ in range(3))
+        spec.layout.pack_into(unmarked, is_new)  # A code of 0 may be kept as another number.
         for slot, values in own:
             _place(rows, slot, values)
-            _place(is_new, slot, np.ones_like(values))
-        packed, marks = np.zeros_like(into), np.zeros_like(into)
+            _place(is_new, slot, np.full_like(values, 0xFF if values.dtype == np.uint8 else 1))
         spec.layout.pack_into(packed, rows)
         spec.layout.pack_into(marks, is_new)
-        np.copyto(into, packed, where=marks != 0)
+        np.copyto(into, packed, where=marks != unmarked)
 
 
 def _place(rows: np.ndarray, slot: Slot, values: np.ndarray) -> None:

@@ -82,7 +82,10 @@ class CodesMatrix(MatrixTensor):
         bytes_ = self.tensors.read("weight.absmax").reshape(-1)
         of_block = self.tensors.read_scales("weight.nested_absmax")[np.arange(bytes_.size) // self.nested_block]
         numbers = self.tensors.read_scales("weight.nested_quant_map")[bytes_]
-        scales: np.ndarray = numbers * of_block + np.float32(self.nested)
+        with np.errstate(over="ignore"):
+            scales: np.ndarray = numbers * of_block + np.float32(self.nested)
+        if not np.isfinite(scales).all():
+            raise self.tensors.error("weight.nested_absmax", "makes scales that are not finite")
         return scales
 
 
@@ -214,7 +217,7 @@ class _State:
         if "weight.nested_absmax" not in self._tensors.tensors:
             return None
         found = self._values.get("nested_offset")
-        if not isinstance(found, int | float) or isinstance(found, bool) or not np.isfinite(found):
+        if not isinstance(found, int | float) or isinstance(found, bool) or not abs(found) < 1e30:
             raise self._wrong("nested_offset", "a finite number")
         return float(found)
 

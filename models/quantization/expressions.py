@@ -41,7 +41,10 @@ class Expression:
         if tree.state.flags & ~_UNICODE:
             self._refuse("has flags, which are not read")
         self._nodes: Sequence[Node] = tree.data
-        self._check(self._nodes)
+        try:
+            self._check(self._nodes)
+        except RecursionError:
+            self._refuse("is nested too deeply")
         self._literals = _literals(self._nodes)
 
     def begins(self, text: str) -> bool:
@@ -54,7 +57,7 @@ class Expression:
             return 0
         try:
             return _Match(text).after(self._nodes, 1)
-        except _TooLongError:
+        except (_TooLongError, RecursionError):
             self._refuse(f"takes too long to be compared with {text!r}: write it with fewer repeats in one another")
 
     def _check(self, nodes: Sequence[Node]) -> None:
@@ -128,6 +131,7 @@ class _Match:
         return self.other(ord(_LINE_END), at)
 
     def in_(self, of: Sequence[Node], at: int) -> int:
+        self._left -= len(of) // 8  # Each character is compared with each part of the set.
         found = 0
         for character, places in self._places.items():
             if at & places and _has(of, character):

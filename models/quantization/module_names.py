@@ -12,6 +12,9 @@ REGEX = "re:"
 """What begins an expression among the names of compressed-tensors."""
 
 
+_TOWER = re.compile(r"language_model(?:\\?\.(?![*+?{])|(?=\.[*+?{]))")
+"""That part in names and in expressions, where the dot may be one of a repeat: `language_model.*`."""
+
 MAX_NAMES = 8192
 """Of a list in a configuration."""
 
@@ -46,7 +49,7 @@ def without_tower(target: str) -> str:
 
     Models that also see images have their language model in a part of that name, which families leave out.
     """
-    return target.replace("language_model.", "").replace(r"language_model\.", "")
+    return _TOWER.sub("", target)
 
 
 def is_named(name: str, patterns: Sequence[str]) -> bool:

@@ -147,7 +147,7 @@ def quantized_rows(
         scale = input_scale.max()
     else:
         most = jnp.abs(wide).max(axis=1, keepdims=True)
-        scale = jnp.where(most > 0, most, 1.0) / largest
+        scale = jnp.where(most == 0, 1.0, most) / largest  # What is no number makes the row none.
     scaled = wide / scale
     scaled = jnp.clip(jnp.round(scaled), -128, 127) if is_integer else jnp.clip(scaled, -largest, largest)
     return scaled.astype(kind.row_type), scale

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["1", "3"]
     ArtifactCache(tmp_path, 0).prune()
     assert [folder.name for folder in tmp_path.iterdir()] == ["3"]
+
+
+def test_no_folder_is_left_half_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process is killed while it removes one: what is left is not found under its name."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(bytes(100))
+    _used(folder, 5)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    ArtifactCache(tmp_path, 0).prune()
+    assert not folder.exists()
+    monkeypatch.undo()
+    for left in tmp_path.iterdir():
+        _used(left, 5)
+    ArtifactCache(tmp_path, 0).prune()
+    assert not list(tmp_path.iterdir())
 
 
 def test_reading_counts_as_use_and_writing_keeps_the_bound(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from jaxllm.models.attention_plan import RopeConfig
-from jaxllm.models.checkpoint import checkpoint
+from jaxllm.models.checkpoint import checkpoint, config_file
 from jaxllm.models.checkpoint.checkpoint import read_config, resolve
 from jaxllm.models.errors import ModelError
 from tests.models import small
@@ -27,6 +27,12 @@ def test_hostile_json(tmp_path: Path) -> None:
         read_config(tmp_path)
     with pytest.raises(ModelError, match="'num_hidden_layers' must be at most 10000, found 1000000000"):
         config_of(tmp_path, num_hidden_layers=10**9)
+
+
+def test_a_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_file, "MAX_BYTES", 10)
+    with pytest.raises(ModelError, match=r"config\.json: \d+ bytes; at most 10 are read"):
+        config_of(tmp_path)
 
 
 def test_a_number_of_too_many_digits(tmp_path: Path) -> None:

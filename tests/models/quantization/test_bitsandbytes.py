@@ -124,6 +124,14 @@ def test_options(section: dict[str, Any], message: str) -> None:
         read_format(ConfigFile(section))
 
 
+def test_scales_that_no_float_holds(tmp_path: Path) -> None:
+    tensors, _ = four_bits(dense())
+    tensors[f"{NAME}.nested_absmax"] = torch.full_like(tensors[f"{NAME}.nested_absmax"], 3e38)
+    tensors[f"{NAME}.nested_quant_map"] = torch.full_like(tensors[f"{NAME}.nested_quant_map"], 100)
+    with pytest.raises(ModelError, match=r"nested_absmax.* makes scales that are not finite"):
+        read(tmp_path, tensors, BitsAndBytes("nf4"))
+
+
 def test_skipped_modules() -> None:
     form = read_format(ConfigFile({"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head", "mlp.up_proj"]}))
     names = ("model.layers.0.mlp.up_proj", MODULE, "lm_head", "model.layers.0.mlp.gate", "model.embed_tokens")

@@ -1,6 +1,7 @@
 """Expressions of strangers mean what Python makes of them, and none takes long."""
 
 import re
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.errors import ModelError
 from jaxllm.models.quantization.expressions import MAX_STEPS, Expression
-from jaxllm.models.quantization.module_names import MAX_NAMES
+from jaxllm.models.quantization.module_names import MAX_NAMES, without_tower
 from jaxllm.models.quantization.registry import read_format
 from tests.models.quantization.formats import FORMATS
 
@@ -38,7 +39,10 @@ def test_matches_are_those_of_python(expression: str, text: str) -> None:
 HOSTILE = ["(a+)+b", "((.*)*)*x", "(a|a)*" * 20 + "x", "(a|aa)+$", "(?:a?){200}a{200}", "((a{1,999}){1,999}){1,999}x"]
 
 
-@pytest.mark.parametrize("expression", [*HOSTILE, "(?=(?:(?=a*).)*x)" * 200, ".*" * 500 + "x"])
+LONG_SET = f"(?:(?:[{''.join(map(chr, range(0x4E00, 0x4E00 + 3900)))}]?.?){{30}}){{3}}"
+
+
+@pytest.mark.parametrize("expression", [*HOSTILE, LONG_SET, "(?=(?:(?=a*).)*x)" * 200, ".*" * 500 + "x"])
 def test_no_expression_takes_long(expression: str) -> None:
     """Each would take Python's matcher years; here the number of steps is bounded."""
     found = Expression(expression)
@@ -98,6 +102,24 @@ def test_overrides_of_gptq_and_targets_are_checked_too() -> None:
     groups = {"group_0": {**section["config_groups"]["group_0"], "targets": ["re:("]}}
     with pytest.raises(ModelError, match=r"group_0: 'targets': .*'\(' is not a regular expression"):
         read_format(ConfigFile({**section, "config_groups": groups}))
+
+
+@pytest.mark.parametrize("depth", [100, 200, 250, 300, 400])
+def test_parts_in_one_another(depth: int) -> None:
+    """Where the stack ends depends on who calls; it is an error that has the expression."""
+    text = "(m?" * depth + "x" + ")?" * depth
+    with suppress(ModelError):
+        assert Expression(text).begins("mx")
+
+
+def test_a_tower_is_left_out_of_names_and_expressions() -> None:
+    for target, wanted in {
+        "model.language_model.layers.0": "model.layers.0",
+        r"re:.*language_model\.layers.*": "re:.*layers.*",
+        "re:.*language_model.*": "re:.*.*",
+        "re:.*language_model.layers": "re:.*layers",
+    }.items():
+        assert without_tower(target) == wanted
 
 
 def test_names_of_models_are_told_apart() -> None:

@@ -96,6 +96,10 @@ def test_what_is_no_number_stays_in_its_row(kind: WeightType) -> None:
     assert np.isnan(found[1]).all()
     assert not found[2].any()
     np.testing.assert_array_equal(found[[0, 3]], wanted[[0, 3]])
+    # Nor is it lost where XLA rounds activations.
+    found = np.asarray(product(x, packed(QuantizedRowMajor(matrix.shape, kind), matrix)))
+    assert np.isnan(found[1]).all()
+    assert not found[2].any()
 
 
 def test_int8_times_int8_is_what_xla_makes_of_it() -> None:
