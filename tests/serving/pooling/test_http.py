@@ -194,7 +194,11 @@ def test_jinas_and_coheres_shapes(crosser: ServerProcess) -> None:
         assert set(best) == {"index", "relevance_score"}
         assert best["index"] == ranked[0]["index"]
     classes = _post(crosser, "/classify", {"input": texts}).json()["data"]
-    assert _post(crosser, "/invocations", {"input": texts}).json()["data"] == classes
+    invoked = _post(crosser, "/invocations", {"input": texts}).json()["data"]
+    for one, other in zip(invoked, classes, strict=True):
+        # Texts may have come together in other batches, whose sums end otherwise.
+        np.testing.assert_allclose(one.pop("probs"), other["probs"], atol=1e-6)
+        assert one.items() <= other.items()
     again = _post(crosser, "/invocations", {"model": "cross", "query": "apples", "documents": texts}).json()
     assert len(again["results"]) == len(texts)
     assert [(each["label"], each["num_classes"], len(each["probs"])) for each in classes] == [("LABEL_0", 1, 1)] * 3
