@@ -31,6 +31,7 @@ PRINTED = {
     "openai_completion_client.py": "1 ",
     "openai_embedding_client.py": "1 128 [",
     "openai_responses_client.py": "42",
+    "reinforcement_learning.py": "step ",
     "reproducibility.py": "the same: True",
     "simple_profiling.py": "trace in ",
     "structured_outputs.py": 'json: {"name":',
