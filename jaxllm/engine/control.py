@@ -32,22 +32,20 @@ class EngineControl:
         self._asleep: set[str] = set()
         self._level = 0
         self._is_paused = False
-        self._is_draining = False
         self._is_updating = False
+        self.is_draining = False
+        """Whether requests run to their ends, and new ones wait."""
         self.is_halted = False
         """Whether no step may be computed."""
 
     # Requests
 
-    def holds(self, request: Request) -> bool:
-        """Whether a request is to wait here, which it does then. Raises `RequestError` for an id in use."""
-        if not (self.is_halted or self._is_draining):
-            return False
+    def hold(self, request: Request) -> None:
+        """Let a request wait here. Raises `RequestError` for an id in use."""
         name = request.request_id
         if name in self._held or self._engine.scheduler.get(name) is not None:
             raise RequestError(f"request_id={name!r} is in use by an unfinished request", "request_id")
         self._held[name] = request
-        return True
 
     def let_go(self, request_id: str) -> Request | None:
         """Forget a request that waits here."""
@@ -75,27 +73,27 @@ class EngineControl:
 
     def resume(self) -> None:
         """Go on after a pause."""
-        self._is_paused = self._is_draining = False
+        self._is_paused = self.is_draining = False
         self._update()
 
     def is_paused(self) -> bool:
         """Whether the engine was paused."""
-        return self._is_paused or self._is_draining
+        return self._is_paused or self.is_draining
 
     def _settle(self, mode: PauseMode, *, again: bool) -> bool:
         """Bring it about that no step is under way, and no request runs unless it is kept; False: not yet."""
         if mode not in get_args(PauseMode):
             raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
-        if again and not (self._is_draining or self.is_halted):
+        if again and not (self.is_draining or self.is_halted):
             raise RequestError("the engine goes on: it was resumed, woken up or started again meanwhile")
         engine = self._engine
         if mode == "abort":
             engine.abort_request(engine.scheduler.unfinished_ids())
         elif mode == "wait" and engine.scheduler.has_unfinished and not self.is_halted:
-            self._is_draining = True
+            self.is_draining = True
             return False
         engine.drain()
-        self._is_draining = False
+        self.is_draining = False
         return True
 
     # Sleep
@@ -141,7 +139,7 @@ class EngineControl:
         if unknown:
             raise RequestError(f"tags={unknown}: choose of {', '.join(TAGS)}", "tags")
         # Also of a sleep that still waits for requests.
-        self._is_draining = False
+        self.is_draining = False
         waking = self._asleep & set(TAGS if tags is None else tags)
         if "weights" in waking:
             self._weights().come_back(progress)
@@ -282,7 +280,7 @@ class EngineControl:
 
     def _update(self) -> None:
         self.is_halted = self._is_paused or self._is_updating or bool(self._asleep) or bool(self._problem)
-        if not self.is_halted and not self._is_draining:
+        if not self.is_halted and not self.is_draining:
             held, self._held = self._held, {}
             for request in held.values():
                 self._engine.add_request(request)

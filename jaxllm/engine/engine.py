@@ -117,7 +117,8 @@ class Engine(StepLoop[Dispatched]):
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
         self._limits.check(request)
-        if self.control.holds(request):
+        if self.control.is_halted or self.control.is_draining:
+            self.control.hold(request)
             return
         concerned = [each for each in self._collaborators if each.concerns(request)]
         for collaborator in concerned:

@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from jaxllm import LLM, EngineConfig, EngineError, SamplingParams
+from jaxllm.serving.ipc.client import asynchronous, health
 from jaxllm.serving.llm.async_llm import AsyncLLM
 
 # Ray starts its processes by a fork, of which JAX warns where another test has used it in this process.
@@ -94,8 +95,16 @@ def greedy() -> list[str]:
         return [output.outputs[0].text for output in here.generate(PROMPTS, GREEDY, use_tqdm=False)]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait for the next engine as long as a start may take on a busy machine."""
+    for module in (health, asynchronous):
+        monkeypatch.setattr(module, "RESTART_WAIT_SECONDS", 120.0)
+
+
 async def text_of(llm: AsyncLLM, prompt: str, params: SamplingParams, **settings: Any) -> str:
-    return "".join([output.outputs[0].text async for output in llm.generate(prompt, params, **settings)])
+    texts = [output.outputs[0].text async for output in llm.generate(prompt, params, **settings)]
+    return texts[-1]
 
 
 async def until(condition: Callable[[], bool]) -> None:

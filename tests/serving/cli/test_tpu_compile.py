@@ -42,7 +42,7 @@ def test_llama_needs_two_v5e(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     model = write_model(tmp_path / "llama")
     alone = plan(capsys, model, "--device", "v5e", *SMALL)
     assert not alone["fits"]
-    assert alone["advice"] == ["--tensor-parallel-size 2 --topology 2x2"]
+    assert alone["advice"] == ["--quantization int8", "--tensor-parallel-size 2 --topology 2x2"]
     together = plan(capsys, model, "--device", "v5e", *SMALL, "--tp", "2", "--topology", "2x2")
     assert (together["fits"], together["num_devices"]) == (True, 2)
     assert together["memory"]["weights"] == pytest.approx(LLAMA_3_8B_WEIGHTS / 2, rel=0.001)
@@ -51,7 +51,7 @@ def test_llama_needs_two_v5e(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_weights_that_the_compiler_itself_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = plan(capsys, write_model(tmp_path / "llama", num_hidden_layers=96), "--device", "v6e", *SMALL)
     assert found["reason"] == "weights and state need 41.0 GiB on each device, and 28.8 GiB are usable"
-    assert found["advice"] == ["--tensor-parallel-size 2 --topology 2x2"]
+    assert found["advice"] == ["--quantization int8", "--tensor-parallel-size 2 --topology 2x2"]
 
 
 def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
