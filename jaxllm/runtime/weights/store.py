@@ -28,7 +28,7 @@ class WeightStore:
     """The parameters of each stage of an engine. Whoever calls its methods has no step under way.
 
     `place` is where they are. While `needs` says something, they are not those of one model: an update has failed, or
-    was never made, and another one with all tensors mends that.
+    was never made, and only one with all tensors makes them so again.
     """
 
     def __init__(self, resolved: ResolvedConfig, calls: DeviceCalls) -> None:
