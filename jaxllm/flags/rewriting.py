@@ -15,7 +15,7 @@ def rewritten(arguments: Sequence[str], known: Container[str]) -> list[str]:
 
     `--max_model_len=8` becomes `--max-model-len=8`. `--disable-x`, where only `--enable-x` is known, becomes
     `--no-enable-x`, and the other way round. Pieces of a JSON object become one object at the end:
-    `--name.a.b 1 --name.c+ x,y` is `--name {"a": {"b": 1}, "c": ["x", "y"]}`.
+    `--name.a.b 1 --name.c+ x,y` is `--name {"a": {"b": 1}, "c": ["x", "y"]}`. A piece without a value is true.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     plain = [_with_dashes(argument) for argument in arguments[:end]]
@@ -29,9 +29,10 @@ def rewritten(arguments: Sequence[str], known: Container[str]) -> list[str]:
         if not (dot and flag.startswith("-") and flag in known):
             rest.append(_positive(name, known) + equals + value if name.startswith("--") else plain[place - 1])
             continue
-        if not equals and place < len(plain):
-            value = plain[place]
-            place += 1
+        if not equals:
+            stands_alone = place == len(plain) or plain[place].startswith("--")
+            value = "true" if stands_alone else plain[place]
+            place += not stands_alone
         objects.put(flag, keys, value)
     return [*objects.joined_with(rest), *arguments[end:]]
 

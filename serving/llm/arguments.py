@@ -3,14 +3,12 @@
 import argparse
 import dataclasses
 import logging
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
 from jaxllm.flags import FlagParser, add_engine_flags, engine_flags
 from jaxllm.foreign import MEANINGLESS, drop_meaningless
-from jaxllm.serving.llm.dotted_flags import joined
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +25,6 @@ class FlexibleArgumentParser(FlagParser):
         """As of `argparse.ArgumentParser`; `add_json_tip`, which vLLM has, changes nothing."""
         settings.pop("add_json_tip", None)
         super().__init__(prog=prog, **settings)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse what is known; the rest is returned beside it."""
-        return super().parse_known_args(joined(sys.argv[1:] if args is None else args), namespace)
 
 
 class _EngineArgs:

@@ -1,14 +1,12 @@
 """`EngineArgs` and its parser, used as vLLM's programs use them."""
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
 
 from jaxllm import AsyncEngineArgs, ConfigError, EngineArgs, EngineConfig
 from jaxllm.serving.llm.arguments import FlexibleArgumentParser
-from jaxllm.serving.llm.dotted_flags import joined
 
 
 def parse(*arguments: str, **defaults: Any) -> Any:
@@ -57,10 +55,8 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_objects_piece_by_piece() -> None:
     assert parse("--hf-overrides.rope_scaling.factor", "2.5").hf_overrides == {"rope_scaling": {"factor": 2.5}}
-    *rest, flag, text = joined(
-        ["run", "--a_b.c_d.e", "1", "--x=y_z", "--a-b.f+", "one", "--a-b.f+=2,3", "--a_b.on", "--", "--c.d"][:-2]
-    )
-    assert (rest, flag) == (["run", "--x=y_z"], "--a-b")
-    assert json.loads(text) == {"c_d": {"e": 1}, "f": ["one", "2", "3"], "on": True}
-    assert joined(["--", "--c.d", "1"]) == ["--", "--c.d", "1"]
-    assert joined(["--model", "./a.b", "-x.y"]) == ["--model", "./a.b", "-x.y"]
+    pieces = ["--hf_overrides.c_d.e", "1", "--hf-overrides.f+", "one", "--hf-overrides.f+=two,x_y", "--hf_overrides.on"]
+    found = {"c_d": {"e": 1}, "f": ["one", "two", "x_y"], "on": True}
+    assert parse(*pieces).hf_overrides == found
+    assert parse(*pieces, "--my_own", "4").hf_overrides == found, "a flag is no value"
+    assert parse("--model", "./a.b").model == "./a.b"
