@@ -14,9 +14,10 @@ from collections.abc import Sequence
 
 from jaxllm.serving.bench.client import LoadTarget
 from jaxllm.serving.bench.datasets.request import LoadRequest
-from jaxllm.serving.bench.load import on_fast_loop, run_load
+from jaxllm.serving.bench.load import run_load
 from jaxllm.serving.bench.measurements import Measurements
 from jaxllm.serving.bench.report import summarise
+from jaxllm.serving.server.event_loop import on_fast_loop
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import gc
-import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import aiohttp
 
@@ -14,7 +13,6 @@ from jaxllm.errors import EngineError
 from jaxllm.serving.bench.client import LoadResult, LoadTarget, ask, open_session
 from jaxllm.serving.bench.datasets.request import LoadRequest
 
-T = TypeVar("T")
 _RETRY_SECONDS = 1.0
 
 
@@ -129,15 +127,3 @@ class Profile:
 def profiled(wanted: bool, target: LoadTarget, base_url: str) -> Any:
     """A context manager that traces if `wanted`."""
     return Profile(target, base_url) if wanted else nullcontext()
-
-
-def on_fast_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run this on an event loop of its own, the fastest there is."""
-    with asyncio.Runner(loop_factory=None if sys.platform == "win32" else _uvloop) as runner:
-        return runner.run(work)
-
-
-def _uvloop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()

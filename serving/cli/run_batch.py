@@ -165,7 +165,7 @@ def _answer(
         return 0
     from jaxllm.serving.batch.worker import run_batch
     from jaxllm.serving.llm.progress import LoadProgress
-    from jaxllm.serving.server.server import on_fast_loop
+    from jaxllm.serving.server.event_loop import on_fast_loop
 
     with LoadProgress() as progress:
         return on_fast_loop(run_batch(config, options, batch, record, concurrency=args.concurrency, progress=progress))

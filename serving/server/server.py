@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -19,6 +18,7 @@ from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.openai.files.store import lock_folder
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
+from jaxllm.serving.server.event_loop import on_fast_loop
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.server.workers.context import WorkerContext
@@ -40,19 +40,6 @@ def run_server(
 
         return run_host(config, keys_of(options, config.parallel.data_parallel_address), launch)
     return on_fast_loop(serve(config, options, progress=progress, launch=launch))
-
-
-def on_fast_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Run this on an event loop of its own, the fastest there is."""
-    loop_factory = None if sys.platform == "win32" else _uvloop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(work)
-
-
-def _uvloop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()
 
 
 async def serve(

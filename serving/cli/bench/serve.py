@@ -107,7 +107,7 @@ class LoadTest:
         import numpy as np
 
         from jaxllm.serving.bench.arrivals import times_of
-        from jaxllm.serving.bench.load import on_fast_loop
+        from jaxllm.serving.server.event_loop import on_fast_loop
 
         target = self._target()
         requests = self._requests()
@@ -206,8 +206,9 @@ class LoadTest:
         from tqdm import tqdm
 
         from jaxllm.serving.bench.arrivals import rate_changes
-        from jaxllm.serving.bench.load import Probe, on_fast_loop, profiled, run_load
+        from jaxllm.serving.bench.load import Probe, profiled, run_load
         from jaxllm.serving.bench.measurements import Measurements
+        from jaxllm.serving.server.event_loop import on_fast_loop
 
         measured = Measurements(keep_answers=self._report.save_detailed)
         probe = Probe(target, self._load.probe_request_rate)

@@ -12,8 +12,9 @@ from contextlib import suppress
 from functools import partial
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError
+from jaxllm.serving.server.event_loop import on_fast_loop
 from jaxllm.serving.server.listener import Listener
-from jaxllm.serving.server.server import on_fast_loop, serve_at
+from jaxllm.serving.server.server import serve_at
 from jaxllm.serving.server.workers.context import WorkerContext
 from jaxllm.serving.server.workers.messages import (
     EngineEnded,
