@@ -2,34 +2,21 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.control import PauseMode
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.foreign import OF_SCRIPTS, drop_meaningless
-from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
-from jaxllm.serving.llm.llm_engine import LLMEngine, PoolingLLMEngine, open_engine
-from jaxllm.serving.llm.offline import OfflineRuns
+from jaxllm.serving.llm.llm_engine import LLMEngine, open_engine
 from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_prompts
-from jaxllm.serving.llm.offline_pooling import OfflinePooling
-from jaxllm.serving.llm.offline_pooling import Params as PoolingParamsOf
+from jaxllm.serving.llm.pooling_methods import PoolingMethods
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
-from jaxllm.serving.llm.weights import NewWeights, control_of, sleep, update
-from jaxllm.serving.llm.worker import call, find_extension, worker_of
-from jaxllm.serving.pooling.outputs import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    PoolingRequestOutput,
-    ScoringRequestOutput,
-)
-from jaxllm.serving.text.cached_tokenizer import whole_of
+from jaxllm.serving.llm.worker import find_extension
 from jaxllm.serving.text.chat import Conversation, load_chat_template
 from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
@@ -44,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @short_for((ConfigError, RequestError, CapacityError))
-class LLM:
+class LLM(PoolingMethods):
     """A model, ready to generate.
 
         llm = LLM("demo")
@@ -80,7 +67,7 @@ class LLM:
         `show_progress` shows bars while loading; by default only in a terminal or notebook.
         `worker_extension_cls`, as `package.module.Class`, has methods for `collective_rpc`.
         """
-        self._worker_extension = find_extension(worker_extension_cls)
+        worker_extension = find_extension(worker_extension_cls)
         # vLLM's name, which asks for `get_metrics` where it is False. By default it is None, and nothing is measured.
         measure = options.get("disable_log_stats") is False
         change = options.pop("hf_overrides") if callable(options.get("hf_overrides")) else None
@@ -99,9 +86,7 @@ class LLM:
                 progress=progress,
                 measure=measure,
             )
-        self._engine: LLMEngine | PoolingLLMEngine | None = engine
-        self._num_engines = config.parallel.data_parallel_size
-        self._runs = OfflineRuns()
+        super().__init__(engine, config.parallel.data_parallel_size, worker_extension)
 
     @classmethod
     def from_engine_args(cls, engine_args: "EngineArgs") -> Self:
@@ -121,11 +106,6 @@ class LLM:
                 "generates with LLM(..., runner='generate')"
             )
         return engine
-
-    def _open(self) -> LLMEngine | PoolingLLMEngine:
-        if self._engine is None:
-            raise EngineError("this LLM is closed: make a new one")
-        return self._engine
 
     def generate(
         self,
@@ -284,194 +264,9 @@ class LLM:
     def _generation(self) -> OfflineGeneration:
         return OfflineGeneration(self.llm_engine, self._runs, self._chat_template)
 
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParamsOf = None,
-        *,
-        use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
-        pooling_task: str | None = None,
-        tokenization_kwargs: Any = None,
-    ) -> Results[PoolingRequestOutput]:
-        """Pool texts, as `pooling_task` or the parameters say; the results are arrays, in the order of the prompts.
-
-        A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
-        are as in `generate`. Raises `RequestError` for what is wrong with any of them, and for a model that generates.
-        """
-        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, pooling_task))
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParamsOf = None,
-        lora_request: Any = None,
-        tokenization_kwargs: Any = None,
-    ) -> Results[EmbeddingRequestOutput]:
-        """An embedding of each text; the rest is as in `encode`."""
-        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "embed")
-        return Results(EmbeddingRequestOutput.of(each) for each in results)
-
-    def classify(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParamsOf = None,
-        lora_request: Any = None,
-        tokenization_kwargs: Any = None,
-    ) -> Results[ClassificationRequestOutput]:
-        """Probabilities of the classes of each text; the rest is as in `encode`."""
-        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "classify")
-        return Results(ClassificationRequestOutput.of(each) for each in results)
-
-    def reward(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        /,
-        *,
-        pooling_params: PoolingParamsOf = None,
-        use_tqdm: UseTqdm = True,
-    ) -> Results[PoolingRequestOutput]:
-        """Rewards of tokens or of steps, as a reward model or a classifier gives them; the rest is as in `encode`."""
-        return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "token_classify"))
-
-    def score(
-        self,
-        text_1: str | Sequence[str],
-        text_2: str | Sequence[str],
-        /,
-        *,
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | None = None,
-        lora_request: Any = None,
-        tokenization_kwargs: Any = None,
-    ) -> Results[ScoringRequestOutput]:
-        """How well texts fit: one with each of several, or pair by pair.
-
-        A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
-        """
-        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params))
-
-    def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
-        engine = self._open()
-        if not isinstance(engine, PoolingLLMEngine):
-            raise RequestError(
-                "this model generates, it does not pool: load it with LLM(..., runner='pooling') for embeddings"
-            )
-        return OfflinePooling(engine, self._runs, use_tqdm)
-
-    def get_tokenizer(self) -> Any:
-        """The `transformers` tokenizer. Raises `EngineError` when there is none (`skip_tokenizer_init`)."""
-        tokenizer = self._open().tokenizer
-        if tokenizer is None:
-            raise EngineError("there is no tokenizer: skip_tokenizer_init was given")
-        return whole_of(tokenizer)
-
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters of requests that bring none: what the model's generation_config.json says."""
         return self.llm_engine.default_params.clone()
-
-    def get_world_size(self, include_dp: bool = True) -> int:
-        """Devices of the engine; with `include_dp`, of all engines."""
-        info = self._open().engine.info
-        return info.num_devices * (self._num_engines if include_dp else 1)
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False when that is not possible now.
-
-        With `reset_running_requests`, requests of other threads are a reason for False too. There is no connector.
-        """
-        del reset_running_requests, reset_connector
-        with self._runs.lock:
-            return self._open().engine.reset_prefix_cache()
-
-    def reset_mm_cache(self) -> None:
-        """Nothing: models read text only."""
-
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """What a method of the worker returns, or a function of it: a list of one, as one worker has all devices.
-
-        The worker has the methods of `worker_extension_cls`; its `engine` is the engine of token ids. `timeout` changes
-        nothing. Every engine knows "reload_weights". Raises `EngineError` for other methods of one in another process,
-        and `RequestError` for an unknown method.
-        """
-        del timeout
-        if method == "reload_weights":
-            return [self.reload_weights()]
-        with self._runs.lock:
-            worker = worker_of(self._open().engine, self._worker_extension)
-            return [call(worker, method, args, kwargs or {})]
-
-    def apply_model(self, func: Callable[..., Any]) -> list[Any]:
-        """Raises `EngineError`: there is no module whose attributes a function could read or change."""
-        del func
-        raise EngineError("apply_model: a model is a function of arrays here; collective_rpc reaches the engine")
-
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Free the device memory until `wake_up`, with `enable_sleep_mode`. The KV cache is forgotten.
-
-        Level 1 keeps the weights in the host's memory, level 2 drops them. Streams that run end (`mode` "abort"), are
-        read to their ends first ("wait"), or go on afterwards ("keep"). Raises `RequestError`.
-        """
-        with self._runs.lock:
-            engine = self._open()
-            sleep(control_of(engine.engine), level, mode, lambda: self._runs.step(engine))
-
-    def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Bring back what sleeps: everything, or of "weights" and "kv_cache" what the tags name.
-
-        Weights that were dropped are read from the checkpoint, unless `update_weights` has brought them meanwhile.
-        """
-        with self._runs.lock:
-            control_of(self._open().engine).wake_up(tags)
-
-    def is_sleeping(self) -> bool:
-        """Whether anything sleeps."""
-        with self._runs.lock:
-            return bool(control_of(self._open().engine).is_sleeping())
-
-    def update_weights(self, weights: NewWeights) -> int:
-        """Replace weights: a folder with a checkpoint, or arrays by their names there, as a mapping or pairs.
-
-            llm.update_weights(trainer.params_by_name())
-
-        Tensors that are not among the arrays stay as they are. Nothing is compiled, and beside the weights the devices
-        hold one tensor at most. No cached prefix outlives it. Returns how often weights were replaced so far.
-
-        Raises `RequestError` for what is wrong with a tensor. If it came half-way, every call says so until all
-        tensors have been given again. See docs/sleep_and_weights.md.
-        """
-        with self._runs.lock:
-            return update(control_of(self._open().engine), weights)
-
-    def reload_weights(self) -> int:
-        """Read all weights from the model's checkpoint again."""
-        with self._runs.lock:
-            return int(control_of(self._open().engine).update_weights_from())
-
-    def start_profile(self, profile_prefix: str | None = None) -> str:
-        """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""
-        del profile_prefix
-        with self._runs.lock:
-            return self._open().engine.start_profile()
-
-    def stop_profile(self) -> str:
-        """Write the trace, for xprof or TensorBoard; returns its folder. Raises `RequestError` where none was begun."""
-        with self._runs.lock:
-            return self._open().engine.stop_profile()
 
     def get_metrics(self) -> list["Metric"]:
         """What was measured so far: the numbers that a server has at /metrics. Only with `disable_log_stats=False`.
@@ -486,12 +281,6 @@ class LLM:
         with self._runs.lock:
             return snapshot(metrics)
 
-    def close(self) -> None:
-        """Free the device memory. Closing twice does no harm."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
-
     def __repr__(self) -> str:
         if self._engine is None:
             return "LLM(closed)"
@@ -500,11 +289,3 @@ class LLM:
         devices = f"{info.num_devices} x {info.device_kind}" if info.num_devices > 1 else info.device_kind
         tasks = "" if info.pooling is None else f", tasks={list(info.pooling.tasks)}"
         return f"LLM({info.model!r}, {room}, dtype={info.dtype!r}, device={devices!r}{tasks})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,0 +1,110 @@
+"""The methods of `LLM` for models that pool."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.errors import CapacityError, ConfigError, RequestError
+from jaxllm.pooling.params import PoolingParams
+from jaxllm.serving.llm.engine_methods import EngineMethods
+from jaxllm.serving.llm.foreign_arguments import refuse_foreign
+from jaxllm.serving.llm.llm_engine import PoolingLLMEngine
+from jaxllm.serving.llm.offline_generation import as_prompts
+from jaxllm.serving.llm.offline_pooling import OfflinePooling, Params
+from jaxllm.serving.llm.progress import UseTqdm
+from jaxllm.serving.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.text.showing import Results
+from jaxllm.tracebacks import short_for
+
+
+@short_for((ConfigError, RequestError, CapacityError))
+class PoolingMethods(EngineMethods):
+    """Embeddings, classes and scores of texts. A part of `LLM`."""
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Any = None,
+    ) -> Results[PoolingRequestOutput]:
+        """Pool texts, as `pooling_task` or the parameters say; the results are arrays, in the order of the prompts.
+
+        A task is embed or classify for one result per text, token_embed or token_classify for one per token. Prompts
+        are as in `generate`. Raises `RequestError` for what is wrong with any of them, and for a model that generates.
+        """
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, pooling_task))
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
+    ) -> Results[EmbeddingRequestOutput]:
+        """An embedding of each text; the rest is as in `encode`."""
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "embed")
+        return Results(EmbeddingRequestOutput.of(each) for each in results)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: Params = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
+    ) -> Results[ClassificationRequestOutput]:
+        """Probabilities of the classes of each text; the rest is as in `encode`."""
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        results = self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "classify")
+        return Results(ClassificationRequestOutput.of(each) for each in results)
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        /,
+        *,
+        pooling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+    ) -> Results[PoolingRequestOutput]:
+        """Rewards of tokens or of steps, as a reward model or a classifier gives them; the rest is as in `encode`."""
+        return Results(self._pooling(use_tqdm).pool(as_prompts(prompts), pooling_params, "token_classify"))
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
+    ) -> Results[ScoringRequestOutput]:
+        """How well texts fit: one with each of several, or pair by pair.
+
+        A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
+        """
+        refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params))
+
+    def _pooling(self, use_tqdm: UseTqdm) -> OfflinePooling:
+        engine = self._open()
+        if not isinstance(engine, PoolingLLMEngine):
+            raise RequestError(
+                "this model generates, it does not pool: load it with LLM(..., runner='pooling') for embeddings"
+            )
+        return OfflinePooling(engine, self._runs, use_tqdm)
