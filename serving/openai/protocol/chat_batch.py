@@ -5,14 +5,14 @@ from typing import Annotated, Any
 from jaxllm.serving.http.body.base import Refused
 from jaxllm.serving.http.body.bounds import MOST_MESSAGES, at_most
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
+from jaxllm.serving.openai.protocol.generation import OneAnswer
 from jaxllm.serving.openai.protocol.messages import Message
 
-_ONE_EACH = "each conversation has one answer; see /v1/chat/completions"
 _NO_TOOLS = "a batch has no tools; see /v1/chat/completions"
 _WHOLE = "a batch is answered as a whole; see /v1/chat/completions"
 
 
-class BatchChatRequest(ChatCompletionRequest, kw_only=True):
+class BatchChatRequest(OneAnswer, ChatCompletionRequest, kw_only=True):
     """Conversations that are answered each on its own, all with the same settings."""
 
     messages: Annotated[  # type: ignore[assignment]
@@ -20,9 +20,6 @@ class BatchChatRequest(ChatCompletionRequest, kw_only=True):
     ]
     """The conversations."""
 
-    n: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
-    best_of: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
-    use_beam_search: Annotated[Any, Refused(_ONE_EACH, (False,))] = None
     stream: Annotated[Any, Refused(_WHOLE, (False,))] = None
     tools: Annotated[Any, Refused(_NO_TOOLS, ([],))] = None
     tool_choice: Annotated[Any, Refused(_NO_TOOLS, ("none",))] = None

@@ -24,6 +24,7 @@ from jaxllm.serving.http.body.bounds import (
 from jaxllm.serving.openai.protocol.response_format import ResponseFormat, StructuredOutputsBody
 
 _BACKEND = "grammars are compiled by llguidance"
+_ONE_EACH = "each conversation has one answer; see /v1/chat/completions"
 _TRANSFER = "there is no transfer of KV caches between servers"
 _TEXT_ONLY = "this model reads text only"
 
@@ -159,3 +160,11 @@ class GenerationRequest(Body, kw_only=True):
     kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     vllm_xargs: Annotated[Any, Ignored("there are no extensions that read it", ({},))] = None
+
+
+class OneAnswer(GenerationRequest, kw_only=True):
+    """The same where several conversations are answered together: fields that ask for several answers are refused."""
+
+    n: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
+    best_of: Annotated[Any, Refused(_ONE_EACH, (1,))] = None
+    use_beam_search: Annotated[Any, Refused(_ONE_EACH, (False,))] = None
