@@ -13,8 +13,7 @@ from jaxllm.errors import QueueFullError, QuotaError
 from jaxllm.owner import Owner
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.ipc.client.admission import Admission
-from jaxllm.serving.ipc.client.in_flight import InFlight
+from jaxllm.serving.ipc.client.in_flight import Admission, InFlight
 from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas, TokenBucket, reserve
 from jaxllm.serving.text.input_processor import TextRequest
 
