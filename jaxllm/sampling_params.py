@@ -1,10 +1,7 @@
 """How one request's tokens are chosen and when it stops: vLLM's names, defaults and meanings."""
 
-import math
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from numbers import Real
 from typing import Any, ClassVar, Final, Self
 
 import msgspec
@@ -27,6 +24,7 @@ from jaxllm.sampling_limits import (
     check_listed_tokens,
 )
 from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.value_checks import Check, boolean, integer, list_of, number, optional, text, wrong
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
@@ -247,85 +245,15 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
         _check_together(self)
 
 
-def _wrong(name: str, value: Any, allowed: str) -> RequestError:
-    """The error for one field."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
-    return RequestError(f"{name}={shown}: must be {allowed}", name)
-
-
-_Check = Callable[[str, Any], Any]
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
-    return value
-
-
-def _integer(allowed: str, minimum: int, maximum: int = 2**63 - 1) -> _Check:
-    """A check for integers (NumPy's too, but not booleans) between two bounds."""
-
-    def check(name: str, value: Any) -> int:
-        try:
-            number = None if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            number = None
-        if number is None or not minimum <= number <= maximum:
-            raise _wrong(name, value, allowed)
-        return number
-
-    return check
-
-
-def _number(allowed: str, fits: Callable[[float], bool]) -> _Check:
-    """A check for finite numbers for which `fits` holds."""
-
-    def check(name: str, value: Any) -> float:
-        # Real covers NumPy's scalars, and excludes strings, which float() would take.
-        try:
-            number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-        except OverflowError:
-            number = math.nan
-        if not (math.isfinite(number) and fits(number)):
-            raise _wrong(name, value, allowed)
-        return number
-
-    return check
-
-
-def _optional(check: _Check) -> _Check:
-    """Accept None as well."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def _list_of(check: _Check, allowed: str, *, unique: bool = True) -> _Check:
-    """A check for collections whose items all pass; gives a list, without repetitions if `unique`."""
-
-    def check_items(name: str, value: Any) -> list[Any]:
-        if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-            raise _wrong(name, value, allowed)
-        items = [check(name, item) for item in value]
-        return list(dict.fromkeys(items)) if unique else items
-
-    return check_items
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise _wrong(name, value, "a non-empty string")
-    return value
-
-
 def _stop(name: str, value: Any) -> Any:
-    texts = _list_of(_text, "a string or a list of strings")(name, [value] if isinstance(value, str) else value)
+    texts = list_of(text, "a string or a list of strings")(name, [value] if isinstance(value, str) else value)
     check_at_most(name, len(texts), MAX_STOPS, "different strings")
     check_at_most(name, sum(map(len, texts)), MAX_STOP_CHARACTERS, "characters in all")
     return texts
 
 
 def _bad_words(name: str, value: Any) -> list[str]:
-    texts: list[str] = _list_of(_text, "a list of strings")(name, value)
+    texts: list[str] = list_of(text, "a list of strings")(name, value)
     check_at_most(name, len(texts), MAX_BAD_WORDS, "different strings")
     check_at_most(name, sum(map(len, texts)), MAX_BAD_WORD_CHARACTERS, "characters in all")
     return texts
@@ -333,7 +261,7 @@ def _bad_words(name: str, value: Any) -> list[str]:
 
 def _bad_words_token_ids(name: str, value: Any) -> list[list[int]]:
     """What is wrong here came from `bad_words`, which is what its sender knows."""
-    words: list[list[int]] = _list_of(_word_ids, "a list of lists of token ids", unique=False)(name, value)
+    words: list[list[int]] = list_of(_word_ids, "a list of lists of token ids", unique=False)(name, value)
     check_at_most("bad_words", len(words), 2 * MAX_BAD_WORDS, "sequences of tokens")
     check_at_most("bad_words", sum(map(len, words)), MAX_BAD_WORD_TOKENS, "tokens in all, with and without a space")
     return words
@@ -348,7 +276,7 @@ def _stop_token_ids(name: str, value: Any) -> list[int]:
 def _logprob_token_ids(name: str, value: Any) -> list[int]:
     token_ids: list[int] = _token_ids(name, value)
     if not token_ids:
-        raise _wrong(name, [], "a non-empty list of token ids, or None")
+        raise wrong(name, [], "a non-empty list of token ids, or None")
     check_at_most(name, len(token_ids), MAX_LOGPROB_TOKEN_IDS, "different token ids")
     return token_ids
 
@@ -360,81 +288,81 @@ _MOST_DIGITS: Final = len(str(2**31))
 def _logit_bias(name: str, value: Any) -> dict[int, float]:
     """Token ids may be written as strings, as JSON does."""
     if not isinstance(value, Mapping):
-        raise _wrong(name, value, "a mapping of token ids to numbers")
+        raise wrong(name, value, "a mapping of token ids to numbers")
     biases = {}
     for token, bias in value.items():
         # Python takes time, and then an error of its own, for thousands of digits.
         digits = isinstance(token, str) and len(token) <= _MOST_DIGITS and token.isascii() and token.isdigit()
         token_id = _token_id(name, int(token) if digits else token)
         biases[token_id] = min(
-            100.0, max(-100.0, _number("a finite number for each token id", lambda x: True)(name, bias))
+            100.0, max(-100.0, number("a finite number for each token id", lambda x: True)(name, bias))
         )
     return biases
 
 
 def _beam_search(name: str, value: Any) -> BeamOptions:
     if not isinstance(value, BeamOptions):
-        raise _wrong(name, value, "left out: LLM.beam_search and use_beam_search ask for beams")
+        raise wrong(name, value, "left out: LLM.beam_search and use_beam_search ask for beams")
     return value
 
 
 def _output_kind(name: str, value: Any) -> RequestOutputKind:
     if not isinstance(value, RequestOutputKind):
-        raise _wrong(name, value, f"one of {', '.join(map(str, RequestOutputKind))}")
+        raise wrong(name, value, f"one of {', '.join(map(str, RequestOutputKind))}")
     return value
 
 
 def _extra_args(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise _wrong(name, value, "a dictionary with strings as keys")
+        raise wrong(name, value, "a dictionary with strings as keys")
     try:
         msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError):
-        raise _wrong(name, value, "a dictionary of values that JSON has") from None
+        raise wrong(name, value, "a dictionary of values that JSON has") from None
     return dict(value)
 
 
-_token_id = _integer("token ids: integers of at least 0", 0, 2**31 - 1)
-_token_ids = _list_of(_token_id, "a list of token ids")
-_word_ids = _list_of(_token_id, "lists of token ids", unique=False)
-_count = _integer(f"an integer from 1 to {MAX_SEQUENCES}", 1, MAX_SEQUENCES)
-_alternatives = _optional(_integer("an integer of at least 0, -1 for the whole vocabulary, or None", -1))
-_penalty = _number("a number from -2 to 2", lambda x: -2.0 <= x <= 2.0)
+_token_id = integer("token ids: integers of at least 0", 0, 2**31 - 1)
+_token_ids = list_of(_token_id, "a list of token ids")
+_word_ids = list_of(_token_id, "lists of token ids", unique=False)
+_count = integer(f"an integer from 1 to {MAX_SEQUENCES}", 1, MAX_SEQUENCES)
+_alternatives = optional(integer("an integer of at least 0, -1 for the whole vocabulary, or None", -1))
+_penalty = number("a number from -2 to 2", lambda x: -2.0 <= x <= 2.0)
 
-_CHECKS: Final[dict[str, _Check]] = {
+_CHECKS: Final[dict[str, Check]] = {
     "n": _count,
-    "best_of": _optional(_count),
+    "best_of": optional(_count),
     "presence_penalty": _penalty,
     "frequency_penalty": _penalty,
-    "repetition_penalty": _number("a finite number greater than 0", lambda x: x > 0.0),
-    "temperature": _number("a finite number of at least 0", lambda x: x >= 0.0),
-    "top_p": _number("a number greater than 0 and at most 1", lambda x: 0.0 < x <= 1.0),
-    "top_k": _integer("an integer of at least 1, or 0 (or -1) to keep all tokens", -1),
-    "min_p": _number("a number from 0 to 1", lambda x: 0.0 <= x <= 1.0),
-    "seed": _optional(_integer("a 64-bit signed integer or None", -(2**63))),
-    "stop": _optional(_stop),
-    "stop_token_ids": _optional(_stop_token_ids),
-    "bad_words": _optional(_bad_words),
-    "include_stop_str_in_output": _boolean,
-    "ignore_eos": _boolean,
-    "max_tokens": _optional(_integer("an integer of at least 1, or None", 1)),
-    "min_tokens": _integer("an integer of at least 0", 0),
+    "repetition_penalty": number("a finite number greater than 0", lambda x: x > 0.0),
+    "temperature": number("a finite number of at least 0", lambda x: x >= 0.0),
+    "top_p": number("a number greater than 0 and at most 1", lambda x: 0.0 < x <= 1.0),
+    "top_k": integer("an integer of at least 1, or 0 (or -1) to keep all tokens", -1),
+    "min_p": number("a number from 0 to 1", lambda x: 0.0 <= x <= 1.0),
+    "seed": optional(integer("a 64-bit signed integer or None", -(2**63))),
+    "stop": optional(_stop),
+    "stop_token_ids": optional(_stop_token_ids),
+    "bad_words": optional(_bad_words),
+    "include_stop_str_in_output": boolean,
+    "ignore_eos": boolean,
+    "max_tokens": optional(integer("an integer of at least 1, or None", 1)),
+    "min_tokens": integer("an integer of at least 0", 0),
     "logprobs": _alternatives,
     "prompt_logprobs": _alternatives,
-    "logprob_token_ids": _optional(_logprob_token_ids),
-    "detokenize": _boolean,
-    "skip_special_tokens": _boolean,
-    "spaces_between_special_tokens": _boolean,
-    "truncate_prompt_tokens": _optional(_integer("an integer of at least 1, -1 for the model's length, or None", -1)),
-    "logit_bias": _optional(_logit_bias),
-    "allowed_token_ids": _optional(_token_ids),
-    "structured_outputs": _optional(lambda name, value: StructuredOutputsParams.of(value)),
-    "thinking_token_budget": _optional(_integer("an integer of at least 0, or None", 0)),
+    "logprob_token_ids": optional(_logprob_token_ids),
+    "detokenize": boolean,
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "truncate_prompt_tokens": optional(integer("an integer of at least 1, -1 for the model's length, or None", -1)),
+    "logit_bias": optional(_logit_bias),
+    "allowed_token_ids": optional(_token_ids),
+    "structured_outputs": optional(lambda name, value: StructuredOutputsParams.of(value)),
+    "thinking_token_budget": optional(integer("an integer of at least 0, or None", 0)),
     "output_kind": _output_kind,
-    "extra_args": _optional(_extra_args),
-    "beam_search": _optional(_beam_search),
-    "bad_words_token_ids": _optional(_bad_words_token_ids),
-    "reasoning_end_token_ids": _optional(_word_ids),
+    "extra_args": optional(_extra_args),
+    "beam_search": optional(_beam_search),
+    "bad_words_token_ids": optional(_bad_words_token_ids),
+    "reasoning_end_token_ids": optional(_word_ids),
 }
 
 
@@ -443,15 +371,15 @@ def _check_together(params: SamplingParams) -> None:
     if params.seed == -1:
         params.seed = None
     if params.best_of is not None and params.best_of < params.n:
-        raise _wrong("best_of", params.best_of, f"at least n={params.n}")
+        raise wrong("best_of", params.best_of, f"at least n={params.n}")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise _wrong("min_tokens", params.min_tokens, f"at most max_tokens={params.max_tokens}")
+        raise wrong("min_tokens", params.min_tokens, f"at most max_tokens={params.max_tokens}")
     if params.stop and not params.detokenize:
-        raise _wrong("stop", params.stop, "left out with detokenize=False: stop strings are found in the text")
+        raise wrong("stop", params.stop, "left out with detokenize=False: stop strings are found in the text")
     if params.truncate_prompt_tokens == 0:
-        raise _wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
+        raise wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
-        raise _wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
+        raise wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
     check_listed_tokens(
         params.num_sequences,
         params.allowed_token_ids, params.logit_bias, params.logprob_token_ids, params.stop_token_ids,
@@ -460,7 +388,7 @@ def _check_together(params: SamplingParams) -> None:
     if params.beam_search is not None and params.structured_outputs is not None:
         raise RequestError("structured_outputs: do not go with beam search", "structured_outputs")
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:
-        raise _wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
+        raise wrong("reasoning_end_token_ids", [], "a non-empty list of token ids, or None")
     if params.beam_search is not None:
         params.beam_search.check_beside(params)
     if params.logprob_token_ids is not None:

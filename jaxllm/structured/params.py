@@ -8,6 +8,7 @@ import msgspec
 
 from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
+from jaxllm.value_checks import wrong
 
 MAX_SOURCE: Final = 1 << 17
 """Most bytes of one schema, regular expression or grammar."""
@@ -84,7 +85,7 @@ class StructuredOutputsParams(
             raise RequestError(f"structured_outputs: exactly one of {', '.join(KINDS)} is needed, not {found}", None)
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, getattr(self, name), "true or false")
+                raise wrong(name, getattr(self, name), "true or false")
         name = given[0]
         make_schema = getattr(self.json, "model_json_schema", None)
         if make_schema is not None:
@@ -115,20 +116,14 @@ class StructuredOutputsParams(
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise _wrong("structured_outputs", value, "a StructuredOutputsParams or a mapping of its fields")
+            raise wrong("structured_outputs", value, "a StructuredOutputsParams or a mapping of its fields")
         made: StructuredOutputsParams = cls(**value)
         return made
 
 
-def _wrong(name: str, value: Any, allowed: str) -> RequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
-    return RequestError(f"{name}={shown}: must be {allowed}", name)
-
-
 def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
-        raise _wrong(name, value, "a non-empty string")
+        raise wrong(name, value, "a non-empty string")
     _check_size(name, value)
 
 
@@ -143,7 +138,7 @@ def _check_size(name: str, text: str) -> None:
 
 def _check_choice(value: Any) -> None:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) and item for item in value):
-        raise _wrong("choice", value, "a list of non-empty strings, with at least one")
+        raise wrong("choice", value, "a list of non-empty strings, with at least one")
     if len(value) > MAX_CHOICES:
         raise RequestError(f"choice: has {len(value)} texts; at most {MAX_CHOICES} are allowed", "choice")
     _check_size("choice", "".join(value))
@@ -153,7 +148,7 @@ def _check_schema(value: Any) -> None:
     if value is True:
         return
     if value is False:
-        raise _wrong("json", value, "a JSON schema; false is one that nothing fulfils")
+        raise wrong("json", value, "a JSON schema; false is one that nothing fulfils")
     _check_object("json", value, or_true=True)
 
 
@@ -178,7 +173,7 @@ def _check_object(name: str, value: Any, *, or_true: bool = False) -> None:
             raise RequestError(f"{name}: cannot be written as JSON: {error}", name) from None
         _check_size(name, text)
     if not isinstance(value, dict):
-        raise _wrong(name, value, "a JSON object, or the text of one")
+        raise wrong(name, value, "a JSON object, or the text of one")
 
 
 def _portable(value: Any) -> Any:
