@@ -227,6 +227,11 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     mcp_servers: Annotated[Any, Ignored("no tools run on this server", ([],))] = None
     context_management: Annotated[Any, Ignored("nothing is edited or compacted")] = None
     diagnostics: Annotated[Any, Ignored("there are none")] = None
+    billing_policy: Annotated[Any, Ignored("nobody is billed")] = None
+    fallbacks: Annotated[Any, Ignored("no other model takes over", ([],))] = None
+    fallback_credit_token: Annotated[Any, Ignored("nobody is billed")] = None
+    compaction: Annotated[Any, Refused("nothing is compacted: ask for a summary in words")] = None
+    thread: Annotated[Any, Refused("conversations are not kept: send all messages", ({"type": "create"},))] = None
 
 
 class CountTokensRequest(Body, kw_only=True):

@@ -52,7 +52,7 @@ class ServerState:
         self.tokenizer = self.llm.tokenizer
         self.token_bytes = TokenBytes(self.tokenizer)
         self.bodies = Bodies(
-            JsonLimits.of(info), FieldPolicy(strict=options.strict_fields, ignore_typos=options.ignore_unknown_fields)
+            JsonLimits.of(info), FieldPolicy(strict=options.strict_fields, ignore_unknown=options.ignore_unknown_fields)
         )
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)

@@ -96,10 +96,10 @@ class ServerOptions(Section):
     )
     response_role: str = option("assistant", "The role of messages that the model writes.")
     strict_fields: bool = option(
-        False, "Refuse requests with fields that are unknown or not served, instead of ignoring these."
+        False, "Refuse requests with known fields that are not served, too, instead of ignoring these."
     )
     ignore_unknown_fields: bool = option(
-        False, "Ignore also unknown fields whose names look like misspellings, which are refused otherwise."
+        False, "Ignore unknown fields, and name them in a header, instead of refusing the request."
     )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")

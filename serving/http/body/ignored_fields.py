@@ -1,4 +1,4 @@
-"""What a request asks for and does not get: fields that are unknown or not served are ignored, or refused.
+"""What a request asks for and does not get: unknown fields are refused, those that are not served are ignored.
 
 What is ignored is named in a header of the response, and once in the log.
 """
@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,7 @@ from jaxllm.serving.http.body.base import (
     UnsupportedError,
     refused_fields,
 )
+from jaxllm.serving.http.body.client_fields import IN_BODIES, INSIDE
 from jaxllm.serving.http.errors import BodyError
 
 logger = logging.getLogger(__name__)
@@ -31,27 +32,26 @@ IGNORED = "jaxllm.ignored_fields"
 """Name in the scope of a request: its `IgnoredFields`."""
 IGNORED_HEADER = "X-Ignored-Fields"
 
-_FOREIGN = frozenset((
-    "cache_control", "conversation_id", "models", "reasoning_format", "reasoning_summary", "repeat_penalty", "top_a",
-))  # fmt: skip
-"""Fields of other servers whose names look like misspellings of ours: llama.cpp's `repeat_penalty`, OpenRouter's
-`models` and `top_a`, Groq's `reasoning_format`, and such."""
 _MOST_NAMES = 64
 """Most different unknown fields of one request: each is compared with all known ones."""
 _MOST_LOGGED = 256
 _LONGEST_NAME = 64
 _LONGEST_HEADER = 1024
 _TYPO = 0.75
-"""How alike an unknown field is to a known one, of which it is taken to be a misspelling; 1 is equal."""
+"""How alike an unknown value is to a known one, of which it is taken to be a misspelling; 1 is equal."""
 
 
 class FieldPolicy:
-    """Whether fields that are unknown, or not served and not essential, are ignored or rejected."""
+    """Which fields of a request are ignored, and which refused.
 
-    def __init__(self, *, strict: bool, ignore_typos: bool = False) -> None:
-        """`strict`: they are refused. `ignore_typos`: even those that look like misspellings are ignored."""
+    By default unknown fields are refused, and known ones that are neither served nor essential are ignored, as are
+    those that clients of other servers send (`client_fields`).
+    """
+
+    def __init__(self, *, strict: bool = False, ignore_unknown: bool = False) -> None:
+        """`strict`: nothing is ignored. `ignore_unknown`: unknown fields are ignored."""
         self.strict = strict
-        self.ignore_typos = ignore_typos
+        self.ignore_unknown = ignore_unknown
         self._logged: set[str] = set()
 
     def log(self, name: str) -> None:
@@ -80,7 +80,7 @@ class IgnoredFields:
             self._policy.log(name)
 
     def add_unknown(self, kind: type[Body], name: str, path: str) -> None:
-        """Ignore a field that `kind` does not have, at `path`. Raises `BodyError` where it looks like a misspelling."""
+        """Ignore a field that `kind` does not have, at `path`. Raises `BodyError` where it is to be refused."""
         if (kind, name) in self._unknown:
             return
         place = f"{path}.{name}" if path else name
@@ -88,16 +88,18 @@ class IgnoredFields:
             raise BodyError(f"more than {_MOST_NAMES} unknown fields, {_shown(place)!r} among them",
                             _shown(place), "unknown_parameter")  # fmt: skip
         self._unknown.add((kind, name))
-        self.refuse_typo(name, kind.__struct_fields__, "unknown field", place)
+        if not self._policy.ignore_unknown and name not in (INSIDE if path else IN_BODIES):
+            hint = nearest(name, kind.__struct_fields__)
+            raise BodyError(f"unknown field {_shown(place)!r}{hint}", _shown(place), "unknown_parameter")
         self.add(place)
 
-    def refuse_typo(self, name: str, known: tuple[str, ...], what: str, place: str) -> None:
-        """Raise `BodyError` for a name that is close to a known one, unless such are ignored too."""
-        if self._policy.ignore_typos or name in _FOREIGN or len(name) > _LONGEST_NAME:
+    def refuse_typo(self, name: str, known: tuple[str, ...], place: str) -> None:
+        """Raise `BodyError` for a value that is close to a known one, unless what is unknown is ignored."""
+        if self._policy.ignore_unknown or len(name) > _LONGEST_NAME:
             return
-        hint = _typo(name, known)
+        hint = nearest(name, known, alike=_TYPO)
         if hint:
-            raise BodyError(f"{what} {place!r}{hint}", place, "unknown_parameter")
+            raise BodyError(f"unknown value {place!r}{hint}", place, "unknown_parameter")
 
     def header(self) -> str | None:
         """The value of a header that names them, if there are any."""
@@ -109,12 +111,6 @@ def ignored_by(scope: Scope, policy: FieldPolicy) -> IgnoredFields:
     """What becomes known to be ignored of a request; `http.operation` names it in the response."""
     ignored: IgnoredFields = scope.setdefault(IGNORED, IgnoredFields(policy))
     return ignored
-
-
-@lru_cache(maxsize=1024)
-def _typo(name: str, known: tuple[str, ...]) -> str:
-    """Clients send the same fields with every request, and to compare them takes a millisecond."""
-    return nearest(name, known, alike=_TYPO)
 
 
 def _shown(name: str) -> str:
@@ -167,7 +163,7 @@ def settle(body: Body, path: str = "", ignored: IgnoredFields | None = None) -> 
 def prune(value: Any, kind: type[Body], path: str, ignored: IgnoredFields) -> None:
     """Take out of decoded JSON that is to become `kind` what is unknown or ignored, and add it to `ignored`.
 
-    Raises `BodyError` for what looks like a misspelling.
+    Raises `BodyError` for a field that is refused.
     """
     if isinstance(value, dict):
         _prune_object(value, kind, path, ignored)
@@ -211,7 +207,7 @@ def _leave_out(items: list[Any], inside: Inside, path: str, ignored: IgnoredFiel
         known = inside.known.values
         for index, name in enumerate(items):
             if isinstance(name, str) and name not in known:
-                ignored.refuse_typo(name, known, "unknown value", f"{path}[{index}]={name}")
+                ignored.refuse_typo(name, known, f"{path}[{index}]={name}")
                 ignored.add(f"{path}={name}")
         items[:] = [name for name in items if not isinstance(name, str) or name in known]
     elif inside.items is not None and inside.items.one_of is not None and inside.items.one_of.drop_others:

@@ -154,11 +154,13 @@ class GenerationRequest(Body, kw_only=True):
     )
     return_prompt_text: Annotated[Any, Ignored("not supported; see /tokenize", (False,))] = None
     return_mm_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, (True, False))] = None
+    mm_payload: Annotated[Any, Refused(_TEXT_ONLY)] = None
     media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
     mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
     routed_experts_prompt_start: Annotated[Any, Ignored("routing of experts is not returned", (0,))] = None
     kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
+    return_weight_versions: Annotated[Any, Ignored("not supported; see /metrics, weights_version", (False,))] = None
     vllm_xargs: Annotated[Any, Ignored("there are no extensions that read it", ({},))] = None
 
 
