@@ -15,6 +15,7 @@ from jaxllm.config.option import OptionInfo, Section, option
 from jaxllm.config.parallel import MAX_ENGINES, DistributedOptions, ParallelOptions, RayOptions
 from jaxllm.config.run import OutputOptions, ProfilingOptions, SchedulerOptions, StructuredOptions
 from jaxllm.errors import ConfigError, nearest
+from jaxllm.exports import exported
 
 logger = logging.getLogger(__name__)
 
@@ -87,3 +88,18 @@ def option_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
         assert isinstance(section.default_factory, type)
         for item in fields(section.default_factory):
             yield section.name, item
+
+
+# Of the package `jaxllm`: objects that are options, where vLLM has them.
+__path__.append(f"{__path__[0]}/../serving/vllm/config")
+__getattr__ = exported(
+    __name__,
+    dict.fromkeys(
+        (
+            "AttentionConfig", "CompilationConfig", "ECTransferConfig", "KVEventsConfig", "KVTransferConfig",
+            "KernelConfig", "PoolerConfig", "ProfilerConfig", "SpeculativeConfig", "StructuredOutputsConfig",
+            "VllmConfig", "WeightTransferConfig",
+        ),
+        "jaxllm.serving.vllm.config.objects",
+    ),
+)  # fmt: skip

@@ -62,14 +62,21 @@ def drop_meaningless(
     return kept
 
 
+_DEFAULTS = (None, False, "auto")
+"""Of the options that `TRANSLATED` ones stand for."""
+
+
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with what is said in vLLM's way said in jaxllm's; what is said in both ways is jaxllm's."""
+    """The options, with what is said in vLLM's way said in jaxllm's; what is said in both ways is jaxllm's.
+
+    Defaults are not said: programs hand around all options, with their defaults.
+    """
     found: dict[str, Any] = {}
     for name, value in options.items():
         if name.replace("_", "-") in TRANSLATED:
             add_translated(found, name.replace("_", "-"), value)
     for name, value in options.items():
-        if name.replace("_", "-") not in TRANSLATED and not (value is None and name in found):
+        if name.replace("_", "-") not in TRANSLATED and not (name in found and value in _DEFAULTS):
             both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
             found[name] = {**found[name], **value} if both else value
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
 from jaxllm.flags import FlagParser, add_engine_flags, engine_flags
-from jaxllm.foreign import MEANINGLESS, drop_meaningless
+from jaxllm.foreign import MEANINGLESS, TRANSLATED, drop_meaningless
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,12 @@ class FlexibleArgumentParser(FlagParser):
         """As of `argparse.ArgumentParser`; `add_json_tip`, which vLLM has, changes nothing."""
         settings.pop("add_json_tip", None)
         super().__init__(prog=prog, **settings)
+
+    def check_port(self, value: str) -> int:
+        """A TCP port; the `type` of an argument. Raises `argparse.ArgumentTypeError`."""
+        if not value.isdecimal() or not 1024 <= int(value) <= 65535:
+            raise argparse.ArgumentTypeError(f"{value!r}: give a port from 1024 to 65535")
+        return int(value)
 
 
 class _EngineArgs:
@@ -60,9 +66,9 @@ class _EngineArgs:
 
 
 def _fields() -> list[tuple[str, Any, Any]]:
-    """Of every option of the engine, the model first, and then of vLLM's that have no effect."""
+    """Of every option of the engine, the model first, and then of vLLM's that have no effect or stand for others."""
     own: dict[str, Any] = {**{flag.name: flag.default for flag in engine_flags()}, **OF_LLM}
-    foreign = dict.fromkeys(name.replace("-", "_") for name in MEANINGLESS)
+    foreign = dict.fromkeys(name.replace("-", "_") for name in (*MEANINGLESS, *TRANSLATED))
     return [(name, Any, dataclasses.field(default=value)) for name, value in {**own, **foreign, **OF_LLM}.items()]
 
 

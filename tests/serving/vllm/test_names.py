@@ -74,3 +74,20 @@ def test_models_can_be_listed_and_are_not_torchs() -> None:
     assert "LlamaForCausalLM" in jaxllm.ModelRegistry.get_supported_archs()
     with pytest.raises(jaxllm.ConfigError, match="not a PyTorch class"):
         jaxllm.ModelRegistry.register_model("Mine", object)
+
+
+def test_options_that_are_objects_are_dictionaries() -> None:
+    from jaxllm.config import CompilationConfig, KVTransferConfig, PoolerConfig, ProfilerConfig, VllmConfig
+
+    args = jaxllm.EngineArgs(
+        pooler_config=PoolerConfig(task="embed"),
+        compilation_config=CompilationConfig(mode=3),
+        profiler_config=ProfilerConfig(profiler="torch", torch_profiler_dir="traces"),
+    )
+    config: VllmConfig = args.create_engine_config()
+    assert config.model.pooler_config == {"task": "embed"}
+    assert config.profiling.profiler_dir == "traces"
+    with pytest.raises(jaxllm.ConfigError, match=r"kv_transfer_config=KVTransferConfig.*no transfer"):
+        jaxllm.EngineArgs(kv_transfer_config=KVTransferConfig(kv_role="kv_both")).create_engine_config()
+    with pytest.raises(AttributeError, match="PoolerConfig: 'pooling_type' was not given"):
+        PoolerConfig().pooling_type  # noqa: B018

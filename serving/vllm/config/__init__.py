@@ -1,0 +1,1 @@
+"""Options that are objects. These modules are found on the path of `jaxllm.config`."""

@@ -1,0 +1,84 @@
+"""Objects that vLLM's programs give as options. The option decides what its keys mean, and which have an effect.
+
+An object is a dictionary of what was given: `LLM(pooler_config=PoolerConfig(task="embed"))` and
+`LLM(pooler_config={"task": "embed"})` are the same.
+"""
+
+from typing import Any
+
+from jaxllm.config import EngineConfig as VllmConfig
+
+__all__ = [
+    "AttentionConfig",
+    "CompilationConfig",
+    "ECTransferConfig",
+    "KVEventsConfig",
+    "KVTransferConfig",
+    "KernelConfig",
+    "PoolerConfig",
+    "ProfilerConfig",
+    "SpeculativeConfig",
+    "StructuredOutputsConfig",
+    "VllmConfig",
+    "WeightTransferConfig",
+]
+
+
+class _Object(dict[str, Any]):
+    """A dictionary whose keys are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__}: {name!r} was not given") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+
+class AttentionConfig(_Object):
+    """Of `attention_config`: `backend` is the option `attention_backend`, nothing else has an effect."""
+
+
+class CompilationConfig(_Object):
+    """Of `compilation_config`, which has no effect: XLA compiles."""
+
+
+class ECTransferConfig(_Object):
+    """Of `ec_transfer_config`, which is refused unless it is empty."""
+
+
+class KVEventsConfig(_Object):
+    """Of `kv_events_config`, which is refused unless it is empty."""
+
+
+class KVTransferConfig(_Object):
+    """Of `kv_transfer_config`, which is refused unless it is empty."""
+
+
+class KernelConfig(_Object):
+    """Of `kernel_config`: `moe_backend` is the option of this name, nothing else has an effect."""
+
+
+class PoolerConfig(_Object):
+    """Of `pooler_config`, an option."""
+
+
+class ProfilerConfig(_Object):
+    """Of `profiler_config`: `torch_profiler_dir` is the option `profiler_dir`, nothing else has an effect."""
+
+
+class SpeculativeConfig(_Object):
+    """Of `speculative_config`, which has no effect: tokens are not guessed ahead."""
+
+
+class StructuredOutputsConfig(_Object):
+    """Of `structured_outputs_config`: its keys are options of these names."""
+
+
+class WeightTransferConfig(_Object):
+    """Of `weight_transfer_config`, which is refused unless it is empty."""

@@ -1,0 +1,1 @@
+"""What runs a server of one's own."""

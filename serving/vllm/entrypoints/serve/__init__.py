@@ -1,0 +1,1 @@
+"""For servers of one's own."""
