@@ -1,6 +1,6 @@
 """How one request's tokens are chosen and when it stops: vLLM's names, defaults and meanings."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from enum import Enum
 from typing import Any, ClassVar, Final, Self
 
@@ -15,16 +15,15 @@ from jaxllm.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_LISTED_TOKENS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_SEQUENCES,
     MAX_STOP_CHARACTERS,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
-    check_at_most,
-    check_listed_tokens,
 )
 from jaxllm.structured.params import StructuredOutputsParams
-from jaxllm.value_checks import Check, boolean, integer, list_of, number, optional, text, wrong
+from jaxllm.value_checks import Check, boolean, check_at_most, integer, list_of, number, optional, text, wrong
 
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
@@ -380,7 +379,7 @@ def _check_together(params: SamplingParams) -> None:
         raise wrong("truncate_prompt_tokens", 0, "an integer of at least 1, -1 for the model's length, or None")
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise wrong("allowed_token_ids", [], "a non-empty list of token ids, or None to allow all")
-    check_listed_tokens(
+    _check_listed_tokens(
         params.num_sequences,
         params.allowed_token_ids, params.logit_bias, params.logprob_token_ids, params.stop_token_ids,
         *(params.bad_words_token_ids or ()),
@@ -393,6 +392,17 @@ def _check_together(params: SamplingParams) -> None:
         params.beam_search.check_beside(params)
     if params.logprob_token_ids is not None:
         params.logprobs = 0
+
+
+def _check_listed_tokens(num_sequences: int, *lists: Sized | None) -> None:
+    """Raise `RequestError` for lists of token ids that are too long for the number of sequences."""
+    listed = sum(len(each) for each in lists if each is not None)
+    if listed * num_sequences > MAX_LISTED_TOKENS:
+        raise RequestError(
+            f"n={num_sequences} with {listed} token ids in allowed_token_ids, logit_bias, logprob_token_ids, "
+            f"stop_token_ids and bad_words: n times their number must be at most {MAX_LISTED_TOKENS}",
+            "n",
+        )
 
 
 GuidedDecodingParams = StructuredOutputsParams

@@ -80,3 +80,9 @@ def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise wrong(name, value, "a non-empty string")
     return value
+
+
+def check_at_most(name: str, number: int, maximum: int, what: str) -> None:
+    """Raise `RequestError` for a parameter that holds more than `maximum` of `what`."""
+    if number > maximum:
+        raise RequestError(f"{name}: {number} {what}; at most {maximum} are allowed", name)
