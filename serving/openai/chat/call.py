@@ -9,7 +9,7 @@ from jaxllm.errors import RequestError
 from jaxllm.serving.http.generate import try_grammar
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState
-from jaxllm.serving.openai.chat.functions import asks_for_functions, naming_functions, with_tools
+from jaxllm.serving.openai.chat.functions import naming_functions, with_tools
 from jaxllm.serving.openai.chat.plan import ChatCall, build_request, plan_and_build
 from jaxllm.serving.openai.chat.tools import NO_TOOLS, ToolUse, tool_use
 from jaxllm.serving.openai.generation.parameters import naming_form
@@ -34,9 +34,10 @@ async def prepare_chat(
     Other interfaces write theirs as a `ChatCompletionRequest` and rename the fields of errors (`http.renaming`).
     `limit` is the name by which they know the most tokens to generate. Raises `RequestError`.
     """
-    if asks_for_functions(body):
+    if body.functions is not None or body.function_call is not None:
+        plain = with_tools(body)
         with naming_functions():
-            return await prepare_chat(request, server, with_tools(body), engine_ids, limit=limit)
+            return await prepare_chat(request, server, plain, engine_ids, limit=limit)
     older = body.max_completion_tokens is None
     limit = limit or ("max_tokens" if older else "max_completion_tokens")
     asked = body.max_tokens if older else body.max_completion_tokens

@@ -21,18 +21,11 @@ ROLE = "function"
 _TOOL = re.compile(r"\btools\[(\d+)\]\.function\b")
 
 
-def asks_for_functions(body: ChatCompletionRequest) -> bool:
-    """Whether a request is of the first version. Raises `RequestError` for one that is of both."""
-    if body.functions is None and body.function_call is None:
-        return False
+def with_tools(body: ChatCompletionRequest) -> ChatCompletionRequest:
+    """A request of the first version with its functions as tools. Raises `RequestError` for one that is of both."""
     for name in ("tools", "tool_choice"):
         if getattr(body, name):
             raise RequestError(f"{name}: functions and function_call are its older names; give one of them", name)
-    return True
-
-
-def with_tools(body: ChatCompletionRequest) -> ChatCompletionRequest:
-    """The request with its functions as tools."""
     choice: Any = body.function_call
     if isinstance(choice, dict):
         choice = {"type": "function", "function": choice}
