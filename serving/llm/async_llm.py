@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.control import PauseMode
@@ -49,6 +49,13 @@ CANARY_SECONDS = 1.0
 Result = TypeVar("Result")
 
 
+class RunText(Protocol):
+    """Calls a function elsewhere."""
+
+    def __call__(self, function: Callable[..., Result], /, *arguments: Any) -> "asyncio.Future[Result]":
+        """What the function will return."""
+
+
 class AsyncLLM:
     """Engine processes and their requests. Make one with `start`; everything belongs to the event loop of that call.
 
@@ -74,6 +81,8 @@ class AsyncLLM:
         """The operator's, as Jinja text; None: the model's own is used."""
         self._loop = asyncio.get_running_loop()
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
+        self.run_text: RunText = partial(self._loop.run_in_executor, self._text_threads)
+        """Runs work on text in a thread of its own kind, so that it delays nobody's stream."""
         self.inputs: InputProcessor | PoolingInputs
         """Makes requests of prompts; safe to use from several threads."""
         self._forms: CanaryChecker | None = None
@@ -171,10 +180,6 @@ class AsyncLLM:
 
     # Text
 
-    def run_text(self, function: Callable[..., Result], *arguments: Any) -> "asyncio.Future[Result]":
-        """Run work on text in a thread of its own kind, so that it delays nobody's stream."""
-        return self._loop.run_in_executor(self._text_threads, function, *arguments)
-
     async def render_chat(self, messages: Conversation, *, chat_template: str | None = None, **settings: Any) -> str:
         """The prompt of a conversation; see `jaxllm.serving.text.chat.render_chat`."""
         assert self.tokenizer is not None
@@ -243,7 +248,9 @@ class AsyncLLM:
         Raises `QueueFullError` when too many wait already, `EngineError` when the engine is dead or hangs, and
         `RequestError` for an id in use.
         """
-        return self.engines.submit(requests, OutputStream, Add.of, data_parallel_rank)
+        streams = [OutputStream(request, self.engines.drop) for request in requests]
+        self.engines.submit(requests, streams, Add.of, data_parallel_rank)
+        return streams
 
     # Pooling
 
@@ -281,9 +288,8 @@ class AsyncLLM:
         self, requests: Sequence[PooledText], data_parallel_rank: int | None = None
     ) -> list[PoolingRequestOutput]:
         """Results of prepared texts, in their order; if this is cancelled, the rest is aborted. Raises as `submit`."""
-        waiting: list[PooledResult] = self.engines.submit(
-            requests, PooledResult, lambda children: Pool.of(children[0]), data_parallel_rank
-        )
+        waiting = [PooledResult(request, self.engines.drop) for request in requests]
+        self.engines.submit(requests, waiting, lambda children: Pool.of(children[0]), data_parallel_rank)
         try:
             return [await each.get() for each in waiting]
         finally:

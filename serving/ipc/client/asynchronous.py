@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -102,34 +102,25 @@ class AsyncEngine:
 
     # Requests
 
-    def submit(
-        self,
-        requests: Sequence[Any],
-        make_reader: Callable[[Any, Callable[[str], None]], Any],
-        make_message: Callable[[list[Any]], ToEngine],
-    ) -> list[Any]:
-        """Send prepared requests, all or none; a reader for each, made of it and of what ends it early.
+    def submit(self, request: Any, reader: Any, make_message: Callable[[list[Any]], ToEngine]) -> None:
+        """Send a prepared request, whose results are for this reader.
 
-        They have been admitted, and the engine is there, or will be soon. `make_message` is called with the children of
-        a request.
+        It has been admitted, and the engine is there, or will be soon. `make_message` is called with the children of
+        the request.
         """
-        outputs, send = self._outputs, self._supervisor.connection.send
-        readers = [make_reader(request, self._abort_one) for request in requests]
         if self.health.down is None:
             self._heartbeat.expect()
-        for request, reader in zip(requests, readers, strict=True):
-            self._in_flight.add(request, reader)
-            outputs.add(request, reader)
-            send(make_message(request.children))
-        return readers
+        self._in_flight.add(request, reader)
+        self._outputs.add(request, reader)
+        self._supervisor.connection.send(make_message(request.children))
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
         self._deliver(self._outputs.end(as_request_ids(request_ids)))
         self._heartbeat.settle(owed=self._owes())
 
-    def _drop(self, request_ids: Iterable[str], reason: EndReason = "abort") -> None:
-        """End requests of which nobody reads more."""
+    def drop(self, request_ids: Iterable[str], reason: EndReason = "abort") -> None:
+        """End requests of which nobody reads more. Unknown ids are ignored."""
         names = [name for name in request_ids if name in self._in_flight]
         if not names:
             return
@@ -140,13 +131,10 @@ class AsyncEngine:
             self._send(Abort(children))
         self._heartbeat.settle(owed=self._owes())
 
-    def _abort_one(self, request_id: str) -> None:
-        self._drop([request_id])
-
     def _fail(self, request_ids: list[str], error: EngineError) -> None:
         """End requests with an error."""
         readers = self._in_flight.readers(request_ids)
-        self._drop(request_ids, "error")
+        self.drop(request_ids, "error")
         for reader in readers:
             reader.fail(error)
 

@@ -56,28 +56,34 @@ class EngineGroup:
     def submit(
         self,
         requests: Sequence[Any],
-        make_reader: Callable[[Any, Callable[[str], None]], Any],
+        readers: Sequence[Any],
         make_message: Callable[[list[Any]], ToEngine],
         engine: int | None = None,
-    ) -> list[Any]:
-        """Send prepared requests, all or none; see `AsyncEngine.submit`. `engine` is the number of the one to take.
+    ) -> None:
+        """Send prepared requests, all or none, each with the reader of its results; see `AsyncEngine.submit`.
+
+        `engine` is the number of the one to take.
 
         Raises `QueueFullError` when too many wait already, `EngineError` when there is no engine and none to come soon,
         and `RequestError` for an id in use or an engine that there is not.
         """
         possible = self._possible(engine)
-        queued = self._max_queued_requests
-        most = None if queued is None else queued + self.info.max_running * len(self.members.there)
-        limits = [each for each in (most, self._max_in_flight) if each is not None]
-        self.state.admission.check(requests, min(limits, default=None))
-        readers: list[Any] = []
-        for request in requests:
+        most, queued = self._max_in_flight, self._max_queued_requests
+        if queued is not None:
+            room = queued + len(self.members.there) * self.members.info.max_running
+            most = room if most is None else min(room, most)
+        self.state.admission.check(requests, most)
+        for request, reader in zip(requests, readers, strict=True):
             first = request.children[0]
             salt = getattr(first, "cache_salt", None)
             count = len(request.children)
             chosen = self._router.choose(possible, first.prompt_token_ids, sequences=count, salt=salt)
-            readers += self.engines[chosen].submit([request], make_reader, make_message)
-        return readers
+            self.members.all[chosen].submit(request, reader, make_message)
+
+    def drop(self, request_id: str) -> None:
+        """End a request that nobody reads any more, without further results. An unknown id is ignored."""
+        for engine in self.members.all:
+            engine.drop([request_id])
 
     def _possible(self, asked: int | None) -> list[int]:
         """The engines that may be chosen: those that live, or else those to come. Raises as `submit`."""
