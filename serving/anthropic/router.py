@@ -3,7 +3,7 @@
 from jaxllm.serving.anthropic import answers, requests
 from jaxllm.serving.anthropic.errors import MESSAGES_ERRORS
 from jaxllm.serving.anthropic.routes import count_message_tokens, create_message
-from jaxllm.serving.http.operation import Operation, make_router
+from jaxllm.serving.http.operation import Operation
 
 OPERATIONS = (
     Operation(
@@ -29,5 +29,3 @@ OPERATIONS = (
         errors=MESSAGES_ERRORS,
     ),
 )
-
-router = make_router(OPERATIONS)

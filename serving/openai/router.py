@@ -1,6 +1,6 @@
 """The operations of OpenAI's interface, but those of models that pool."""
 
-from jaxllm.serving.http.operation import Operation, make_router
+from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.openai.batches.routes import cancel_batch, create_batch, list_batches, retrieve_batch
 from jaxllm.serving.openai.chat.routes import create_chat_batch, create_chat_completion
 from jaxllm.serving.openai.completions.demonstration import generate
@@ -179,5 +179,3 @@ OPERATIONS = (
     ),
     Operation(path="/tokenizer_info", handler=tokenizer_info, tag="Text", response=tokenize.TokenizerInfo),
 )
-
-router = make_router(OPERATIONS)

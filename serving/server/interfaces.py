@@ -1,11 +1,12 @@
 """The interfaces of the server: their routers, and all their operations."""
 
 from jaxllm.serving.anthropic import router as anthropic
+from jaxllm.serving.http.operation import make_router
 from jaxllm.serving.openai import router as openai
 from jaxllm.serving.openai.pooling import router as pooling
 from jaxllm.serving.server import router as server
 
 _INTERFACES = (openai, anthropic, pooling, server)
-ROUTERS = tuple(interface.router for interface in _INTERFACES)
+ROUTERS = tuple(make_router(interface.OPERATIONS) for interface in _INTERFACES)
 OPERATIONS = tuple(operation for interface in _INTERFACES for operation in interface.OPERATIONS)
 """Every operation but the pages about them."""

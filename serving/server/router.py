@@ -1,6 +1,6 @@
 """The operations of the server itself."""
 
-from jaxllm.serving.http.operation import Operation, make_router
+from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.server import answers, routes, scaling, sleep
 from jaxllm.serving.server.invocations import invoke
 
@@ -111,5 +111,3 @@ OPERATIONS = (
         parts=(sleep.UpdateInfo,),
     ),
 )
-
-router = make_router(OPERATIONS)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxllm.serving.http.operation import Handler, Operation, make_router
+from jaxllm.serving.http.operation import Handler, Operation
 from jaxllm.serving.openai.pooling.cohere import create_cohere_embedding
 from jaxllm.serving.openai.pooling.embeddings import create_classification, create_embedding, create_pooling
 from jaxllm.serving.openai.pooling.scores import create_rerank, create_score
@@ -40,5 +40,3 @@ OPERATIONS = (
     _operation("/v1/rerank", create_rerank, scores.RerankRequest, scores.RerankResponse, "create_rerank_v1"),
     _operation("/v2/rerank", create_rerank, scores.RerankRequest, scores.RerankResponse, "create_rerank_v2"),
 )
-
-router = make_router(OPERATIONS)
