@@ -99,8 +99,9 @@ def _more_devices(resolved: ResolvedConfig, target: TargetDevices, beside: int) 
         for size in working_sizes(resolved.model, expert_parallel=expert_parallel):
             if size <= resolved.num_devices:
                 continue
+            count = size * resolved.config.parallel.pipeline_parallel_size
             try:
-                larger = target if size <= len(target.devices) else find_target(target.chip.name, None, size)
+                larger = target if count <= len(target.devices) else find_target(target.chip.name, None, count)
             except ConfigError:
                 # No usual machine has so many.
                 break
@@ -126,8 +127,10 @@ def _more_of_these(resolved: ResolvedConfig, target: TargetDevices, memory: Memo
     shared = (memory.weights + request * memory.page) * resolved.num_devices
     for size in working_sizes(resolved.model, expert_parallel=resolved.forward.expert_parallel):
         if size > resolved.num_devices and shared / size + memory.state + beside <= memory.usable:
-            here = len(target.devices)
-            yield f"--tensor-parallel-size {size}" if size <= here else f"{size} such devices, of which {here} are here"
+            here, count = len(target.devices), size * resolved.config.parallel.pipeline_parallel_size
+            yield (
+                f"--tensor-parallel-size {size}" if count <= here else f"{count} such devices, of which {here} are here"
+            )
             return
 
 
@@ -138,11 +141,16 @@ def _changed(config: EngineConfig, **options: Any) -> EngineConfig:
 
 def _fits(config: EngineConfig, target: TargetDevices, beside: int) -> bool:
     resolved = resolve_config(config, target.devices if target.absent else None)
+    return all(_part_fits(part, target, beside) for part in resolved.by_stage)
+
+
+def _part_fits(resolved: ResolvedConfig, target: TargetDevices, beside: int) -> bool:
+    """Of a stage, or of an engine that has one."""
     programs = generation_programs(resolved, PROVISIONAL_PAGES)
     # Without the padding of layouts, which is little, and which only the compiler knows.
     needed = bytes_on_device((programs.parameters, programs.state)) - bytes_on_device(programs.state.kv_cache)
     limit = memory_limit(resolved, target)
-    usable = usable_bytes(limit, resolved.platform, config.cache.gpu_memory_utilization)
+    usable = usable_bytes(limit, resolved.platform, resolved.config.cache.gpu_memory_utilization)
     return _holds(resolved, usable - needed - beside)
 
 

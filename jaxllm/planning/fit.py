@@ -34,10 +34,11 @@ def fit_here(resolved: ResolvedConfig) -> ResolvedConfig:
         # Their number is given. What each holds beside its weights is counted when it is built.
         for part in resolved.by_stage:
             check_weights(part, bytes_on_device(generation_programs(part, 1).parameters))
-        return resolved
     if resolved.config.compile.executables is not None:
         # A bundle has its number of devices and its length.
         return with_step_size_of_bundle(resolved, resolved.config.compile.executables)
+    if resolved.stages:
+        return resolved
     target = _this_machine()
     fitted = fit(resolved, target)
     count = len(target.devices)

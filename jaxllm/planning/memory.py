@@ -14,7 +14,7 @@ from jaxllm.planning.links import Network
 from jaxllm.planning.schedule import ProgramCost, program_cost
 from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, count_steady_pages, with_snapshots
+from jaxllm.runtime.memory.capacity import bytes_on_device, count_steady_pages, pages_asked, with_snapshots
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.compiler import compile_lowered, is_out_of_memory
@@ -160,15 +160,22 @@ def sized_for(resolved: ResolvedConfig, target: TargetDevices) -> tuple[Resolved
     cache = resolved.config.cache
     if cache.num_gpu_blocks_override is not None or cache.kv_cache_memory_bytes is not None:
         resolved = with_snapshots(resolved, 0)
-        return resolved, count_pages(resolved, 0)
+        return resolved, pages_asked(resolved)
     if resolved.platform == "cpu":
         free = cpu_free_bytes(cache.gpu_memory_utilization)
         resolved = with_snapshots(resolved, free)
         return resolved, count_steady_pages(resolved, free)
-    buckets = generation_programs(resolved, PROVISIONAL_PAGES).buckets
-    free = max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0)
+    if resolved.stages:
+        return resolved, min(count_steady_pages(part, _free(part, target)) for part in resolved.by_stage)
+    free = _free(resolved, target)
     resolved = with_snapshots(resolved, free)
     return resolved, count_steady_pages(resolved, free)
+
+
+def _free(resolved: ResolvedConfig, target: TargetDevices) -> int:
+    """Bytes of an accelerator for caches, beside the largest step, which is compiled."""
+    buckets = generation_programs(resolved, PROVISIONAL_PAGES).buckets
+    return max(measure(resolved, target).for_cache(compile_step(resolved, buckets.largest)), 0)
 
 
 def memory_limit(resolved: ResolvedConfig, target: TargetDevices) -> int:

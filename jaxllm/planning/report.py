@@ -1,7 +1,7 @@
 """Whether an engine fits its devices, what it takes of their memory, and how fast it may be."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -9,11 +9,11 @@ import msgspec
 from jaxllm.errors import CapacityError
 from jaxllm.planning.advice import advise
 from jaxllm.planning.links import network_of
-from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure, too_large
+from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure
 from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
 from jaxllm.planning.schedule import Collective
+from jaxllm.planning.staged import check_fits, fullest, sized, together
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.memory.capacity import count_pages, shortened, with_snapshots
 from jaxllm.runtime.programs.buckets import Bucket, Buckets
 from jaxllm.runtime.programs.executables import without_compilation_cache
 from jaxllm.runtime.resolved import ResolvedConfig
@@ -54,7 +54,7 @@ class CompilerEstimate(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True):
     """One step shape; `compile_seconds` on this machine, None where it was not compiled, `estimate` on the chip.
 
-    `compiler` is the compiler's own estimate, None where it has none.
+    `compiler` is the compiler's own estimate, None where it has none, and of a step through several stages.
     """
 
     tokens: int
@@ -64,8 +64,21 @@ class Step(msgspec.Struct, frozen=True):
     compiler: CompilerEstimate | None = None
 
 
+class StageReport(msgspec.Struct, frozen=True):
+    """Layers `start` to `stop` of an engine in stages, on `num_devices`; steps as in `Report`, but of these layers."""
+
+    start: int
+    stop: int
+    num_devices: int
+    memory: DeviceMemory
+    steps: list[Step]
+
+
 class Report(msgspec.Struct, frozen=True):
-    """Everything `jaxllm plan` says. `reason` and `advice`: why it does not fit, and what would."""
+    """Everything `jaxllm plan` says. `reason` and `advice`: why it does not fit, and what would.
+
+    With `stages`, `memory` is that of the one whose KV cache holds the least, and `steps` go through all of them.
+    """
 
     model: str
     device: str
@@ -85,6 +98,7 @@ class Report(msgspec.Struct, frozen=True):
     steps: list[Step]
     state_snapshots: int = 0
     kv_cache_dtype: str = ""
+    stages: list[StageReport] = []
 
 
 @without_compilation_cache()
@@ -96,28 +110,36 @@ def make_report(
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compile the largest and the smallest step, or all, and work out the rest. `say` is told what takes its time."""
-    memory = measure(resolved, target)
+    memories = [measure(part, target) for part in resolved.by_stage]
     buckets = Buckets(resolved.max_num_batched_tokens, resolved.max_num_seqs, resolved.bucket_growth)
     wanted = buckets.all if all_buckets else (buckets.all[0], buckets.largest)
-    compiled: dict[Bucket, CompiledStep] = {}
+    compiled: list[dict[Bucket, CompiledStep]] = [{} for _ in memories]
     reason = None
     try:
-        if memory.for_cache(None) <= 0:
-            # The compiler would say so too, after a while.
-            raise CapacityError(too_large(memory))
-        compiled = _compile(resolved, target, sorted(set(wanted), reverse=True), say)
-        free = max(memory.for_cache(compiled[buckets.largest]), 0)
-        resolved = shortened(with_snapshots(resolved, free), free)
-        pages = count_pages(resolved, free)
+        # The compiler would say so too, after a while.
+        check_fits(memories)
+        for part, found in zip(resolved.by_stage, compiled, strict=True):
+            found.update(_compile(part, target, sorted(set(wanted), reverse=True), say))
+        pairs = zip(memories, compiled, strict=True)
+        resolved, pages = sized(resolved, [max(memory.for_cache(found[buckets.largest]), 0) for memory, found in pairs])
     except CapacityError as error:
         pages, reason = 0, str(error)
-    largest = compiled.get(buckets.largest)
-    config = resolved.config
+    largest = [found.get(buckets.largest) for found in compiled]
+    config, parts = resolved.config, resolved.by_stage
+    memory_parts = [
+        _parts(memory, step, pages, part.num_state_slots)
+        for memory, step, part in zip(memories, largest, parts, strict=True)
+    ]
+    steps = [
+        [_step(part, target, memory, bucket, found.get(bucket)) for bucket in buckets.all]
+        for part, memory, found in zip(parts, memories, compiled, strict=True)
+    ]
+    full = fullest(memories, largest)
     kv_tokens = resolved.cache_groups.tokens_held(max(pages - 1, 0), resolved.max_model_len)
     return Report(
         model=config.model.model,
         device=target.name,
-        num_devices=resolved.num_devices,
+        num_devices=resolved.num_devices * resolved.num_stages,
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.kv_dtype,
         max_model_len=resolved.max_model_len,
@@ -126,13 +148,18 @@ def make_report(
         attention_backend=resolved.forward.attention,
         fits=reason is None,
         reason=reason,
-        advice=[] if reason is None else advise(resolved, target, memory, largest),
-        memory=_parts(memory, largest, pages, resolved.num_state_slots),
+        advice=[] if reason is None else advise(parts[full], target, memories[full], largest[full]),
+        memory=memory_parts[full],
         kv_tokens=kv_tokens,
         max_concurrency=kv_tokens / resolved.max_model_len,
         decode_context=min(CONTEXT, resolved.max_model_len),
-        steps=[_step(resolved, target, memory, bucket, compiled.get(bucket)) for bucket in buckets.all],
+        steps=[_together(resolved, target, bucket, each) for bucket, *each in zip(buckets.all, *steps, strict=True)],
         state_snapshots=resolved.num_snapshots,
+        stages=[
+            StageReport(part.stage.start, part.stage.stop, part.num_devices, memory, own)
+            for part, memory, own in zip(parts, memory_parts, steps, strict=True)
+            if part.stage is not None
+        ],
     )
 
 
@@ -165,6 +192,15 @@ def _step(
     if compiled is None:
         return Step(bucket.tokens, bucket.rows, None, guess)
     return Step(bucket.tokens, bucket.rows, compiled.seconds, guess, compiler_estimate(compiled, guess))
+
+
+def _together(resolved: ResolvedConfig, target: TargetDevices, bucket: Bucket, stages: Sequence[Step]) -> Step:
+    """A step of all stages; the only one, where there is one."""
+    if not resolved.stages:
+        return stages[0]
+    times = [step.compile_seconds for step in stages if step.compile_seconds is not None]
+    found = together(resolved, target.chip, bucket, [step.estimate for step in stages])
+    return Step(bucket.tokens, bucket.rows, sum(times) if times else None, found)
 
 
 def compiler_estimate(compiled: CompiledStep, guess: StepEstimate | None) -> CompilerEstimate | None:

@@ -36,7 +36,8 @@ CONTEXT = 1024
 class StepEstimate(msgspec.Struct, frozen=True):
     """A step of one bucket: the whole bucket in use, by requests that all decode, or by one prompt.
 
-    `seconds` is the sum of `matrices`, `attention` and `communication`.
+    `seconds` is the sum of `matrices`, `attention` and `communication`. With stages it is a step's way through all of
+    them, and `tokens_per_second` are those of as many steps under way, of which one ends every `interval` seconds.
     """
 
     work: str
@@ -52,6 +53,8 @@ class StepEstimate(msgspec.Struct, frozen=True):
     """Between devices; None where it is not known, and not counted."""
     attention_share: float | None
     """Part of its roofline that attention is taken to reach; None where no figure is known and it is taken as 1."""
+    interval: float | None = None
+    """What the slowest of several stages takes; None where there is one."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +109,19 @@ def estimate(resolved: ResolvedConfig, chip: Chip, weight_bytes: int, page_bytes
 
 def matrix_work(resolved: ResolvedConfig, weight_bytes: int, tokens: int, rows: int) -> Work:
     """The work of one device beside attention, with logits for `rows` of the tokens."""
-    model, devices = resolved.own_model, resolved.num_devices
+    model, devices, stage = resolved.own_model, resolved.num_devices, resolved.stage
     item = jnp.dtype(resolved.dtype).itemsize
     table = resolved.vocab_size * model.hidden_size
+    embeds, gives_logits = stage is None or stage.is_first, stage is None or stage.is_last
     # Of the embedding only single rows are read, unless it gives the logits as well; of experts those that are chosen.
     unread = _unread_experts(model, tokens, item)
-    unread += 0 if model.tie_word_embeddings else table * _bytes_each(model.weight_types, "embedding", item)
+    if embeds and not (model.tie_word_embeddings and gives_logits):
+        unread += table * _bytes_each(model.weight_types, "embedding", item)
     each = model.embedding.each_layer
     unread += 0 if each is None else each.vocab_size * each.size * model.num_layers * item
     read = weight_bytes - int(unread) // devices
-    return Work(2 * (_layer_weights(model) * tokens + table * rows) / devices, read)
+    logits = table * rows if gives_logits else 0
+    return Work(2 * (_layer_weights(model) * tokens + logits) / devices, read)
 
 
 def attention_work(resolved: ResolvedConfig, page_bytes: int, lengths: list[int]) -> Work:

@@ -107,7 +107,7 @@ def _absent(chip: Chip, topology: str | None, count: int) -> TargetDevices:
         options["chips_per_host_bounds"] = (*sizes, 1)[:3]
     devices = _describe(f"{chip.name}:{shape}", options)
     if len(devices) < count:
-        raise ConfigError(f"--topology {shape}: has {len(devices)} devices, and tensor_parallel_size is {count}")
+        raise ConfigError(f"--topology {shape}: has {len(devices)} devices, and the engine needs {count}")
     return TargetDevices(tuple(devices), absent=True, chip=chip, topology=shape)
 
 

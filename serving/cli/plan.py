@@ -12,7 +12,7 @@ from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_targ
 
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
-    from jaxllm.planning.report import Report, Step
+    from jaxllm.planning.report import DeviceMemory, Report, Step
     from jaxllm.planning.roofline import StepEstimate
 
 HELP = "Work out whether a model fits some devices, what it takes of their memory, and how fast it may be."
@@ -20,6 +20,7 @@ USAGE = "[MODEL] [--device NAME] [flags]"
 EXAMPLES = """examples:
   jaxllm plan path/to/llama-3-8b --device v6e                            one chip
   jaxllm plan path/to/llama-3-70b --device v6e --topology 2x4 --tp 8     eight
+  jaxllm plan path/to/llama-3-70b --device v6e --tp 4 --pp 2             two stages of four
   jaxllm plan Qwen/Qwen3-0.6B --device v5e --max-model-len 8K --json
 
 Of the model only config.json is read. The steps are compiled for the chip by its own compiler, which needs no chip
@@ -60,6 +61,9 @@ def _text(report: "Report") -> Iterator[str]:
     )
     yield f"{report.model} on {report.device}, {devices}: {types}, attention {report.attention_backend}"
     yield f"steps of up to {report.max_num_seqs:,} requests and {report.max_num_batched_tokens:,} tokens"
+    if report.stages:
+        each = -(-report.max_num_seqs // len(report.stages))
+        yield f"{len(report.stages)} stages, with as many steps under way, each with up to {each:,} of the decodes"
     yield ""
     if report.fits:
         yield (
@@ -79,8 +83,16 @@ def _text(report: "Report") -> Iterator[str]:
 
 
 def _memory(report: "Report") -> Iterator[str]:
-    yield "memory of each device, GiB"
-    memory = report.memory
+    if not report.stages:
+        yield "memory of each device, GiB"
+        yield from _parts(report.memory)
+    for number, stage in enumerate(report.stages):
+        devices = "1 device" if stage.num_devices == 1 else f"{stage.num_devices} devices"
+        yield f"memory of each device of stage {number}, layers {stage.start} to {stage.stop - 1} on {devices}, GiB"
+        yield from _parts(stage.memory)
+
+
+def _parts(memory: "DeviceMemory") -> Iterator[str]:
     unknown = not memory.temporaries and not memory.code
     parts = {
         "weights": memory.weights,
@@ -111,16 +123,36 @@ def _steps(report: "Report") -> Iterator[str]:
         f"Decodes have {report.decode_context:,} tokens behind them; prefill is the beginning of one prompt. "
         "Operations between the matrices are not counted."
     )
+    yield from _in_stages(report)
     yield from _by_compiler(report)
+
+
+def _in_stages(report: "Report") -> Iterator[str]:
+    """What steps take in each stage."""
+    if not report.stages:
+        return
+    yield ""
+    yield "in each stage, ms"
+    for steps in zip(*(stage.steps for stage in report.stages), strict=True):
+        times = [step.estimate.seconds * 1000 for step in steps if step.estimate]
+        yield f"  {steps[0].tokens:5} tokens {''.join(f'{time:10.2f}' for time in times)}"
+    yield (
+        "A step goes through all stages, which takes the sum and the way from stage to stage. With one under way in "
+        "each, one ends as often as the slowest stage does one: so many tokens/s. The host is not counted."
+    )
 
 
 def _by_compiler(report: "Report") -> "Iterator[str]":
     """What the compiler estimates of the same steps, as far as they were compiled."""
-    known = [(step, step.compiler, step.estimate) for step in report.steps if step.compiler and step.estimate]
+    in_stages = [step for stage in report.stages for step in stage.steps]
+    steps = in_stages or report.steps
+    known = [(step, step.compiler, step.estimate) for step in steps if step.compiler and step.estimate]
     if not known:
         return
     yield ""
     yield "by the compiler, ms      = operations +  links + copies + attention    over the estimate"
+    if report.stages:
+        yield "  (stage after stage)"
     for step, found, guess in known:
         parts = (found.seconds, found.operations, found.links, found.copies, found.attention)
         times = [f"{part * 1000:{width}.2f}" for part, width in zip(parts, (10, 13, 9, 9, 12), strict=True)]

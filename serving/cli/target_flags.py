@@ -51,14 +51,13 @@ def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevice
     from jaxllm.planning.fit import choose_devices
     from jaxllm.runtime.devices import local_devices, tensor_parallel_size
     from jaxllm.runtime.resolved import resolve_config
-    from jaxllm.runtime.stages import refuse_stages
 
-    refuse_stages(config, "this command")
-    count = tensor_parallel_size(config.parallel) or 1
+    count = (tensor_parallel_size(config.parallel) or 1) * config.parallel.pipeline_parallel_size
     if not is_absent(args.device):
         local_devices(config, count)
     target = find_target(args.device, args.topology, count)
     resolved = resolve_config(config, target.devices if target.absent else None)
-    if resolved.platform != "cpu":
+    # The devices of stages are given.
+    if resolved.platform != "cpu" and not resolved.stages:
         resolved, _ = choose_devices(resolved, target)
     return resolved, target

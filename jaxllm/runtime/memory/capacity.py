@@ -55,6 +55,17 @@ def count_pages(resolved: ResolvedConfig, free_bytes: int) -> int:
     )
 
 
+def pages_asked(resolved: ResolvedConfig) -> int:
+    """Number of KV pages that `num_gpu_blocks_override` or `kv_cache_memory_bytes` say, the null page included.
+
+    Raises `CapacityError` like `count_pages`.
+    """
+    if resolved.platform == "cpu" or not resolved.stages:
+        return count_pages(resolved, 0)
+    # The bytes are those of each device, and stages may have different layers.
+    return min(count_pages(part, 0) for part in resolved.by_stage)
+
+
 def slot_bytes(resolved: ResolvedConfig) -> int:
     """Bytes of each memory that the states of one request take, without padding."""
     devices, shares = resolved.num_devices, _memories(resolved)

@@ -9,8 +9,10 @@ from jaxllm.config import EngineConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, summed_bytes
 from jaxllm.planning.links import sum_seconds
-from jaxllm.planning.roofline import attention_share, attention_work, estimate, matrix_work
+from jaxllm.planning.roofline import Work, attention_share, attention_work, estimate, matrix_work
+from jaxllm.runtime.memory.capacity import bytes_on_device
 from jaxllm.runtime.programs.buckets import Bucket
+from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from tests.jaxllm.planning.llama import GPT_OSS_120B, LLAMA_3_8B_WEIGHTS, write_model
 
@@ -32,6 +34,21 @@ def test_one_decode_reads_the_weights(resolved: ResolvedConfig) -> None:
     assert (found.communication, found.attention_share) == (0, None), "one device, and not the TPU's kernel"
     assert found.seconds == pytest.approx(found.matrices + found.attention)
     assert found.tokens_per_second == pytest.approx(1 / found.seconds)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_do_together_what_one_does(tmp_path: Path, tied: bool) -> None:
+    model = write_model(tmp_path / "llama", tie_word_embeddings=tied)
+    options = {"model": model, "dtype": "bfloat16", "tensor_parallel_size": 2}
+    one, three = (resolve_config(EngineConfig.from_options(options | {"pipeline_parallel_size": n})) for n in (1, 3))
+
+    def work(part: ResolvedConfig) -> Work:
+        return matrix_work(part, bytes_on_device(generation_programs(part, 2).parameters), 8, 4)
+
+    whole, parts = work(one), [work(part) for part in three.by_stage]
+    assert sum(part.flops for part in parts) == whole.flops
+    assert sum(part.bytes for part in parts) == whole.bytes
+    assert sum(summed_bytes(part, 8)[0] for part in three.by_stage) == summed_bytes(one, 8)[0]
 
 
 def test_a_large_prefill_computes(resolved: ResolvedConfig) -> None:

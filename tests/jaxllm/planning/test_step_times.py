@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.pallas_kernels.chips import CHIPS
+from jaxllm.planning.communication import handover_seconds
 from jaxllm.planning.memory import estimate_memory
 from jaxllm.planning.roofline import estimate
 from jaxllm.planning.step_times import planned_step_seconds
@@ -31,3 +33,19 @@ def test_as_planned(tmp_path: Path, devices: int) -> None:
         assert found[bucket.tokens] == estimate(resolved, target.chip, memory.weights, memory.page, bucket).seconds
     unknown = replace(resolved, device_kind="a chip of another maker")
     assert planned_step_seconds(unknown, programs.parameters, buckets) == {}
+
+
+def test_what_stages_give_each_other(tmp_path: Path) -> None:
+    """In a slice of 2x4 chips the second stage lies beside the first: two rows of two chips share a column's link."""
+    pytest.importorskip("libtpu")
+    target = find_target("v6e", "2x4", 8)
+    options = {"model": write_model(tmp_path), "tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+    first, second = resolve_config(EngineConfig.from_options(options), target.devices).by_stage
+    assert target.chip is not None
+    small, large = (handover_seconds(first, second, target.chip, tokens) for tokens in (8, 2048))
+    assert small is not None
+    assert large is not None
+    # Few tokens are whole on each device, many are split between them.
+    assert small == pytest.approx(2 * 8 * 4096 * 2 / 90e9 + 2e-6)
+    assert large == pytest.approx(2 * 2048 * 4096 * 2 / 4 / 90e9 + 2e-6)
+    assert handover_seconds(first, second, CHIPS["h100"], 8) is None

@@ -65,7 +65,7 @@ def test_the_smallest_usual_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     find_target("v6e", "1x2", 2)
     find_target("v5p", "1x2x1", 2)
     assert asked[4:] == [("v6e:1x2", (1, 2, 1)), ("v5p:1x2x1", (1, 2, 1))], "a part of a host"
-    with pytest.raises(ConfigError, match="has 8 devices, and tensor_parallel_size is 16"):
+    with pytest.raises(ConfigError, match="has 8 devices, and the engine needs 16"):
         find_target("v6e", "2x4", 16)
 
 

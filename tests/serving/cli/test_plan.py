@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from jaxllm.errors import CapacityError
 from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.planning import advice, report
+from jaxllm.planning import advice, report, staged
 from jaxllm.planning.memory import CompiledStep, MemoryUse
 from jaxllm.planning.target import TargetDevices
 from jaxllm.runtime.programs.buckets import Bucket
@@ -47,6 +47,8 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     here = TargetDevices((), absent=False, chip=CHIPS["v6e"], topology="")
     monkeypatch.setattr(report, "measure", measure)
     monkeypatch.setattr(report, "compile_step", compile_step)
+    monkeypatch.setattr(report, "network_of", lambda *_: None)
+    monkeypatch.setattr(staged, "handover_seconds", lambda *_: 1e-5)
     monkeypatch.setattr(TargetDevices, "name", "v6e:1x1")
     monkeypatch.setattr("jaxllm.serving.cli.target_flags.find_target", lambda *_: here)
     monkeypatch.setattr(advice, "memory_limit", lambda *_: CHIPS["v6e"].hbm_bytes)
@@ -87,6 +89,33 @@ def test_json_says_the_same(chip: dict[str, Any], llama: str, capsys: pytest.Cap
     assert [step["tokens"] for step in found["steps"]] == [1, 8, 32, 128, 512, 2048]
     assert {step["compile_seconds"] for step in found["steps"]} == {1.25}
     assert found["steps"][0]["estimate"]["bound"] == "memory"
+
+
+def test_stages(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chip["weights"] = LLAMA_3_8B_WEIGHTS // 2
+    text = plan(capsys, llama, "--pp", "2", "--max-num-seqs", "64")
+    assert "2 stages, with as many steps under way, each with up to 32 of the decodes\n" in text
+    for line in ("stage 0, layers 0 to 15 on 1 device, GiB", "stage 1, layers 16 to 31 on 1 device, GiB"):
+        assert f"memory of each device of {line}\n  weights         7.48\n" in text
+    assert chip["compiled"] == [2048, 1, 2048, 1]
+    found = json.loads(plan(capsys, llama, "--pp", "2", "--json"))
+    usable = int(0.9 * 32 * GIB) - LLAMA_3_8B_WEIGHTS // 2 - GIB // 16 - GIB // 8 - GIB // 128
+    assert found["kv_tokens"] == (usable // PAGE - 1) * 16
+    assert [(each["start"], each["stop"]) for each in found["stages"]] == [(0, 16), (16, 32)]
+    assert found["num_devices"] == 2
+    for index, step in enumerate(found["steps"]):
+        parts = [stage["steps"][index]["estimate"] for stage in found["stages"]]
+        whole, slowest = step["estimate"], max(part["seconds"] for part in parts)
+        assert whole["seconds"] == pytest.approx(sum(part["seconds"] for part in parts) + 1e-5)
+        assert whole["interval"] == slowest
+        assert whole["tokens_per_second"] == pytest.approx(step["tokens"] / slowest)
+
+
+def test_a_stage_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    chip["weights"] = 30 * GIB
+    text = plan(capsys, llama, "--pp", "2")
+    assert "does not fit: stage 0: weights and state need 30.1 GiB on each device, and 28.8 GiB are usable" in text
+    assert "  would fit: --quantization int8\n" in text, "each stage has half of it"
 
 
 def test_a_model_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,4 +103,4 @@ def test_a_topology_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["plan", "demo", "--device", "v6e", "--topology", "3x5"]) == 2
     assert "libtpu knows no topology v6e:3x5: " in capsys.readouterr().err
     assert cli.main(["plan", "demo", "--device", "v6e", "--topology", "1x1", "--tp", "2"]) == 2
-    assert "--topology 1x1: has 1 devices, and tensor_parallel_size is 2" in capsys.readouterr().err
+    assert "--topology 1x1: has 1 devices, and the engine needs 2" in capsys.readouterr().err
