@@ -18,7 +18,7 @@ _DIGESTS = {
 }
 """What it means when a digest differs."""
 
-_CONSEQUENCES = ("devices", "arrays", "shapes")
+_CONSEQUENCES = ("stage", "devices", "arrays", "shapes")
 """Differ whenever certain others do."""
 
 

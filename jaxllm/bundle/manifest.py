@@ -33,7 +33,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `engine` is the identity of the engines that it is for; `num_pages` is the number of KV pages, the null page
     included, `num_snapshots` that of snapshots of recurrent states; `temporary_bytes` the most that an executable needs
-    on a device beside its arguments, code included.
+    on a device beside its arguments, code included. Of an engine in stages `engine` is the identity of the last one,
+    and `stages` those of the others, whose executables have names that `stage_prefix` begins.
     """
 
     format: str
@@ -43,6 +44,24 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temporary_bytes: Annotated[int, msgspec.Meta(ge=0)]
     executables: dict[str, SavedFile]
     num_snapshots: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
+    stages: list[dict[str, Any]] = []
+
+    def of_stage(self, number: int, count: int) -> "Manifest":
+        """What of it is for one of `count` stages; this, where it is for another number of them."""
+        if count != len(self.stages) + 1 or count == 1:
+            return self
+        others = tuple(stage_prefix(each, count) for each in range(count - 1))
+        if number == count - 1:
+            own = {name: saved for name, saved in self.executables.items() if not name.startswith(others)}
+            return msgspec.structs.replace(self, executables=own, stages=[])
+        prefix = others[number]
+        own = {name[len(prefix) :]: saved for name, saved in self.executables.items() if name.startswith(prefix)}
+        return msgspec.structs.replace(self, engine=self.stages[number], executables=own, stages=[])
+
+
+def stage_prefix(number: int, count: int) -> str:
+    """How names of executables of one of `count` stages begin; nothing for the last one."""
+    return f"stage_{number}_" if number < count - 1 else ""
 
 
 class _Header(msgspec.Struct):

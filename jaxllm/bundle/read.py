@@ -25,6 +25,10 @@ class Bundle:
         path = Path(folder)
         return cls(path, read_manifest(path))
 
+    def of_stage(self, number: int, count: int) -> "Bundle":
+        """Its part for one of `count` stages; `check` says so where it is for another number of them."""
+        return Bundle(self.folder, self.manifest.of_stage(number, count))
+
     def check(self, identity: Mapping[str, Any], names: Iterable[str]) -> None:
         """Raise `ConfigError` unless it was made for an engine of this identity and has executables of these names.
 

@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ def write_bundle(
     identity: Mapping[str, Any],
     num_pages: int,
     num_snapshots: int = 0,
+    stages: Sequence[Mapping[str, Any]] = (),
 ) -> Manifest:
     """Write executables by name to `folder`, whole or not at all: those of an engine of this identity.
+
+    With `stages`, identities of those before the last, see `Manifest`.
 
     Raises:
         ConfigError: `folder` holds something else, or cannot be written.
@@ -51,6 +54,7 @@ def write_bundle(
             temporary_bytes=max(map(_beside_arguments, executables.values())),
             executables=files,
             num_snapshots=num_snapshots,
+            stages=[dict(stage) for stage in stages],
         )
         (temporary / MANIFEST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         _put_in_place(temporary, target)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxllm.config import DistributedOptions
+from jaxllm.config import DistributedOptions, EngineConfig
 from jaxllm.errors import ConfigError
 
 DEFAULT_ADDRESS, DEFAULT_PORT = "127.0.0.1", 29501
@@ -79,6 +79,17 @@ def find_placement(options: DistributedOptions, environment: Mapping[str, str]) 
         raise ConfigError(f"node_rank={rank}: with {size} processes ({found.source}) it is 0 to {size - 1}")
     address = options.master_addr or found.address or DEFAULT_ADDRESS
     return Placement(size, rank, address, options.master_port or DEFAULT_PORT, found.source)
+
+
+def refuse_stages(config: EngineConfig, processes: int) -> None:
+    """Raise `ConfigError` for an engine in stages that several processes are to make."""
+    stages = config.parallel.pipeline_parallel_size
+    if stages > 1 and processes > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size={stages}: stages are devices of one process, and nnodes={processes}: no stage can "
+            f"send hidden states to another process yet; leave pipeline_parallel_size out (tensor_parallel_size may "
+            f"span hosts), or leave nnodes out"
+        )
 
 
 def _check_rank(options: DistributedOptions) -> None:

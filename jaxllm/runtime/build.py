@@ -20,7 +20,7 @@ from jaxllm.hosts.group import Group
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
-from jaxllm.runtime.bundles import bundled_executables
+from jaxllm.runtime.bundles import bundled_executables, explicit_pages
 from jaxllm.runtime.device_calls import DeviceCalls
 from jaxllm.runtime.largest_step import bytes_beside_cache
 from jaxllm.runtime.memory.capacity import (
@@ -232,7 +232,7 @@ def _build(
     if bundle is None:
         executables = cached_executables(resolved, programs, pages, cache)
     else:
-        executables = bundled_executables(resolved, programs, bundle)
+        executables = bundled_executables(resolved, programs, bundle, explicit_pages(resolved))
     at_start, later = when_made(resolved.config.compile, buckets)
     with executables.compiling(at_start, progress):
         loaded = load_weights(resolved, progress) if parameters is None else parameters

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from jaxllm.bundle.manifest import Manifest
+from jaxllm.bundle.manifest import Manifest, stage_prefix
 from jaxllm.bundle.portable import DeviceAssignment
 from jaxllm.bundle.read import Bundle, BundledExecutables
 from jaxllm.bundle.write import check_target, write_bundle
 from jaxllm.errors import CapacityError
 from jaxllm.progress import Progress, silent
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, devices_of, local_devices_of
+from jaxllm.runtime.memory.capacity import bytes_on_device, devices_of, local_devices_of, pages_asked
 from jaxllm.runtime.memory.memory import CPU_SHARE, cpu_free_bytes
 from jaxllm.runtime.programs.compiler import compiler_of
 from jaxllm.runtime.programs.executables import Executables, without_compilation_cache
@@ -17,7 +18,6 @@ from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.programs.identity import engine_identity
 from jaxllm.runtime.programs.program import Executable, Program, ProgramSet
 from jaxllm.runtime.resolved import ResolvedConfig
-from jaxllm.runtime.step import DeviceState
 
 
 def compile_bundle(resolved: ResolvedConfig, num_pages: int, folder: Path, progress: Progress = silent) -> Manifest:
@@ -27,22 +27,32 @@ def compile_bundle(resolved: ResolvedConfig, num_pages: int, folder: Path, progr
         ConfigError: `folder` holds something else, or cannot be written.
     """
     check_target(folder)
-    programs = generation_programs(resolved, num_pages)
-    executables = Executables(programs, resolved.config.compile)
-    with without_compilation_cache(), executables.compiling(programs.buckets.all, progress):
-        pass
-    made = {name: executables.get(name) for name in programs.programs}
-    return write_bundle(folder, made, engine_identity(resolved, programs, num_pages), num_pages, resolved.num_snapshots)
+    made: dict[str, Executable] = {}
+    identities = []
+    for number, part in enumerate(resolved.by_stage):
+        programs = generation_programs(part, num_pages)
+        executables = Executables(programs, resolved.config.compile)
+        with without_compilation_cache(), executables.compiling(programs.buckets.all, progress):
+            pass
+        prefix = stage_prefix(number, resolved.num_stages)
+        made |= {prefix + name: executables.get(name) for name in programs.programs}
+        identities.append(engine_identity(part, programs, num_pages))
+    *others, last = identities
+    return write_bundle(folder, made, last, num_pages, resolved.num_snapshots, others)
 
 
-def bundled_executables(resolved: ResolvedConfig, programs: ProgramSet[DeviceState], bundle: Bundle) -> Executables:
+def bundled_executables(
+    resolved: ResolvedConfig, programs: ProgramSet[Any], bundle: Bundle, asked_pages: int | None
+) -> Executables:
     """The executables of an engine's programs from a bundle; each is loaded when it is first asked for.
+
+    `asked_pages` are the KV pages that options ask for, see `explicit_pages`.
 
     Raises:
         ConfigError: the bundle was made for another engine (the message names every difference), or is corrupt.
         CapacityError: the memory that there is does not hold what the bundle was made for.
     """
-    num_pages = _explicit_pages(resolved) or bundle.manifest.num_pages
+    num_pages = asked_pages or bundle.manifest.num_pages
     bundle.check(engine_identity(resolved, programs, num_pages), programs.programs)
     _check_memory(resolved, programs, bundle.manifest.temporary_bytes)
     saved = bundle.read(DeviceAssignment(devices_of(resolved), resolved.mesh))
@@ -65,15 +75,15 @@ class _FromBundle:
         return set()
 
 
-def _explicit_pages(resolved: ResolvedConfig) -> int | None:
-    """The number of KV pages that an option asks for, if one does."""
+def explicit_pages(resolved: ResolvedConfig) -> int | None:
+    """The number of KV pages that an option asks for, if one does. Raises `CapacityError` where they are too few."""
     cache = resolved.config.cache
     if cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None:
         return None
-    return count_pages(resolved, free_bytes=0)
+    return pages_asked(resolved)
 
 
-def _check_memory(resolved: ResolvedConfig, programs: ProgramSet[DeviceState], temporary_bytes: int) -> None:
+def _check_memory(resolved: ResolvedConfig, programs: ProgramSet[Any], temporary_bytes: int) -> None:
     """Raise `CapacityError` unless weights, state and temporaries fit: the bundle's KV cache was sized elsewhere."""
     needed = temporary_bytes + bytes_on_device((programs.parameters, programs.state))
     if resolved.platform == "cpu":

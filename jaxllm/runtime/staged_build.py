@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxllm.bundle.read import Bundle
 from jaxllm.progress import Progress
 from jaxllm.runtime.build import Built, free_on_cpu, load_and_ask_compiler, load_weights, steady_pages, when_made
+from jaxllm.runtime.bundles import bundled_executables, explicit_pages
 from jaxllm.runtime.device_calls import DeviceCalls, Parameters
 from jaxllm.runtime.memory.capacity import local_devices_of, shortened
 from jaxllm.runtime.memory.memory import device_free_bytes
@@ -23,18 +25,20 @@ def build_stages(
     resolved: ResolvedConfig, progress: Progress, wait_for_kernels: Callable[[], None], cache: Path | None
 ) -> Built:
     """What `build_runner` needs of an engine in stages. Raises like that."""
-    if resolved.platform == "cpu":
+    bundle = None
+    loaded: list[Parameters] = []
+    if resolved.config.compile.executables is not None:
+        bundle = Bundle.open(resolved.config.compile.executables)
+        pages = bundle.manifest.num_pages
+    elif resolved.platform == "cpu":
         # Virtual devices share one memory, which all layers' pages take of.
         free = free_on_cpu(resolved)
-        loaded: list[Parameters] = []
         resolved = shortened(resolved, free)
         pages = steady_pages(resolved, free, cache)
     else:
         resolved, pages, loaded = _load_and_size(resolved, progress, cache)
     programs = [generation_programs(part, pages) for part in resolved.by_stage]
-    executables = [
-        cached_executables(part, own, pages, cache) for part, own in zip(resolved.by_stage, programs, strict=True)
-    ]
+    executables = _executables(resolved, programs, pages, bundle, cache)
     at_start, later = when_made(resolved.config.compile, programs[-1].buckets)
     with ExitStack() as compiling:
         for each in executables:
@@ -42,6 +46,24 @@ def build_stages(
         loaded = loaded or [load_weights(part, progress) for part in resolved.by_stage]
     wait_for_kernels()
     return Built(resolved, pages, programs[-1], _calls(executables, loaded, programs), at_start, later)
+
+
+def _executables(
+    resolved: ResolvedConfig,
+    programs: Sequence[ProgramSet[Any]],
+    pages: int,
+    bundle: Bundle | None,
+    cache: Path | None,
+) -> list[Executables]:
+    """Those of each stage, from the bundle or the cache."""
+    parts = list(zip(resolved.by_stage, programs, strict=True))
+    if bundle is None:
+        return [cached_executables(part, own, pages, cache) for part, own in parts]
+    asked = explicit_pages(resolved)
+    return [
+        bundled_executables(part, own, bundle.of_stage(number, len(parts)), asked)
+        for number, (part, own) in enumerate(parts)
+    ]
 
 
 def _calls(

@@ -58,14 +58,12 @@ def refuse_stages(config: EngineConfig, what: str) -> None:
 def _check(resolved: ResolvedConfig, runner: str, processes: int) -> None:
     """Raise `ConfigError` for engines and models that have one stage."""
     config, model = resolved.config, resolved.model
-    parallel, executor = config.parallel, config.distributed.distributed_executor_backend
+    parallel = config.parallel
     asked = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
     reasons = {
         "pooling models have one stage": runner == "pooling",
-        "an engine on several hosts has one stage": processes > 1,
-        "engines that Ray starts have one stage": "ray" in (executor, parallel.data_parallel_backend),
+        "stages are devices of one process": processes > 1,
         "data shards have one stage; leave data out of mesh": data_shards(parallel) > 1,
-        "bundles of executables are for one stage; leave executables out": config.compile.executables is not None,
         "recurrent layers have one stage": bool(model.recurrences),
         "layers that read the keys and values of others have one stage": model.shares_keys,
         "layers with KV heads of several sizes have one stage": len(model.kv_heads) > 1,

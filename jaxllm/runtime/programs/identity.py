@@ -80,6 +80,7 @@ def _hardware(resolved: ResolvedConfig) -> dict[str, Any]:
         # Also the order: an executable has its devices built in.
         "devices": [[device.id, *getattr(device, "coords", ())] for device in devices],
         "tensor_parallel_size": resolved.num_devices,
+        "pipeline_parallel_size": resolved.config.parallel.pipeline_parallel_size,
         "expert_parallel": resolved.forward.expert_parallel,
     }
     if resolved.platform == "cpu":

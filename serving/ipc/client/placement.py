@@ -105,10 +105,11 @@ def _share(names: list[str], number: int, parallel: ParallelOptions, kind: str, 
     No two processes can have devices of one chip.
     """
     count = parallel.engines_here
-    size = parallel.tensor_parallel_size if parallel.mesh is None else "auto"
-    each = len(names) // max(count, 1) if size == "auto" else -(-size // devices)
+    size, stages = parallel.tensor_parallel_size if parallel.mesh is None else "auto", parallel.pipeline_parallel_size
+    each = len(names) // max(count, 1) if size == "auto" else -(-size * stages // devices)
     if each == 0 or each * count > len(names):
-        wanted = "1 each" if size == "auto" else f"tensor_parallel_size={size} each"
+        in_stages = f" in {stages} stages" if stages > 1 else ""
+        wanted = "1 each" if size == "auto" else f"tensor_parallel_size={size}{in_stages} each"
         of = f", with {devices} devices each," if devices > 1 else ""
         raise ConfigError(
             f"data_parallel_size={count}: {wanted} is more than the {len(names)} {kind}{of} of this machine"

@@ -38,6 +38,18 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
     assert found.executables["step_8"].call.kept == [0]
 
 
+def test_each_stage_has_its_part(tmp_path: Path) -> None:
+    saved = manifest()["executables"]["step_8"]
+    names = ["stage_0_step_8", "stage_1_step_8", "stage_1_set_pages", "step_8", "set_row"]
+    stages = [{"stage": 0}, {"stage": 1}]
+    content = manifest(executables=dict.fromkeys(names, saved), engine={"stage": 2}, stages=stages)
+    whole = read_manifest(write(tmp_path, content))
+    parts = [whole.of_stage(number, 3) for number in range(3)]
+    assert [part.engine for part in parts] == [{"stage": 0}, {"stage": 1}, {"stage": 2}]
+    assert [sorted(part.executables) for part in parts] == [["step_8"], ["set_pages", "step_8"], ["set_row", "step_8"]]
+    assert whole.of_stage(0, 1) is whole.of_stage(1, 2) is whole, "whose identity tells how many there are"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

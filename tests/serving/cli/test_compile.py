@@ -102,6 +102,20 @@ def test_weights_and_caches_of_few_bits(tmp_path: Path) -> None:
         LLM("demo", **OPTIONS, executables=str(tmp_path / "bundle"))
 
 
+@pytest.mark.slow
+def test_stages(tmp_path: Path) -> None:
+    """Each stage finds its own executables, and an engine of another number of stages finds none."""
+    folder = tmp_path / "bundle"
+    assert cli.main(["compile", "demo", "--output", str(folder), *FLAGS, "--pp", "2"]) == 0
+    assert {path.name for path in folder.glob("stage_*")} == {
+        f"stage_0_{name}.bin" for name in ("copy_pages", "empty_state", "set_pages", "step_1", "step_8")
+    }
+    check(folder, OPTIONS | {"pipeline_parallel_size": 2})
+    for stages, theirs in ((1, "2 in the bundle, 1 here"), (4, "2 in the bundle, 4 here")):
+        with pytest.raises(ConfigError, match=f"another engine: pipeline_parallel_size: {theirs}"):
+            LLM("demo", **OPTIONS, pipeline_parallel_size=stages, executables=str(folder))
+
+
 def check(bundle: Path, options: dict[str, Any]) -> None:
     """An engine from a bundle compiles nothing, and answers as one that was compiled on the spot."""
     with (

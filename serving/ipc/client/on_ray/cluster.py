@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxllm.config import EngineConfig, ParallelOptions
 from jaxllm.errors import ConfigError
+from jaxllm.hosts.placement import refuse_stages
 
 _COPIED = (
     "HF_", "HUGGING_FACE_", "JAXLLM_", "JAX_", "LIBTPU_", "NCCL_", "NUMBA_", "TOKENIZERS_", "TRANSFORMERS_", "XLA_",
@@ -64,6 +65,7 @@ def processes_of(config: EngineConfig) -> int:
             f"data_parallel_size={config.parallel.data_parallel_size}: an engine on several hosts is one engine; leave "
             f"nnodes={options.nnodes} out, or start several servers"
         )
+    refuse_stages(config, options.nnodes)
     size = config.parallel.tensor_parallel_size
     if size != "auto" and size % options.nnodes:
         raise ConfigError(
@@ -98,7 +100,7 @@ def engine_resources(
     size = parallel.tensor_parallel_size
     if size != "auto":
         # More machines may come when there is something to do for them.
-        return {kind: size // processes}
+        return {kind: size * parallel.pipeline_parallel_size // processes}
     there = [int(node.get(kind, 0)) for node in nodes]
     name, count = ("nnodes", processes) if processes > 1 else ("data_parallel_size", parallel.data_parallel_size)
     each = max(

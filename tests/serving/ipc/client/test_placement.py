@@ -55,6 +55,7 @@ def test_chips_of_two_devices(tmp_path: Path) -> None:
     assert each == ["0", "1", "2", "3"]
     assert chips(1, bus, data_parallel_size=2, tensor_parallel_size=4) == "2,3"
     assert chips(1, bus, data_parallel_size=2) == "2,3"
+    assert chips(1, bus, data_parallel_size=2, tensor_parallel_size=2, pipeline_parallel_size=2) == "2,3"
     # Half of a chip cannot be given to a process, so that the other half is idle.
     assert chips(3, bus, data_parallel_size=4, tensor_parallel_size=1) == "3"
     with pytest.raises(ConfigError, match="=4 each is more than the 4 TPU chips, with 2 devices each, of this machine"):
@@ -89,6 +90,10 @@ def test_nothing_to_choose(tmp_path: Path, options: dict[str, Any], variables: d
     [
         ({"data_parallel_size": 4}, "data_parallel_size=4: 1 each is more than the 3 TPU chips of this machine"),
         ({"data_parallel_size": 2, "tensor_parallel_size": 2}, "tensor_parallel_size=2 each is more than the 3 TPU"),
+        (
+            {"data_parallel_size": 2, "tensor_parallel_size": 1, "pipeline_parallel_size": 2},
+            "tensor_parallel_size=1 in 2 stages each is more than the 3 TPU",
+        ),
     ],
 )
 def test_too_few(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -25,6 +25,7 @@ ON_RAY = {"distributed_executor_backend": "ray", "nnodes": 2}
     ("options", "nodes", "wanted"),
     [
         ({"tensor_parallel_size": 4}, TPUS, {"TPU": 4}),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, TPUS, {"TPU": 4}),
         ({"data_parallel_size": 2}, TPUS, {"TPU": 4}),
         ({"data_parallel_size": 4}, TPUS, {"TPU": 2}),
         # No engine has chips of two machines, and none has three.
@@ -70,6 +71,7 @@ def test_only_the_first_host_has_the_head_of_a_slice() -> None:
         ({"node_rank": 1}, "node_rank=1: leave it out"),
         ({"data_parallel_size": 2}, "data_parallel_size=2"),
         ({"tensor_parallel_size": 3}, "tensor_parallel_size=3"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: stages are devices of one process, and nnodes=2"),
     ],
 )
 def test_what_ray_cannot_start(options: dict[str, Any], named: str) -> None:
