@@ -21,6 +21,16 @@ class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[str, ...] = ()
 
 
+class StageInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers `start` to `stop` on devices of their own: how many, and what each of them holds."""
+
+    start: int
+    stop: int
+    num_devices: int
+    weight_bytes: int
+    cache_bytes: int
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits and its memory: all that a process without the engine must know of it.
 
@@ -30,7 +40,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     `attention_problem` says why `attention_backend` is not the fastest one here, where that failed its self-test.
     `planned_step_seconds` is what a full step of each shape should take, by its tokens, where the chip is known.
     `cache_windows` has the window of each page table of a request, 0 for none. `kv_cache_dtype` is NumPy's name of the
-    KV cache's type, 'auto' where there is no cache. `num_stages` are those of pipeline parallel.
+    KV cache's type, 'auto' where there is no cache. `stages` are those of pipeline parallel, none where there is one.
     """
 
     model: str
@@ -56,7 +66,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     cache_windows: tuple[int, ...] = (0,)
     data_shards: int = 1
     kv_cache_dtype: str = "auto"
-    num_stages: int = 1
+    stages: tuple[StageInfo, ...] = ()
     logprobs_mode: str = "raw_logprobs"
 
     @property

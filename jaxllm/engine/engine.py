@@ -17,6 +17,7 @@ from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.hosts.group import Group
+from jaxllm.info import StageInfo
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.shards import ShardedPages
 from jaxllm.kv.snapshots import SnapshotPool
@@ -24,6 +25,7 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
+from jaxllm.runtime.memory.capacity import bytes_on_device
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
@@ -52,6 +54,7 @@ class Engine(StepLoop[Dispatched]):
             cache_windows=resolved.cache_groups.windows,
             enable_prefix_caching=resolved.shares_prefixes,
             planned_step_seconds=_planned_step_seconds(resolved, runner),
+            stages=_describe_stages(resolved, runner),
         )
         super().__init__(info, runner, config, resolved.num_stages)
         groups = resolved.cache_groups
@@ -227,6 +230,7 @@ class Engine(StepLoop[Dispatched]):
             num_preemptions=scheduler.num_preemptions,
             num_compilations=self.runner.watch.count,
             num_snapshots=0 if pages.snapshots is None else len(pages.snapshots),
+            stage_seconds=self.runner.calls.stage_seconds,
             **self.control.stats(),
         )
 
@@ -312,12 +316,30 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
 
 
 def _planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:
-    if resolved.platform == "cpu" or resolved.stages:
+    if resolved.platform == "cpu":
         return {}
     # Only here: a start on CPU need not wait for the import.
     from jaxllm.planning.step_times import planned_step_seconds
 
-    return planned_step_seconds(resolved, runner.parameters, runner.buckets)
+    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
+    found = [planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
+    # As many steps are under way as there are stages: one ends as often as the slowest stage does one.
+    return {tokens: max(each[tokens] for each in found) for tokens in found[0]}
+
+
+def _describe_stages(resolved: ResolvedConfig, runner: Runner) -> tuple[StageInfo, ...]:
+    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
+    return tuple(
+        StageInfo(
+            start=part.stage.start,
+            stop=part.stage.stop,
+            num_devices=part.num_devices,
+            weight_bytes=bytes_on_device(calls.parameters),
+            cache_bytes=bytes_on_device(calls.state.kv_cache),
+        )
+        for part, calls in parts
+        if part.stage is not None
+    )
 
 
 def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:

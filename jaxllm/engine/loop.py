@@ -10,7 +10,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.profiling import Profiler
 from jaxllm.engine.stats import StepStats
 from jaxllm.garbage import trim_heap
-from jaxllm.info import EngineInfo, PoolingInfo
+from jaxllm.info import EngineInfo, PoolingInfo, StageInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.runtime.resolved import ResolvedConfig
 
@@ -104,6 +104,7 @@ def describe(
     enable_prefix_caching: bool = False,
     pooling: PoolingInfo | None = None,
     planned_step_seconds: dict[int, float] | None = None,
+    stages: tuple[StageInfo, ...] = (),
 ) -> EngineInfo:
     """What an engine of this configuration says of itself; as it stands, of one without a KV cache."""
     config, model = resolved.config, resolved.model
@@ -124,7 +125,7 @@ def describe(
         kv_cache_dtype=resolved.kv_dtype,
         device_kind=resolved.device_kind,
         num_devices=resolved.num_devices * resolved.data_shards * resolved.num_stages,
-        num_stages=resolved.num_stages,
+        stages=stages,
         logprobs_mode=config.output.logprobs_mode,
         data_shards=resolved.data_shards,
         num_shapes=num_shapes,

@@ -14,11 +14,11 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     grammar is compiled; `kv_usage`, share of the KV pages that running requests hold, 0 to 1; `num_snapshots` of
     recurrent states that prefixes can be found with. Of the step, all 0 when there was nothing to compute: `num_rows`
     requests and `num_tokens` tokens computed, in a compiled shape of `bucket_tokens` tokens, within `step_seconds` from
-    scheduling
-    to outputs. Totals: `prefix_queries` and `prefix_hits`, prompt tokens looked up and found in the prefix cache;
-    `num_preemptions`; `num_compilations` after warm-up. `num_steps` is 1, 0 when there was
-    nothing to compute, or how many steps are `merged` into this. `num_last` tokens of the step were the last of their
-    sequences, and are never computed with; `preemptions` has how often each of those that ended was preempted.
+    scheduling to outputs. Totals: `prefix_queries` and `prefix_hits`, prompt tokens looked up and found in the prefix
+    cache; `num_preemptions`; `num_compilations` after warm-up; `stage_seconds` that each of several stages has worked.
+    `num_steps` is 1, 0 when there was nothing to compute, or how many steps are `merged` into this. `num_last` tokens
+    of the step were the last of their sequences, and are never computed with; `preemptions` has how often each of those
+    that ended was preempted.
     `merged_shapes` is for `shapes`. Of the engine: the `sleep_level` (0: awake), whether it `is_paused`, how often its
     weights were replaced, and why they cannot be used, if that is so.
     """
@@ -44,6 +44,7 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_paused: bool = False
     weights_version: int = 0
     weights_problem: str = ""
+    stage_seconds: tuple[float, ...] = ()
 
     def shapes(self) -> tuple[tuple[int, int, float], ...]:
         """For each compiled shape that steps ran in: its tokens, the number of steps, and their seconds together."""

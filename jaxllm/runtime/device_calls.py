@@ -105,6 +105,11 @@ class DeviceCalls:
         return (self,)
 
     @property
+    def stage_seconds(self) -> tuple[float, ...]:
+        """How long each stage has worked so far; empty where there is one."""
+        return ()
+
+    @property
     def is_alone(self) -> bool:
         """Whether no other process makes the same calls."""
         return self._publish is None

@@ -15,6 +15,8 @@ from jaxllm.runtime.device_calls import DeviceCalls, Parameters
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.executables import Executables
 from jaxllm.runtime.programs.program import Executable
+from jaxllm.runtime.sampling.sampler import SampledRows
+from jaxllm.runtime.stage_clock import StageClock
 
 OF_ALL = frozenset({"empty_state", "set_pages", "copy_pages"})
 """Programs beside the steps that every stage has. The others are the last one's."""
@@ -62,6 +64,12 @@ class StagedCalls(DeviceCalls):
     def __init__(self, executables: Executables, parameters: Parameters, before: Sequence[EarlierStage]) -> None:
         super().__init__(StagedExecutables(executables, [each.calls.executables for each in before]), parameters)
         self._before = before
+        self._clock = StageClock(len(before) + 1)
+
+    @property
+    def stage_seconds(self) -> tuple[float, ...]:
+        """See `DeviceCalls.stage_seconds`."""
+        return self._clock.seconds
 
     @property
     def every(self) -> tuple[DeviceCalls, ...]:
@@ -74,9 +82,14 @@ class StagedCalls(DeviceCalls):
             for stage in self._before:
                 stage.calls.call(name, *arrays)
         elif name.startswith("step_"):
+            given = []
             for stage in self._before:
                 hidden = stage.calls.call(name, *arrays)
                 arrays = (arrays[0], jax.device_put(hidden, stage.places[name]))
+                given.append(hidden)
+            sampled: SampledRows = super().call(name, *arrays)
+            self._clock.watch([*given, sampled.token_ids])
+            return sampled
         return super().call(name, *arrays)
 
     def delete_state(self) -> None:
@@ -87,6 +100,7 @@ class StagedCalls(DeviceCalls):
 
     def close(self) -> None:
         """Free the device memory. There are no calls afterwards."""
+        self._clock.close()
         for stage in self._before:
             stage.calls.close()
         super().close()

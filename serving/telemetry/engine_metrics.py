@@ -1,6 +1,7 @@
 """Counts what one engine tells and what its requests measure."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -9,6 +10,8 @@ from jaxllm.info import EngineInfo
 from jaxllm.serving.telemetry.catalogue import BY_REASON, METRICS, OF_ENGINE, new_histograms
 from jaxllm.serving.telemetry.step_times import ShapeState, StepTimes
 from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measurements
+
+Number = TypeVar("Number", int, float)
 
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
@@ -35,6 +38,7 @@ class Measured(msgspec.Struct):
     finished: dict[str, int]
     histograms: dict[str, tuple[list[int], float]]
     steps: ShapeState = {}
+    stage_seconds: list[float] = []
 
 
 class EngineState(msgspec.Struct):
@@ -63,6 +67,8 @@ class EngineMetrics:
         self.finished = dict.fromkeys(FINISHED_REASONS, 0)
         self.histograms = new_histograms(info.max_model_len)
         self.steps = StepTimes()
+        self.stage_seconds: list[float] = []
+        """What each of several stages has worked."""
 
     def measured(self) -> Measured:
         """What was measured of requests so far, for `add` in another process."""
@@ -81,6 +87,7 @@ class EngineMetrics:
                 {},
                 {name: histogram.state() for name, histogram in self.histograms.items() if name in OF_ENGINE},
                 steps=self.steps.state(),
+                stage_seconds=list(self.stage_seconds),
             ),
             self.is_there,
         )
@@ -94,6 +101,7 @@ class EngineMetrics:
         for name, state in other.histograms.items():
             self.histograms[name].add(*state)
         self.steps.add(other.steps)
+        self._add_stages(other.stage_seconds)
 
     def observe(self, stats: StepStats | None, measured: Measurements | None) -> None:
         """Take one message of the engine."""
@@ -116,6 +124,9 @@ class EngineMetrics:
         counters["prefix_cache_hits"] += _grown(before.prefix_hits, stats.prefix_hits)
         counters["num_preemptions"] += _grown(before.num_preemptions, stats.num_preemptions)
         counters["compilations_after_warmup"] += _grown(before.num_compilations, stats.num_compilations)
+        if stats.stage_seconds:
+            told = before.stage_seconds or (0.0,) * len(stats.stage_seconds)
+            self._add_stages([_grown(*pair) for pair in zip(told, stats.stage_seconds, strict=True)])
         if stats.preemptions:
             histograms["request_num_preemptions"].observe_all(stats.preemptions)
         if steps:
@@ -124,6 +135,11 @@ class EngineMetrics:
             histograms["step_seconds"].observe(stats.step_seconds / steps, steps)
             histograms["batch_fill"].observe(stats.num_tokens / stats.bucket_tokens, steps)
             self.steps.observe(stats)
+
+    def _add_stages(self, seconds: Sequence[float]) -> None:
+        before = self.stage_seconds or [0.0] * len(seconds)
+        if seconds:
+            self.stage_seconds = [known + more for known, more in zip(before, seconds, strict=True)]
 
     def _take_finished(self, finished: Sequence[FinishedRequest]) -> None:
         for request in finished:
@@ -143,6 +159,6 @@ class EngineMetrics:
         return {"capacity": self.stats.num_waiting - deferred, "deferred": deferred}
 
 
-def _grown(before: int, now: int) -> int:
+def _grown(before: Number, now: Number) -> Number:
     """By how much a total has grown; an engine that was started again counts from 0."""
     return now - before if now >= before else now

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.engine.stats import StepStats, together
-from jaxllm.info import EngineInfo
+from jaxllm.info import EngineInfo, StageInfo
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__
 
@@ -141,6 +141,7 @@ class ThroughputLog:
         self._hits = 0
         self._hit_rate: float | None = None
         self._preemptions = 0
+        self._stage_seconds: tuple[float, ...] = ()
         self._interval = _Interval()
 
     def observe(self, stats: StepStats | None, measured: Measurements | None, engine: int = 0) -> None:
@@ -192,6 +193,11 @@ class ThroughputLog:
             "generation_tokens_per_second": round(self._generation_tokens / seconds, 1) if seconds > 0 else 0.0,
             "kv_cache_usage": round(stats.kv_usage, 4),
         }
+        if stats.stage_seconds and seconds > 0:
+            before_stages = self._stage_seconds or (0.0,) * len(stats.stage_seconds)
+            for number, (first, last) in enumerate(zip(before_stages, stats.stage_seconds, strict=True)):
+                report[f"stage_{number}_busy"] = round(min(max(last - first, 0.0) / seconds, 1.0), 3)
+        self._stage_seconds = stats.stage_seconds
         if self._hit_rate is not None:
             report["prefix_cache_hit_rate"] = round(self._hit_rate, 4)
         self._queries, self._hits = stats.prefix_queries, stats.prefix_hits
@@ -213,9 +219,18 @@ def _throughput_line(report: dict[str, float]) -> str:
         f"generation {report['generation_tokens_per_second']:,.1f} tokens/s",
         f"KV cache {report['kv_cache_usage']:.1%}",
     ]
+    stages = [value for name, value in report.items() if name.startswith("stage_")]
+    if stages:
+        parts.append(f"stages busy {', '.join(f'{value:.0%}' for value in stages)}")
     if "prefix_cache_hit_rate" in report:
         parts.append(f"prefix cache hits {report['prefix_cache_hit_rate']:.1%}")
     return "; ".join(parts)
+
+
+def _stage(stage: StageInfo) -> str:
+    each = f"{stage.weight_bytes / 2**30:.2f} GiB of weights and {stage.cache_bytes / 2**30:.2f} GiB of KV cache"
+    devices = "a device" if stage.num_devices == 1 else f"each of {stage.num_devices} devices"
+    return f"layers {stage.start} to {stage.stop - 1}: {each} on {devices}"
 
 
 def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
@@ -232,6 +247,7 @@ def banner(info: EngineInfo, urls: Sequence[str], load_seconds: float) -> str:
         ("device", f"{devices}, {info.dtype}"),
         cache,
         ("steps", f"{steps}; {info.num_shapes} shapes compiled"),
+        *((f"stage {number}", _stage(stage)) for number, stage in enumerate(info.stages)),
         ("ready after", f"{load_seconds:.1f} s"),
         *(("OpenAI API", url if url.startswith("unix:") else f"{url}/v1") for url in urls),
     ]

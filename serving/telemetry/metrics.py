@@ -21,6 +21,7 @@ from jaxllm.info import EngineInfo
 from jaxllm.serving.telemetry.catalogue import METRICS, Described
 from jaxllm.serving.telemetry.engine_metrics import EngineMetrics, EngineState, Measured
 from jaxllm.serving.telemetry.http import HttpMeasured, HttpMetrics
+from jaxllm.serving.telemetry.stages import collect_stages
 from jaxllm.serving.telemetry.step_times import collect_steps
 from jaxllm.serving.text.measurements import Measurements
 
@@ -134,6 +135,9 @@ class Metrics(Collector):
             yield self._family(metric, engines)
         yield from collect_steps(
             self._prefix, [(labels, each.steps, each.info.planned_step_seconds) for labels, each in engines]
+        )
+        yield from collect_stages(
+            self._prefix, [(labels, each.info.stages, each.stage_seconds) for labels, each in engines if each.is_there]
         )
         yield from self.http.collect()
 

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.info import EngineInfo
+from jaxllm.info import EngineInfo, StageInfo
 from jaxllm.serving.telemetry.catalogue import METRICS
 from jaxllm.serving.telemetry.http import HTTP_METRICS
 from jaxllm.serving.telemetry.metrics import Metrics
@@ -43,6 +43,12 @@ INFO = EngineInfo(
     max_num_batched_tokens=64, max_logprobs=20, num_pages=33, block_size=16, enable_prefix_caching=True,
     dtype="float32", device_kind="cpu", num_devices=1, num_shapes=4,
 )  # fmt: skip
+
+
+STAGES = (
+    StageInfo(start=0, stop=1, num_devices=1, weight_bytes=20, cache_bytes=2),
+    StageInfo(start=1, stop=4, num_devices=1, weight_bytes=30, cache_bytes=6),
+)
 
 
 @pytest.fixture
@@ -279,6 +285,17 @@ def test_text_otherwise(metrics: Metrics, accept: str) -> None:
     assert all(found[f"jaxllm:{metric.name}"].samples for metric in METRICS)
 
 
+def test_stages_of_an_engine_that_was_started_again() -> None:
+    metrics = Metrics(replace(INFO, stages=STAGES), "small")
+    for seconds in ((1.0, 2.0), (1.5, 2.5), (0.25, 0.5)):
+        metrics.observe(StepStats(num_steps=1, bucket_tokens=1, stage_seconds=seconds), None)
+    for found in (samples(metrics), samples(metrics.with_others([], metrics.engine_states()))):
+        assert (found["stage_busy_seconds_total", "0"], found["stage_busy_seconds_total", "1"]) == (1.75, 3.0)
+        assert (found["stage_layers", "1"], found["stage_weight_bytes", "1"]) == (3, 30)
+        assert found["stage_kv_cache_bytes", "0"] == 2
+    assert ("stage_layers", "0") not in samples(Metrics(INFO, "small"))
+
+
 def test_two_servers_in_one_process_do_not_mix() -> None:
     one, two = Metrics(INFO, "small"), Metrics(INFO, "small")
     one.observe(None, Measurements(generation_tokens=5))
@@ -296,8 +313,8 @@ def test_the_process_is_described_too(metrics: Metrics) -> None:
 
 
 def test_the_page_says_what_the_code_does() -> None:
-    metrics = Metrics(replace(INFO, planned_step_seconds={16: 0.003}), "small")
-    metrics.observe(StepStats(num_tokens=12, bucket_tokens=16, num_steps=1), None)
+    metrics = Metrics(replace(INFO, planned_step_seconds={16: 0.003}, stages=STAGES), "small")
+    metrics.observe(StepStats(num_tokens=12, bucket_tokens=16, num_steps=1, stage_seconds=(1.0, 1.0)), None)
     items = re.findall(r"^- .*(?:\n  .*)*", PAGE.read_text(), re.MULTILINE)
     parts = [re.fullmatch(r"- `(\w+)` (\w+)(?: \((.*)\))?: (.*)", " ".join(item.split())) for item in items]
     rows = [part.groups(default="") for part in parts if part]
