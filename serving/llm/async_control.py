@@ -1,4 +1,4 @@
-"""Sleep, pauses and other weights for the engines of an `AsyncLLM`."""
+"""The methods of `AsyncLLM` that are about its engines: caches, traces, sleep, pauses and other weights."""
 
 import asyncio
 from collections.abc import AsyncIterable, Mapping, Sequence
@@ -18,33 +18,65 @@ POLL_SECONDS = 0.02
 
 
 class AsyncControl:
-    """Asks every engine. Methods raise `RequestError` for what an engine refuses."""
+    """Asks every engine. A part of `AsyncLLM`; methods raise `RequestError` for what an engine refuses."""
 
     def __init__(self, engines: EngineGroup) -> None:
-        self._engines = engines
+        self.engines = engines
+        """Where requests go."""
 
-    async def sleep(self, level: int, mode: PauseMode) -> None:
-        """See `EngineControl.sleep`."""
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and no change, while requests run."""
+        return bool(await self.engines.call("reset_prefix_cache"))
+
+    async def start_profile(self) -> str:
+        """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""
+        return str(await self.engines.call("start_profile"))
+
+    async def stop_profile(self) -> str:
+        """Write the trace, for xprof or TensorBoard; returns its folder. Raises `RequestError` where none was begun."""
+        return str(await self.engines.call("stop_profile"))
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Free the device memory until `wake_up`, with `enable_sleep_mode`; requests that come meanwhile wait.
+
+        Level 1 keeps the weights in the host's memory, level 2 drops them, level 0 only pauses. Requests that run end
+        (`mode` "abort"), finish first ("wait"), or go on afterwards ("keep").
+        """
         await self._until_done("sleep", level=level, mode=mode)
 
-    async def wake_up(self, tags: Sequence[str] | None) -> None:
-        """See `EngineControl.wake_up`."""
-        await self._engines.call("wake_up", tags=None if tags is None else list(tags))
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring back what sleeps: everything, or of "weights" and "kv_cache" what the tags name."""
+        await self.engines.call("wake_up", tags=None if tags is None else list(tags))
 
-    async def pause(self, mode: PauseMode, *, clear_cache: bool) -> None:
-        """See `EngineControl.pause`."""
+    async def is_sleeping(self) -> bool:
+        """Whether anything sleeps."""
+        return bool(await self.engines.call("is_sleeping"))
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Compute nothing more until `resume_generation`; requests that come meanwhile wait, for `mode` see `sleep`."""
+        mode = _pause_mode(mode, wait_for_inflight_requests=wait_for_inflight_requests)
         await self._until_done("pause", mode=mode, clear_cache=clear_cache)
+
+    async def resume_generation(self) -> None:
+        """Go on after a pause."""
+        await self.engines.call("resume")
+
+    async def is_paused(self) -> bool:
+        """Whether the engine was paused."""
+        return bool(await self.engines.call("is_paused"))
 
     async def _until_done(self, method: EngineMethod, **arguments: Any) -> None:
         """Ask again and again: an engine with requests that run to their ends says that it is not done."""
         again = False
-        while not await self._engines.call(method, **arguments, again=again):
+        while not await self.engines.call(method, **arguments, again=again):
             again = True
             await asyncio.sleep(POLL_SECONDS)
 
-    async def update(self, weights: "NewWeights | AsyncIterable[tuple[str, Any]]") -> int:
-        """Replace weights by those of a folder, or tensor by tensor; how often that was done so far."""
-        engines = self._engines
+    async def update_weights(self, weights: "NewWeights | AsyncIterable[tuple[str, Any]]") -> int:
+        """Replace weights, as `LLM.update_weights` does; pairs may come asynchronously, too."""
+        engines = self.engines
         if isinstance(weights, (str, PathLike)):
             return int(await engines.call("update_weights_from", folder=str(weights)) or 0)
         try:
@@ -69,14 +101,14 @@ class AsyncControl:
     async def _abandon(self, error: BaseException) -> None:
         """Engines that have not failed themselves wait for more tensors."""
         with suppress(EngineError):
-            await self._engines.ask(called("abandon_weight_update", reason=str(error) or type(error).__name__))
+            await self.engines.ask(called("abandon_weight_update", reason=str(error) or type(error).__name__))
 
-    async def reload(self) -> int:
+    async def reload_weights(self) -> int:
         """Read the weights of the model's checkpoint again."""
-        return int(await self._engines.call("update_weights_from") or 0)
+        return int(await self.engines.call("update_weights_from") or 0)
 
 
-def pause_mode(mode: PauseMode, *, wait_for_inflight_requests: bool) -> PauseMode:
+def _pause_mode(mode: PauseMode, *, wait_for_inflight_requests: bool) -> PauseMode:
     """The mode that is asked for; vLLM's old name of "wait" is a flag. Raises `RequestError` for both."""
     if wait_for_inflight_requests and mode == "keep":
         raise RequestError("wait_for_inflight_requests and mode='keep' contradict each other", "mode")

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.control import PauseMode
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
@@ -26,10 +25,9 @@ from jaxllm.serving.ipc.client.placement import on_own_devices
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.messages import Add, Pool
 from jaxllm.serving.llm import loading
-from jaxllm.serving.llm.async_control import AsyncControl, pause_mode
+from jaxllm.serving.llm.async_control import AsyncControl
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.output_stream import OutputStream
-from jaxllm.serving.llm.weights import NewWeights
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.pooling.processor import PooledResult, PoolingProcessor
@@ -56,7 +54,7 @@ class RunText(Protocol):
         """What the function will return."""
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncControl):
     """Engine processes and their requests. Make one with `start`; everything belongs to the event loop of that call.
 
     It brings text to an `EngineGroup`, which has the requests in flight; of a model that generates with an
@@ -65,6 +63,7 @@ class AsyncLLM:
 
     def __init__(self, config: EngineConfig, engines: EngineGroup, chat_template: str | None) -> None:
         """See `start`."""
+        super().__init__(engines)
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.default_params = SamplingParams()
@@ -74,9 +73,6 @@ class AsyncLLM:
         """Called when another engine has taken the place of one that ended; a list to append to."""
         self.loss: asyncio.Future[EngineError] = engines.loss
         """Done when all engines are gone for good, with the reason."""
-        self.engines = engines
-        """Where requests go."""
-        self._control = AsyncControl(engines)
         self.chat_template = chat_template
         """The operator's, as Jinja text; None: the model's own is used."""
         self._loop = asyncio.get_running_loop()
@@ -305,60 +301,9 @@ class AsyncLLM:
         """
         self.engines.abort(request_ids)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and no change, while requests run."""
-        return bool(await self.engines.call("reset_prefix_cache"))
-
-    async def start_profile(self) -> str:
-        """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""
-        return str(await self.engines.call("start_profile"))
-
-    async def stop_profile(self) -> str:
-        """Write the trace, for xprof or TensorBoard; returns its folder. Raises `RequestError` where none was begun."""
-        return str(await self.engines.call("stop_profile"))
-
-    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Free the device memory until `wake_up`, with `enable_sleep_mode`; requests that come meanwhile wait.
-
-        Level 1 keeps the weights in the host's memory, level 2 drops them, level 0 only pauses. Requests that run end
-        (`mode` "abort"), finish first ("wait"), or go on afterwards ("keep").
-        """
-        await self._control.sleep(level, mode)
-
-    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Bring back what sleeps: everything, or of "weights" and "kv_cache" what the tags name."""
-        await self._control.wake_up(tags)
-
-    async def is_sleeping(self) -> bool:
-        """Whether anything sleeps."""
-        return bool(await self.engines.call("is_sleeping"))
-
-    async def pause_generation(
-        self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
-    ) -> None:
-        """Compute nothing more until `resume_generation`; requests that come meanwhile wait, for `mode` see `sleep`."""
-        mode = pause_mode(mode, wait_for_inflight_requests=wait_for_inflight_requests)
-        await self._control.pause(mode, clear_cache=clear_cache)
-
-    async def resume_generation(self) -> None:
-        """Go on after a pause."""
-        await self.engines.call("resume")
-
-    async def is_paused(self) -> bool:
-        """Whether the engine was paused."""
-        return bool(await self.engines.call("is_paused"))
-
-    async def update_weights(self, weights: "NewWeights | AsyncIterable[tuple[str, Any]]") -> int:
-        """Replace weights, as `LLM.update_weights` does; pairs may come asynchronously, too."""
-        return await self._control.update(weights)
-
     def state(self) -> StepStats:
         """What the engines said last of themselves, together."""
         return self.engines.engine_state()
-
-    async def reload_weights(self) -> int:
-        """Read the weights of the model's checkpoint again."""
-        return await self._control.reload()
 
     def check_health(self) -> None:
         """Raise `EngineError`, saying why, when the engine is dead or hangs."""

@@ -154,7 +154,7 @@ async def test_an_engine_that_ends_in_an_update_waits_for_the_weights(make_group
 
 async def test_an_update_that_is_cancelled_as_it_begins_is_abandoned(make_group: MakeGroup) -> None:
     group = make_group(2)
-    updated = asyncio.ensure_future(AsyncControl(group).update({"norm": np.ones(2)}))
+    updated = asyncio.ensure_future(AsyncControl(group).update_weights({"norm": np.ones(2)}))
     for engine in group.engines:
         assert [each.method for each in await sent(engine)] == ["start_weight_update"]
     updated.cancel()
@@ -167,7 +167,7 @@ async def test_an_update_that_is_cancelled_as_it_begins_is_abandoned(make_group:
 
 async def test_an_update_that_is_refused_ends_no_other(make_group: MakeGroup) -> None:
     group = make_group(1)
-    updated = asyncio.ensure_future(AsyncControl(group).update({"norm": np.ones(2)}))
+    updated = asyncio.ensure_future(AsyncControl(group).update_weights({"norm": np.ones(2)}))
     await sent(group.engines[0])
     tell(group.engines[0], Called(0, refusal="has begun already"))
     with pytest.raises(RequestError, match="has begun already"):
@@ -177,7 +177,7 @@ async def test_an_update_that_is_refused_ends_no_other(make_group: MakeGroup) ->
 
 async def test_engines_are_told_that_it_is_the_same_pause(make_group: MakeGroup) -> None:
     (engine,) = (group := make_group(1)).engines
-    paused = asyncio.ensure_future(AsyncControl(group).pause("wait", clear_cache=True))
+    paused = asyncio.ensure_future(AsyncControl(group).pause_generation(mode="wait"))
     for number, done in enumerate((False, False, True)):
         calls: list[Call] = []
         async with asyncio.timeout(60):
