@@ -1,0 +1,3 @@
+from tests.compiled import compilation_cache
+
+__all__ = ["compilation_cache"]
