@@ -114,13 +114,22 @@ def check(folder: Path, model: torch.nn.Module, lengths: tuple[int, ...] = LENGT
                 np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0, err_msg=f"{kind} {plan}")
 
 
-@pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("family", FAMILIES)
+# Rotations are the same code for every family: the fast part has each with one family, and each family with one.
+EVERY_ROPE = [
+    pytest.param(family, rope, marks=[pytest.mark.slow] * (family != "llama" and rope != own))
+    for family, own in zip(FAMILIES, ("default", "linear", "llama3", "yarn"), strict=True)
+    for rope in ROPES
+]
+
+
+@pytest.mark.parametrize(("family", "rope"), EVERY_ROPE)
 def test_rope(tmp_path: Path, family: str, rope: str) -> None:
     check(tmp_path, save_checkpoint(tmp_path, family, rope_parameters=ROPES[rope]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=[pytest.mark.slow] * (family != "llama")) for family in FAMILIES]
+)
 def test_dynamic_rope_of_a_text_as_long_as_max_model_len(tmp_path: Path, family: str) -> None:
     model = save_checkpoint(tmp_path, family, rope_parameters=ROPES["dynamic"], max_position_embeddings=16)
     check(tmp_path, model, lengths=(37,), max_model_len=37)

@@ -52,7 +52,11 @@ def write_checkpoint(folder: Path, dtype: np.dtype[Any]) -> None:
             file.write(block[: math.prod(shape) * dtype.itemsize].data)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+STORED = ("float32", "bfloat16")
+LAYOUTS = (("loop", "rows"), ("scan", "rows"), ("scan", "packed"))
+
+
+@pytest.fixture(scope="module", params=STORED)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp(request.param)
     write_checkpoint(folder, np.dtype(getattr(ml_dtypes, request.param, None) or request.param))
@@ -61,7 +65,16 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux counts it")
-@pytest.mark.parametrize(("stack", "layout"), [("loop", "rows"), ("scan", "rows"), ("scan", "packed")])
+@pytest.mark.parametrize(
+    ("checkpoint", "stack", "layout"),
+    [
+        # The fast part has each type and each layout.
+        pytest.param(stored, *layout, marks=[pytest.mark.slow] * ((stored == "bfloat16") ^ (layout == LAYOUTS[1])))
+        for stored in STORED
+        for layout in LAYOUTS
+    ],
+    indirect=["checkpoint"],
+)
 def test_peak_memory(checkpoint: Path, stack: str, layout: str, run_python: RunPython) -> None:
     result = run_python("-m", "tests.models.checkpoint.measure_load", str(checkpoint), stack, layout, "float32")
     assert result.returncode == 0, result.stderr

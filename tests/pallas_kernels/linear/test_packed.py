@@ -31,6 +31,7 @@ def packed(matrix: np.ndarray) -> np.ndarray:
     return found
 
 
+@settings(max_examples=25)
 @given(layers=st.integers(1, 3), rows=st.integers(1, 40), columns=st.integers(1, 20))
 def test_where_an_element_of_a_matrix_lies(layers: int, rows: int, columns: int) -> None:
     matrices = np.arange(layers * rows * columns, dtype=np.float32).reshape(layers, rows, columns)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, CacheGeometry, cache_shape, paged_attention
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
+from tests.pallas_kernels.paged_attention.covering import covering
 from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function, without_writing
 
 PORTABLE = ("reference", "xla", "cpu")
@@ -19,8 +21,19 @@ ONE_KV_HEAD = Case("one-kv-head", ((1, 5), (3, 4)), num_kv_heads=1)
 """XLA copies an array that loses an axis of size 1 on the way."""
 
 
-@pytest.mark.parametrize("implementation", PORTABLE)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def _cases() -> list[Any]:
+    """Every case for each; those that XLA compiles, which takes most of the time, are slow but for a covering few."""
+    few = covering(CASES)
+    return [
+        pytest.param(
+            case, name, id=f"{case.name}-{name}", marks=[] if name == "cpu" or case in few else pytest.mark.slow
+        )
+        for case in CASES
+        for name in PORTABLE
+    ]
+
+
+@pytest.mark.parametrize(("case", "implementation"), _cases())
 def test_matches_numpy(case: Case, implementation: str) -> None:
     check(case, *run_function(implementation)(cached_inputs(case)))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client import Metric
@@ -207,6 +207,7 @@ def test_aborted_requests_are_counted_and_not_timed(metrics: Metrics) -> None:
     assert found["e2e_request_latency_seconds_count", ""] == 0
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(*[st.integers(0, 1000)] * 4), min_size=1, max_size=8))
 def test_counters_never_decrease(totals: list[tuple[int, int, int, int]]) -> None:
     """Even when an engine starts anew, and its totals with it."""
