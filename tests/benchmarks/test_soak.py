@@ -49,11 +49,12 @@ def test_too_few_samples_are_refused() -> None:
 
 
 def test_the_load_against_a_server(tmp_path: Path) -> None:
-    flags = ["demo", "--optimization-level", "0", "--num-gpu-blocks-override", "512"]
+    sizes = {"max-model-len": 1024, "max-num-seqs": 32, "max-num-batched-tokens": 64, "num-gpu-blocks-override": 128}
+    flags = ["demo", "--optimization-level=0", *(f"--{name}={value}" for name, value in sizes.items())]
     with RunningServer(flags, log=tmp_path / "log") as server:
 
         async def load() -> tuple[int, list[str]]:
-            until = asyncio.get_running_loop().time() + 8
+            until = asyncio.get_running_loop().time() + 6
             tally = await run_load(server.base_url, server.port, workers=6, pause=0.02, seed=3, until=until)
             return tally.done.total(), list(tally.failed)
 

@@ -58,7 +58,7 @@ def test_a_slightly_different_free_memory_changes_nothing(run_python: RunPython,
 
 
 def test_what_the_compiler_said_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"max_num_batched_tokens": 8, "attention_backend": "xla", "optimization_level": 0}
+    options = {"max_num_batched_tokens": 8, "attention_backend": "xla", "optimization_level": 0, "layer_stack": "scan"}
     resolved = resolve_config(EngineConfig.from_options(options))
     found = bytes_beside_cache(resolved, tmp_path)
     assert found > 0
@@ -83,7 +83,8 @@ class Noting(LeaderGroup):
 
 def test_several_processes_run_nothing_before_all_have_compiled() -> None:
     """Devices wait for those of other processes for seconds, and compiling may take minutes where nothing is cached."""
-    options = {"max_num_batched_tokens": 8, "attention_backend": "xla", "compilation_cache_dir": ""}
+    options = {"max_num_batched_tokens": 8, "attention_backend": "xla", "compilation_cache_dir": "",
+               "layer_stack": "scan"}  # fmt: skip
     group = Noting()
     _, runner, _ = build_runner(
         resolve_config(EngineConfig.from_options({**options, "optimization_level": 0, "max_num_seqs": 4})), group=group

@@ -19,7 +19,7 @@ from tests.serving.openai.hostile_grammars import FORMS, SCHEMAS
 from tests.serving.server_process import ServerProcess
 
 SECONDS = 60
-KILLS = 30
+KILLS = 12
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 MOST_GROWTH = 150 << 20

@@ -52,6 +52,7 @@ def test_an_accelerator_counts_again_once_the_compiler_has_said_what_a_step_need
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     options = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "attention_backend": "xla", "optimization_level": 0}
+    options |= {"layer_stack": "scan"}
     resolved = resolved_for("gpu", **options, compilation_cache_dir=str(tmp_path))
     beside = bytes_beside_cache(resolved, None)
     stats = {"bytes_limit": (beside + 100 * resolved.cache.page_bytes) * 100 // 98 + 4096, "bytes_in_use": 0}

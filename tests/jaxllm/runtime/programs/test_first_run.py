@@ -38,7 +38,7 @@ def make_broken_step(graph, shape, bucket):
 generation.make_step = make_broken_step
 build.run_at_start = lambda platform, made: made    # as on an accelerator
 first_run.LONGEST_SECONDS, first_run.is_watched = 3.0, lambda: True
-make_engine(max_num_batched_tokens=16, max_model_len=64, max_num_seqs=4, compilation_cache_dir="")
+make_engine(max_num_batched_tokens=8, max_model_len=64, max_num_seqs=4, compilation_cache_dir="")
 """
 
 FOREIGN = """
@@ -82,7 +82,11 @@ print(json.dumps([cold, foreign, replaced]))
     ("how", "message"),
     [
         ("hang", "EngineError: the first step of 8 tokens x 4 requests has not ended after 3 s"),
-        ("exhaust", "CapacityError: the device ran out of memory in the first step of 8 tokens x 4 requests"),
+        pytest.param(
+            "exhaust",
+            "CapacityError: the device ran out of memory in the first step of 8 tokens x 4 requests",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_error_names_the_step_that_is_broken(run_python: RunPython, how: str, message: str) -> None:
@@ -92,6 +96,7 @@ def test_the_error_names_the_step_that_is_broken(run_python: RunPython, how: str
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_executables_that_the_runtime_rejects_are_compiled_again(run_python: RunPython, tmp_path: Path) -> None:
     done = run_python("-c", FOREIGN, str(tmp_path))
     assert done.returncode == 0, done.stderr
