@@ -88,7 +88,7 @@ class Start:
 def start_once(options: Mapping[str, object], cache_home: str) -> Start:
     """One start in a fresh process, with its caches in a folder."""
     command = [sys.executable, "-c", CHILD, str(time.time()), json.dumps(options)]
-    environment = {**os.environ, "XDG_CACHE_HOME": cache_home}
+    environment = {**_environment(), "XDG_CACHE_HOME": cache_home}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return Start(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -96,9 +96,14 @@ def start_once(options: Mapping[str, object], cache_home: str) -> Start:
 def run_once(arguments: Sequence[str]) -> tuple[float, float]:
     """Wall and CPU seconds of a Python process."""
     before, start = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=_environment())
     wall, after = time.perf_counter() - start, os.times()
     return wall, after.children_user - before.children_user + after.children_system - before.children_system
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, with bytecode cached, as installed packages have it: Python's compiler is not measured."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def show(runs: Mapping[str, Start]) -> None:
