@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 import re
 from functools import cache
@@ -100,13 +101,19 @@ def _version(package: str) -> str:
 @cache
 def _code() -> str:
     """A digest of the sources that executables are made from: other code under the same version is another engine."""
-    folder = Path(__file__).parents[2]
-    files = sorted(path for name in SOURCES for path in (folder / name).rglob("*.py"))
-    # Block sizes that were tuned.
-    files += sorted((folder / "pallas_kernels").rglob("*.json"))
+    package = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    # Hundreds of files, at every start: `Path` would take thrice as long to find and read them.
+    for name in SOURCES:
+        for folder, folders, files in os.walk(package / name):
+            folders.sort()
+            for file in sorted(files):
+                # Block sizes that were tuned are JSON.
+                if file.endswith((".py", ".json")):
+                    path = f"{folder}/{file}"
+                    digest.update(path.removeprefix(f"{package}/").encode() + b"\0")
+                    with open(path, "rb") as content:  # noqa: PTH123
+                        digest.update(content.read())
     return digest.hexdigest()[:16]
 
 
