@@ -1,16 +1,18 @@
 """Beam searches as a part of the engine's steps."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from jaxllm.beam.group import BeamGroup
 from jaxllm.engine.collaborator import Collaborator
 from jaxllm.outputs import EngineOutput
 from jaxllm.request import FinishReason, Request
 from jaxllm.runtime.runner import StepResult
 from jaxllm.scheduler.plan import StepPlan
+
+if TYPE_CHECKING:
+    from jaxllm.beam.group import BeamGroup
 
 Finish = Callable[[Request, FinishReason], EngineOutput]
 """Ends a request; returns its last output."""
@@ -29,6 +31,9 @@ class BeamSearches(Collaborator):
 
     def prepares(self, request: Request) -> None:
         """Give the request its beams."""
+        # Most engines search for nobody: starts are faster without the import.
+        from jaxllm.beam.group import BeamGroup
+
         request.group = BeamGroup.of(request, self._max_model_len)
 
     def reported(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
@@ -38,13 +43,12 @@ class BeamSearches(Collaborator):
         logprobs: Any = result.logprobs
         for row in plan.grouped.tolist():
             request = plan.requests[row]
-            group = request.group
-            assert isinstance(group, BeamGroup)
+            group = cast("BeamGroup", request.group)
             group.take(request, np.asarray(logprobs.top_ids[row]), np.asarray(logprobs.top_logprobs[row]))
             if group.search.done:
                 outputs.append(self._end(group))
 
-    def _end(self, group: BeamGroup) -> EngineOutput:
+    def _end(self, group: "BeamGroup") -> EngineOutput:
         found, reason = group.hypotheses(), group.search.best[0].reason
         output = self._finish(group.leader, reason)
         output.num_cached_tokens, output.sequences = group.leader.num_cached_tokens, found

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,11 @@ from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.scheduler.sharded import ShardedScheduler
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.constraints import Constraints
+
+if TYPE_CHECKING:
+    from jaxllm.scheduler.sharded import ShardedScheduler
 
 Refuse = Callable[[Request, str, str | None], None]
 """Ends a request that cannot be served, with a message and the parameter at fault."""
@@ -46,7 +49,7 @@ class ConstrainedDecoding(Collaborator):
     holds = True
 
     def __init__(
-        self, constraints: Constraints, scheduler: Scheduler | ShardedScheduler, runner: Runner, refuse: Refuse
+        self, constraints: Constraints, scheduler: "Scheduler | ShardedScheduler", runner: Runner, refuse: Refuse
     ) -> None:
         super().__init__()
         self._constraints, self._scheduler, self._runner, self._refuse = constraints, scheduler, runner, refuse

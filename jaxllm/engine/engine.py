@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -16,10 +16,8 @@ from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.hosts.group import Group
 from jaxllm.info import StageInfo
 from jaxllm.kv.manager import KVManager
-from jaxllm.kv.shards import ShardedPages
 from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
@@ -30,7 +28,11 @@ from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.scheduler.sharded import ShardedScheduler
+
+if TYPE_CHECKING:
+    from jaxllm.hosts.group import Group
+    from jaxllm.kv.shards import ShardedPages
+    from jaxllm.scheduler.sharded import ShardedScheduler
 
 
 class Engine(StepLoop[Dispatched]):
@@ -84,7 +86,7 @@ class Engine(StepLoop[Dispatched]):
         if len(shards) == 1:
             self.pages, self.scheduler = shards[0], Scheduler(pages=shards[0], **options)
         else:
-            self.pages, self.scheduler = ShardedPages(shards), ShardedScheduler(shards, **options)
+            self.pages, self.scheduler = _sharded(shards, options)
         self._collaborators: tuple[Collaborator, ...] = (
             ConstrainedDecoding(make_constraints(resolved), self.scheduler, runner, self._refuse),
             BeamSearches(resolved.max_model_len, self._finish_with_output),
@@ -98,7 +100,7 @@ class Engine(StepLoop[Dispatched]):
         self._scheduled: dict[str, float] = {}
 
     @classmethod
-    def from_config(cls, config: EngineConfig, progress: Progress = silent, group: Group | None = None) -> "Engine":
+    def from_config(cls, config: EngineConfig, progress: Progress = silent, group: "Group | None" = None) -> "Engine":
         """Find the model, load its weights, compile every step shape and allocate the KV cache.
 
         With a `group`, this is the first of several processes whose devices make the engine.
@@ -299,6 +301,14 @@ class Engine(StepLoop[Dispatched]):
             for output in outputs:
                 output.scheduled_time = self._scheduled.pop(output.request_id, None)
         return outputs
+
+
+def _sharded(shards: list[KVManager], options: dict[str, Any]) -> "tuple[ShardedPages, ShardedScheduler]":
+    # Most engines have one shard: starts are faster without the imports.
+    from jaxllm.kv.shards import ShardedPages
+    from jaxllm.scheduler.sharded import ShardedScheduler
+
+    return ShardedPages(shards), ShardedScheduler(shards, **options)
 
 
 def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:

@@ -1,17 +1,16 @@
 """Which implementation of paged attention an engine takes."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.errors import ConfigError
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
 from jaxllm.models.kv_type import KVCacheType
-from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS, LatentSizes
-from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_latent_cpu
-from jaxllm.pallas_kernels.latent_attention.tpu.sizes import refusal as refused_by_latent_tpu
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
-from jaxllm.pallas_kernels.paged_attention.gpu.options import is_hopper, refusal
+
+if TYPE_CHECKING:
+    from jaxllm.pallas_kernels.latent_attention import LatentSizes
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class AttentionShape:
     page_size: int
     dtype: str
     """Of the KV cache."""
-    latent: LatentSizes | None = None
+    latent: "LatentSizes | None" = None
     """What latent attention keeps of a token, in place of heads."""
     dynamic_scales: bool = False
     """Whether each token and head has a scale of its own in the cache."""
@@ -79,11 +78,16 @@ def _check_dynamic(platform: str, shape: AttentionShape) -> None:
 
 
 def _refused_by_latent(name: str, shape: AttentionShape) -> str | None:
+    # Few models have it: starts of others are faster without the imports.
+    from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS
+    from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_cpu
+    from jaxllm.pallas_kernels.latent_attention.tpu.sizes import refusal as refused_by_tpu
+
     if name not in LATENT_BACKENDS:
         return f"has no kernel of latent attention (there are: {', '.join(LATENT_BACKENDS)})"
     if name == "cpu" and shape.latent is not None:
-        return refused_by_latent_cpu(shape.latent, shape.page_size, shape.dtype)
-    return refused_by_latent_tpu(shape.page_size, shape.dtype) if name == "tpu" else None
+        return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
+    return refused_by_tpu(shape.page_size, shape.dtype) if name == "tpu" else None
 
 
 def _refused_by_cpu(shape: AttentionShape) -> str | None:
@@ -96,6 +100,9 @@ def _refused_by_cpu(shape: AttentionShape) -> str | None:
 
 
 def _refused_by_gpu(device: Any, shape: AttentionShape) -> str | None:
+    # Only here: starts elsewhere are faster without the import.
+    from jaxllm.pallas_kernels.paged_attention.gpu.options import is_hopper, refusal
+
     if not is_hopper(device):
         return f"needs a GPU of compute capability 9 (Hopper); this is a {device.device_kind}"
     problem = refusal(group=shape.group, head_size=shape.head_size, page_size=shape.page_size, kv_dtype=shape.dtype)

@@ -13,16 +13,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.bundle.differences import CPU_FEATURES, MEASURED_BLOCKS
-from jaxllm.bundle.read import Bundle
 from jaxllm.config import CompileOptions
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.hosts.group import Group
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.progress import Progress, silent
-from jaxllm.runtime.bundles import bundled_executables, explicit_pages
 from jaxllm.runtime.device_calls import DeviceCalls
-from jaxllm.runtime.largest_step import bytes_beside_cache
 from jaxllm.runtime.memory.capacity import (
     count_pages,
     count_steady_pages,
@@ -47,7 +43,9 @@ from jaxllm.runtime.sampling.table import SamplingTable
 from jaxllm.runtime.step import DeviceState
 
 if TYPE_CHECKING:
+    from jaxllm.bundle.read import Bundle
     from jaxllm.hosts.follower import FollowerGroup
+    from jaxllm.hosts.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +69,7 @@ class Built:
 
 
 def build_runner(
-    resolved: ResolvedConfig, progress: Progress = silent, group: Group | None = None
+    resolved: ResolvedConfig, progress: Progress = silent, group: "Group | None" = None
 ) -> tuple[ResolvedConfig, Runner, int]:
     """Load the weights, compile the steps at the same time, and allocate the cache.
 
@@ -116,7 +114,7 @@ def follow(resolved: ResolvedConfig, group: "FollowerGroup", progress: Progress 
     built.calls.close()
 
 
-def _build_for(resolved: ResolvedConfig, progress: Progress, group: Group | None) -> Built:
+def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | None") -> Built:
     cache = use_compilation_cache(resolved.config.compile.compilation_cache_dir)
     try:
         wait_for_kernels = begin_kernels(resolved, cache)
@@ -126,6 +124,9 @@ def _build_for(resolved: ResolvedConfig, progress: Progress, group: Group | None
 
             return build_stages(resolved, progress, wait_for_kernels, cache)
         if resolved.config.compile.executables is not None:
+            # Most engines have no bundle: starts are faster without the import.
+            from jaxllm.bundle.read import Bundle
+
             bundle = Bundle.open(resolved.config.compile.executables)
             pages = bundle.manifest.num_pages
             resolved = replace(resolved, num_snapshots=bundle.manifest.num_snapshots)
@@ -149,7 +150,9 @@ def free_on_cpu(resolved: ResolvedConfig) -> int:
     return cpu_free_bytes(resolved.config.cache.gpu_memory_utilization) // engines
 
 
-def _sized(resolved: ResolvedConfig, free: int, cache: Path | None, group: Group | None) -> tuple[ResolvedConfig, int]:
+def _sized(
+    resolved: ResolvedConfig, free: int, cache: Path | None, group: "Group | None"
+) -> tuple[ResolvedConfig, int]:
     """The configuration with the length that fits, and the number of KV pages: what suits all processes."""
     if group is None:
         resolved = shortened(with_snapshots(resolved, free), free)
@@ -186,6 +189,9 @@ def load_and_ask_compiler(
     resolved: ResolvedConfig, cache: Path | None, progress: Progress
 ) -> tuple[tuple[jax.Array, ...], int]:
     """The parameters' leaves, and the bytes that the largest step needs beside them and the KV cache."""
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.runtime.largest_step import bytes_beside_cache
+
     if resolved.platform == "tpu":
         # Loading compiles as well, and libtpu takes one thread at a time.
         return load_weights(resolved, progress), bytes_beside_cache(resolved, cache)
@@ -220,9 +226,9 @@ def _build(
     progress: Progress,
     wait_for_kernels: Callable[[], None],
     *,
-    bundle: Bundle | None = None,
+    bundle: "Bundle | None" = None,
     cache: Path | None = None,
-    group: Group | None = None,
+    group: "Group | None" = None,
 ) -> Built:
     """Load what is not loaded yet, and make the executables, or take them from `bundle` or `cache`."""
     programs = generation_programs(resolved, pages)
@@ -232,6 +238,8 @@ def _build(
     if bundle is None:
         executables = cached_executables(resolved, programs, pages, cache)
     else:
+        from jaxllm.runtime.bundles import bundled_executables, explicit_pages
+
         executables = bundled_executables(resolved, programs, bundle, explicit_pages(resolved))
     at_start, later = when_made(resolved.config.compile, buckets)
     with executables.compiling(at_start, progress):
@@ -243,7 +251,7 @@ def _build(
     return Built(resolved, pages, programs, _calls(executables, loaded, group), at_start, later)
 
 
-def _calls(executables: Executables, parameters: tuple[jax.Array, ...], group: Group | None) -> DeviceCalls:
+def _calls(executables: Executables, parameters: tuple[jax.Array, ...], group: "Group | None") -> DeviceCalls:
     """The calls of this process, of which a leader tells the others."""
     if group is None:
         return DeviceCalls(executables, parameters)

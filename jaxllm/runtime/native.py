@@ -7,7 +7,6 @@ from flax import nnx
 
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.parameter import ParameterSpec
-from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
 from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
 from jaxllm.pallas_kernels.numba.targets import Target, begin
 from jaxllm.pallas_kernels.numba.zeros import ZEROS
@@ -50,5 +49,8 @@ def _attention(resolved: ResolvedConfig) -> Target:
     """That of paged or latent attention."""
     cache = resolved.cache
     if resolved.model.latent is not None:
+        # Few models have it: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
+
         return latent_attention_target(cache.dtype)
     return attention_target(cache.dtype, scaled=cache.scale_bytes > 0)

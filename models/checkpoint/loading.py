@@ -10,7 +10,6 @@ from flax import nnx
 
 from jaxllm.models.checkpoint.host_parameter import whole_parameter
 from jaxllm.models.checkpoint.matching import matching_tensors, new_name
-from jaxllm.models.checkpoint.random_weights import random_arrays
 from jaxllm.models.checkpoint.slots import checkpoint_slots
 from jaxllm.models.checkpoint.source import Source, source_of
 from jaxllm.models.checkpoint.weight_files import tensors_in
@@ -59,6 +58,9 @@ def load_into(
     specs = {path: ParameterSpec.of(variable) for path, variable in flat}
     sought = {path: spec for path, spec in specs.items() if path not in given}
     if load_format == "dummy":
+        # Only here: starts with weights are faster without the import.
+        from jaxllm.models.checkpoint.random_weights import random_arrays
+
         slots = checkpoint_slots(sought, names, first_layer)
         arrays = random_arrays(sought, slots, seed, progress)
     elif load_format in ("auto", "safetensors", "gguf"):

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows, run_rows
+from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.recurrence.run import run_rows
 
 UNROLLED = 8
 """Tokens of a chunk between two ends of the loop."""

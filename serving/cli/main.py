@@ -15,11 +15,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, nearest
-from jaxllm.flags import FlagParser
 from jaxllm.version import __version__
+
+if TYPE_CHECKING:
+    from jaxllm.flags import FlagParser
 
 
 class Entry(NamedTuple):
@@ -35,7 +37,7 @@ class SubCommand(Protocol):
 
     HELP: str
 
-    def add_arguments(self, parser: FlagParser) -> None:
+    def add_arguments(self, parser: "FlagParser") -> None:
         """Declare the arguments."""
         ...
 
@@ -122,6 +124,9 @@ def _choose(program: str, purpose: str, commands: Mapping[str, Entry], arguments
         raise ConfigError(f"unknown {kind} {name!r}{nearest(name, known)} (see {program} --help)")
     if commands[name].commands:
         return _choose(f"{program} {name}", commands[name].summary, commands[name].commands, rest)
+    # Only here: help on all sub-commands needs no options.
+    from jaxllm.flags import FlagParser
+
     command = cast(SubCommand, import_module(commands[name].module))
     usage = getattr(command, "USAGE", "[flags]")
     parser = FlagParser(prog=f"{program} {name}", usage=f"%(prog)s {usage}", description=command.HELP)

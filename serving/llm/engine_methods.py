@@ -2,30 +2,33 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.engine.control import PauseMode
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
-from jaxllm.serving.llm.llm_engine import LLMEngine, PoolingLLMEngine
+from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.weights import NewWeights, control_of, sleep, update
 from jaxllm.serving.llm.worker import call, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.tracebacks import short_for
 
+if TYPE_CHECKING:
+    from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
+
 
 @short_for((ConfigError, RequestError, CapacityError))
 class EngineMethods:
     """An open engine, and the requests of the calls that share it. A part of `LLM`."""
 
-    def __init__(self, engine: LLMEngine | PoolingLLMEngine, num_engines: int, worker_extension: type | None) -> None:
+    def __init__(self, engine: "LLMEngine | PoolingLLMEngine", num_engines: int, worker_extension: type | None) -> None:
         """`num_engines` processes run the model (data parallel); `worker_extension` is for `collective_rpc`."""
         self._engine: LLMEngine | PoolingLLMEngine | None = engine
         self._num_engines = num_engines
         self._worker_extension = worker_extension
         self._runs = OfflineRuns()
 
-    def _open(self) -> LLMEngine | PoolingLLMEngine:
+    def _open(self) -> "LLMEngine | PoolingLLMEngine":
         if self._engine is None:
             raise EngineError("this LLM is closed: make a new one")
         return self._engine

@@ -15,9 +15,6 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
-from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs
-from jaxllm.serving.pooling.outputs import PoolingRequestOutput
-from jaxllm.serving.pooling.processor import PoolingProcessor
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.engine import TextEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
@@ -29,6 +26,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
+    from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
     from jaxllm.serving.telemetry.metrics import Metrics
 
 
@@ -177,19 +175,6 @@ class LLMEngine(TextEngine[TextRequest]):
         return processed.outputs, processed.refused
 
 
-class PoolingLLMEngine(TextEngine[PooledText]):
-    """`LLMEngine` for models that pool. Not thread-safe."""
-
-    def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None) -> None:
-        super().__init__(engine, tokenizer, PoolingProcessor())
-        self.inputs = PoolingInputs(tokenizer, engine.info)
-
-    def step(self) -> list[PoolingRequestOutput]:
-        """Run one step; the results that are complete."""
-        found: list[Any] = list(self._outputs.process(self.engine.step()).outputs)
-        return found
-
-
 def open_engine(
     config: EngineConfig,
     *,
@@ -197,7 +182,7 @@ def open_engine(
     background: bool = False,
     progress: Progress = silent,
     measure: bool = False,
-) -> LLMEngine | PoolingLLMEngine:
+) -> "LLMEngine | PoolingLLMEngine":
     """Load model and tokenizer, side by side; with `background`, or if there are several, engines in other processes.
 
     The model decides whether it generates or pools; with `measure`, one that generates has metrics. Raises
@@ -218,6 +203,9 @@ def open_engine(
             info = engine.info
             check_vocabulary(tokenizer, info.vocab_size)
             if info.pooling is not None:
+                # Only here: models that generate start faster without the import.
+                from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
+
                 return PoolingLLMEngine(engine, tokenizer)
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
             inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)

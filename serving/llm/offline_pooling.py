@@ -6,8 +6,8 @@ from typing import Any
 from jaxllm.errors import RequestError
 from jaxllm.info import PoolingInfo
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.llm.llm_engine import PoolingLLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
+from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
 from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringRequestOutput

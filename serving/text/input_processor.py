@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -11,7 +12,6 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.tenancy.quotas import Reservation
 from jaxllm.serving.text.length import SHORT
 from jaxllm.serving.text.prompts import (
     IntArray,
@@ -25,6 +25,9 @@ from jaxllm.serving.text.prompts import (
 from jaxllm.serving.text.stop_strings import StopAutomaton
 from jaxllm.serving.text.tokenizer import Tokenizer, check_text
 from jaxllm.structured.checking import DirectChecker, FormChecker
+
+if TYPE_CHECKING:
+    from jaxllm.serving.tenancy.quotas import Reservation
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class TextRequest:
     kept_tokens: frozenset[int] = frozenset()
     """Special tokens that stay in the text although others are skipped."""
     progress: RequestProgress = field(default_factory=RequestProgress)
-    reservation: Reservation | None = None
+    reservation: "Reservation | None" = None
     """What its owner's quota holds for it."""
 
 

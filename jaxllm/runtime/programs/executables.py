@@ -14,7 +14,6 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from jaxllm.config import CompileOptions
-from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.progress import Progress, silent
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.compiler import LARGE_LAYOUT
@@ -114,7 +113,7 @@ def compiler_options(programs: ProgramSet[Any], options: CompileOptions) -> dict
     platform = platform_of(programs.mesh)
     if platform == "gpu":
         return dict(_ON_GPU)
-    if platform == "tpu" and _device(programs.mesh).device_kind == CHIPS["tpu7x"].device_kind:
+    if platform == "tpu" and _is_tpu7x(programs.mesh):
         return dict(_ON_TPU7X)
     if options.optimization_level == 3 or platform != "cpu":
         return {}
@@ -122,9 +121,13 @@ def compiler_options(programs: ProgramSet[Any], options: CompileOptions) -> dict
     return {"xla_backend_optimization_level": options.optimization_level, **quicker}
 
 
-def _device(mesh: Mesh | None) -> jax.Device:
-    """One that is compiled for."""
-    return jax.devices()[0] if mesh is None else cast(jax.Device, mesh.devices.flat[0])
+def _is_tpu7x(mesh: Mesh | None) -> bool:
+    """Whether the devices that are compiled for are of that kind."""
+    # Only here: starts elsewhere are faster without the import.
+    from jaxllm.pallas_kernels.chips import CHIPS
+
+    device = jax.devices()[0] if mesh is None else cast(jax.Device, mesh.devices.flat[0])
+    return device.device_kind == CHIPS["tpu7x"].device_kind
 
 
 class Executables:
