@@ -4,10 +4,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.text.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 
 UseTqdm = bool | Callable[..., Any]
 """Whether to show a bar; or what makes one, called with tqdm's arguments."""
@@ -25,7 +27,7 @@ class GenerationProgress:
         self._prompt_tokens = 0
         self._output_tokens = 0
 
-    def update(self, outputs: Iterable[RequestOutput | PoolingRequestOutput]) -> None:
+    def update(self, outputs: "Iterable[RequestOutput | PoolingRequestOutput]") -> None:
         """Count those of `outputs` that are finished."""
         if self._bar is None:
             return

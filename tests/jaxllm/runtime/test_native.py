@@ -23,15 +23,15 @@ MIXTRAL = {
 ORDINARY = """
 import sys
 import jaxllm.engine.engine
-import jaxllm.serving.llm.llm_engine
+import jaxllm.serving.llm.llm
 from jaxllm.config import EngineConfig
 from jaxllm.pallas_kernels.numba import targets
 from jaxllm.runtime.native import begin_kernels
 from jaxllm.runtime.resolved import resolve_config
 targets._open = lambda *_: None
 begin_kernels(resolve_config(EngineConfig.from_options({})), None)
-seldom = ("quantiz", "weight_type", "latent", "gpu", "ring_mlp", "segment_attention.api", "recurrence.run", "pooling",
-          "hosts.group", "sharded", "beam.policy", "bundle.manifest")
+seldom = ("quantiz", "weight_type", "latent", "gpu", "ring_mlp", "segment_attention.api", "recurrence.run",
+          "serving.pooling", "hosts.group", "sharded", "beam.policy", "bundle.manifest")
 print(*(name for name in sys.modules if name.startswith("jaxllm.") and any(part in name for part in seldom)))
 """
 
