@@ -62,13 +62,7 @@ class RequestLimits:
     def check_sampling(self, request: Request) -> None:
         """Raise `RequestError` for tokens that are not of this vocabulary, and searches that do not fit."""
         params = request.params
-        for name in (
-            "stop_token_ids",
-            "allowed_token_ids",
-            "logit_bias",
-            "logprob_token_ids",
-            "reasoning_end_token_ids",
-        ):
+        for name in _TOKEN_FIELDS:
             token_ids = getattr(params, name)
             if token_ids:
                 self._check_tokens(name, token_ids)
