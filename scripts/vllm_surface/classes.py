@@ -50,7 +50,11 @@ def ours_of(kind: Any) -> set[str]:
 def methods(source: Source) -> Table:
     """Public methods of the engines' classes."""
     rows: list[Row] = []
-    for name, place in (("LLM", "entrypoints"), ("AsyncLLM", "v1/engine/async_llm.py"), ("LLMEngine", "v1/engine")):
+    for name, place, home in (
+        ("LLM", "entrypoints", "jaxllm"),
+        ("AsyncLLM", "v1/engine/async_llm.py", "jaxllm.v1.engine.async_llm"),
+        ("LLMEngine", "v1/engine", "jaxllm"),
+    ):
         theirs = {each.name: each for each in source.classes(place)}
         found, names = [name], dict[str, None]()
         while found:
@@ -58,7 +62,7 @@ def methods(source: Source) -> Table:
             if one is not None:
                 names |= dict.fromkeys(one.methods)
                 found += one.bases
-        ours = getattr(import_module("jaxllm"), name)
+        ours = getattr(import_module(home), name)
         rows += _compare(f"{name}.", names, partial(hasattr, ours))
     return Table("methods", tuple(rows))
 

@@ -40,11 +40,11 @@ async def run_load(
         answer.queue_time = answer.start - due
         on_answer(index, answer)
 
-    async with open_session(target) as session, asyncio.TaskGroup() as group:
-        # What there is by now stays: collecting garbage need not look at it, which would hold up everything.
-        gc.collect()
-        gc.freeze()
-        try:
+    # What there is by now stays: collecting garbage need not look at it, which would hold up everything.
+    gc.collect()
+    gc.freeze()
+    try:
+        async with open_session(target) as session, asyncio.TaskGroup() as group:
             start = time.perf_counter()
             for index, (request, at) in enumerate(zip(requests, times, strict=True)):
                 due = start + at
@@ -53,8 +53,9 @@ async def run_load(
                 if gate is not None:
                     await gate.acquire()
                 group.create_task(send(index, request, due))
-        finally:
-            gc.unfreeze()
+    finally:
+        # Only now have the last answers come.
+        gc.unfreeze()
 
 
 async def gather_load(

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxllm.errors import EngineError
@@ -27,7 +28,13 @@ def start_once(options: Mapping[str, Any], *, cold: bool) -> dict[str, float]:
         return _start(options, {})
     with tempfile.TemporaryDirectory(prefix="jaxllm-startup-") as folder:
         given = {name: value for name, value in options.items() if name != "compilation_cache_dir"}
-        return _start(given, {"XDG_CACHE_HOME": folder, "JAX_COMPILATION_CACHE_DIR": folder})
+        # Models that were downloaded stay where they are: a download is no part of a start.
+        hub = {"HF_HOME": os.environ.get("HF_HOME") or str(_cache_home() / "huggingface")}
+        return _start(given, {"XDG_CACHE_HOME": folder, "JAX_COMPILATION_CACHE_DIR": folder, **hub})
+
+
+def _cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _start(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, float]:

@@ -1,16 +1,19 @@
 """`AsyncLLMEngine`: `AsyncLLM` with vLLM's constructor, whose engine starts by itself, and its methods."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.control import PauseMode
 from jaxllm.errors import EngineError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm.arguments import EngineArgs
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
+from jaxllm.serving.llm.weights import NewWeights
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.outputs import RequestOutput
@@ -55,6 +58,11 @@ class AsyncLLMEngine:
         """An engine with these options; the others change nothing. Raises `ConfigError` for what is wrong with them."""
         del start_engine_loop, usage_context, stat_loggers
         return cls(engine_args.create_engine_config())
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: EngineConfig, *_: Any, **__: Any) -> Self:
+        """An engine with these options; what follows them changes nothing."""
+        return cls(vllm_config)
 
     # Requests
 
@@ -146,6 +154,54 @@ class AsyncLLMEngine:
         """Write the trace. Raises `RequestError` where none was begun."""
         await (await self._engine()).stop_profile()
 
+    async def reset_mm_cache(self) -> None:
+        """Nothing: models read text only."""
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model does: generate, or ways of pooling."""
+        pooling = (await self._engine()).info.pooling
+        return ("generate",) if pooling is None else tuple(pooling.tasks)
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """As `AsyncLLM.sleep`."""
+        await (await self._engine()).sleep(level, mode)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `AsyncLLM.wake_up`."""
+        await (await self._engine()).wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether anything sleeps."""
+        return await (await self._engine()).is_sleeping()
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """As `AsyncLLM.pause_generation`."""
+        await (await self._engine()).pause_generation(
+            mode=mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
+        )
+
+    async def resume_generation(self) -> None:
+        """Go on after a pause."""
+        await (await self._engine()).resume_generation()
+
+    async def is_paused(self) -> bool:
+        """Whether the engine was paused."""
+        return await (await self._engine()).is_paused()
+
+    async def update_weights(self, weights: "NewWeights | AsyncIterable[tuple[str, Any]]") -> int:
+        """As `AsyncLLM.update_weights`; vLLM's form of it, for a transfer engine, is another."""
+        return await (await self._engine()).update_weights(weights)
+
+    async def reload_weights(self) -> int:
+        """Read the weights of the model's checkpoint again."""
+        return await (await self._engine()).reload_weights()
+
+    async def get_weight_version(self) -> str:
+        """How often weights were replaced, as text."""
+        return str((await self._engine()).state().weights_version)
+
     async def check_health(self) -> None:
         """Raise `EngineError`, saying why, when the engine is dead or hangs."""
         (await self._engine()).check_health()
@@ -198,6 +254,18 @@ class AsyncLLMEngine:
 
     shutdown_background_loop = shutdown
 
+    def __del__(self) -> None:
+        """One that was dropped ends its process. The last reference may go in any thread."""
+        starting: asyncio.Future[AsyncLLM] | None = getattr(self, "_starting", None)
+        if starting is None or self._ended:
+            return
+        loop = starting.get_loop()
+        if loop.is_closed():
+            _end(starting)
+            return
+        with suppress(RuntimeError):  # closed meanwhile
+            loop.call_soon_threadsafe(_end, starting)
+
     # Inside
 
     def _begin(self) -> None:
@@ -212,7 +280,12 @@ class AsyncLLMEngine:
         if self._starting is None:
             self._begin()
         assert self._starting is not None
-        return await asyncio.shield(self._starting)
+        try:
+            return await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            if self._ended and self._starting.cancelled():
+                raise EngineError("this engine was shut down while it started: make a new one") from None
+            raise
 
     @property
     def _llm(self) -> AsyncLLM | None:
@@ -238,6 +311,14 @@ class AsyncLLMEngine:
         except EngineError as error:
             return error
         return None
+
+
+def _end(starting: "asyncio.Future[AsyncLLM]") -> None:
+    """End an engine that has started, or is starting."""
+    if not starting.done():
+        starting.cancel()
+    elif not starting.cancelled() and starting.exception() is None:
+        starting.result().shutdown_now()
 
 
 def _start_quietly(config: EngineConfig) -> Awaitable[AsyncLLM]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.control import PauseMode
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.info import EngineInfo
@@ -15,6 +16,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
+from jaxllm.serving.llm.weights import control_of, sleep
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.engine import TextEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
@@ -157,6 +159,46 @@ class LLMEngine(TextEngine[TextRequest]):
         """Forget all cached prefixes; False while requests run, also with `reset_running_requests`."""
         del reset_running_requests, reset_connector
         return self.engine.reset_prefix_cache()
+
+    @property
+    def engine_core(self) -> Any:
+        """What lets the engine beneath sleep, and gives it other weights."""
+        return control_of(self.engine)
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model does."""
+        return ("generate",)
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Free the device memory until `wake_up`; see `LLM.sleep`."""
+        sleep(self.engine_core, level, mode, self._run_on)
+
+    def _run_on(self) -> None:
+        outputs = self.step()
+        self._waiting = [*outputs, *self._waiting]
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back what sleeps: everything, or of "weights" and "kv_cache" what the tags name."""
+        self.engine_core.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether anything sleeps."""
+        return bool(self.engine_core.is_sleeping())
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin a trace in `profiler_dir`. Raises `RequestError` where none is given."""
+        del profile_prefix
+        self.engine.start_profile()
+
+    def stop_profile(self) -> None:
+        """Write the trace. Raises `RequestError` where none was begun."""
+        self.engine.stop_profile()
+
+    def reset_mm_cache(self) -> None:
+        """Nothing: models read text only."""
+
+    def do_log_stats(self) -> None:
+        """Nothing: statistics are for servers, at /metrics, and `LLM.get_metrics`."""
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""

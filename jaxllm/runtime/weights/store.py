@@ -92,11 +92,19 @@ class WeightStore:
             raise RequestError("a weight update has begun already: finish that first")
         self.come_back(progress)
         self._begun_whole = self.place == "devices" and self.needs is None
-        for part, calls in self._parts:
-            leaves, calls.parameters = calls.parameters, ()
-            model = abstract_model(part.model, part.forward, jnp.dtype(part.dtype))
-            names = checkpoint_names(part.model, part.forward)
-            self._replacing.append(Replacement(model, names, leaves or None))
+        try:
+            for part, calls in self._parts:
+                model = abstract_model(part.model, part.forward, jnp.dtype(part.dtype))
+                names = checkpoint_names(part.model, part.forward)
+                self._replacing.append(Replacement(model, names, calls.parameters or None))
+            for _, calls in self._parts:
+                calls.parameters = ()
+        except BaseException:
+            # An interrupt must not lose the weights.
+            if len(self._replacing) == len(self._parts):
+                self._give_back()
+            self._replacing = []
+            raise
 
     def take(self, tensors: Iterable[tuple[str, Any]]) -> None:
         """Replace tensors by arrays; all are checked before the first is replaced.
@@ -179,6 +187,7 @@ class WeightStore:
 
     def _make_again(self, progress: Progress) -> None:
         """Random weights, the same as at the start."""
+        is_same = self.place == "devices" and self.needs is None and not self.version
         for part, calls in self._parts:
             for leaf in calls.parameters:
                 leaf.delete()
@@ -186,7 +195,7 @@ class WeightStore:
             calls.parameters = load_weights(part, progress)
         self._copies.clear()
         self.place, self.needs = "devices", None
-        self.version += 1
+        self.version += not is_same
 
     def distrust(self, reason: str) -> None:
         """These weights are not those that are wanted."""

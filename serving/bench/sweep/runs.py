@@ -52,7 +52,7 @@ class Sweep:
     def _with_server(self, setting: Setting, tests: Sequence[Setting]) -> list[dict[str, Any]]:
         """One server, and all its tests."""
         command = setting.applied_to(shlex.split(self.options.serve_cmd))
-        done = all((self._folder_of(setting, test) / SUMMARY).exists() for test in tests)
+        done = all(self._summary_of(self._folder_of(setting, test)) is not None for test in tests)
         if self.options.dry_run:
             sys.stdout.write(f"server: {shlex.join(command)}\n")
         found: list[dict[str, Any]] = []
@@ -72,9 +72,9 @@ class Sweep:
     def _runs(self, server: SweepServer | None, setting: Setting, test: Setting) -> list[dict[str, Any]]:
         """The tests of one combination."""
         folder = self._folder_of(setting, test)
-        summary = folder / SUMMARY
-        if summary.exists():
-            return _read(summary)
+        before = self._summary_of(folder)
+        if before is not None:
+            return before
         if self.options.warmup_num_prompts:
             less = Setting({**test.flags, "num_prompts": self.options.warmup_num_prompts})
             self._run(server, setting, less, folder / "warmup.json", -1)
@@ -84,8 +84,17 @@ class Sweep:
         ]
         results = [each for each in found if each is not None]
         if results:
-            summary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            summary = folder / SUMMARY
+            part = summary.with_name(f"{SUMMARY}.part")
+            part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            part.replace(summary)
         return results
+
+    def _summary_of(self, folder: Path) -> list[dict[str, Any]] | None:
+        """The results of all runs; None where some are missing, because they failed or were not asked for then."""
+        summary = folder / SUMMARY
+        found: list[dict[str, Any]] = _read(summary) if summary.exists() else []
+        return found if len(found) >= self.options.num_runs else None
 
     def _run(
         self, server: SweepServer | None, setting: Setting, test: Setting, file: Path, number: int

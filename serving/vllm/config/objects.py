@@ -6,22 +6,9 @@ An object is a dictionary of what was given: `LLM(pooler_config=PoolerConfig(tas
 
 from typing import Any
 
-from jaxllm.config import EngineConfig as VllmConfig
+from jaxllm.config import EngineConfig
 
-__all__ = [
-    "AttentionConfig",
-    "CompilationConfig",
-    "ECTransferConfig",
-    "KVEventsConfig",
-    "KVTransferConfig",
-    "KernelConfig",
-    "PoolerConfig",
-    "ProfilerConfig",
-    "SpeculativeConfig",
-    "StructuredOutputsConfig",
-    "VllmConfig",
-    "WeightTransferConfig",
-]
+VllmConfig = EngineConfig
 
 
 class _Object(dict[str, Any]):

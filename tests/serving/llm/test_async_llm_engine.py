@@ -87,6 +87,36 @@ async def test_methods_are_vllms(engine: AsyncLLMEngine) -> None:
         await anext(engine.generate(PROMPT, SamplingParams(), "adapter", LoRARequest("sql", 1, "somewhere")))
 
 
+async def test_pauses_and_sleep_have_vllms_names(engine: AsyncLLMEngine) -> None:
+    assert await engine.get_supported_tasks() == ("generate",)
+    await engine.pause_generation(mode="keep")
+    assert await engine.is_paused()
+    await engine.resume_generation()
+    assert not await engine.is_paused()
+    assert not await engine.is_sleeping()
+    with pytest.raises(RequestError, match="sleep mode is off"):
+        await engine.sleep()
+    assert await engine.get_weight_version() == "0"
+
+
+async def test_who_waits_for_one_that_is_shut_down_gets_an_error() -> None:
+    never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    engine = AsyncLLMEngine(ARGS.create_engine_config(), lambda _: never)
+    waiting = asyncio.ensure_future(engine.check_health())
+    await asyncio.sleep(0)
+    engine.shutdown()
+    with pytest.raises(EngineError, match="shut down while it started"):
+        await waiting
+    for shut_down in (False, True):
+        other: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        engine = AsyncLLMEngine(ARGS.create_engine_config(), lambda _, start=other: start)  # type: ignore[misc]
+        if shut_down:
+            engine.shutdown()
+        del engine
+        await asyncio.sleep(0)
+        assert other.cancelled(), "one that is dropped does not start"
+
+
 async def test_wrong_options_are_found_when_it_is_made_and_wrong_models_by_the_first_request() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs=0"):
         AsyncLLMEngine.from_engine_args(AsyncEngineArgs("demo", max_num_seqs=0))

@@ -1,7 +1,5 @@
 """What `stat_loggers` name. They have no effect: a server has its statistics at /metrics, a script in `get_metrics`."""
 
-__all__ = ["AggregatedLoggingStatLogger", "LoggingStatLogger", "PrometheusStatLogger", "StatLoggerBase"]
-
 
 class StatLoggerBase:
     """What logs statistics."""

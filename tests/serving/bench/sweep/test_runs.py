@@ -36,3 +36,20 @@ def test_a_failed_test_leaves_no_result(tmp_path: Path) -> None:
     assert run("") == wanted
     assert run("sys.exit(3)") == wanted, "it is not run again"
     assert [file.name for file in tmp_path.iterdir()] == ["run=0.json"]
+
+
+def test_some_of_the_runs_are_not_all(tmp_path: Path) -> None:
+    """A summary without one that failed, or of fewer runs, does not keep them from being run."""
+    command = shlex.join([sys.executable, "-c", BENCH])
+    (tmp_path / "default").mkdir()
+
+    def run(num_runs: int) -> list[int]:
+        options = SweepOptions(serve_cmd="none", bench_cmd=command, after_bench_cmd="true", num_runs=num_runs)
+        found = Sweep(options, tmp_path, [Setting()], [Setting()])._runs(
+            SweepServer([], "", sys.stdout, 1), Setting(), Setting()
+        )
+        return [each["run_number"] for each in found]
+
+    assert run(1) == [0]
+    assert run(3) == [0, 1, 2]
+    assert run(3) == [0, 1, 2]
