@@ -121,11 +121,13 @@ def test_groups_of_rows_have_matrices_of_their_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [Form(Values.INT8, 1), Form(Values.CODES, 3)], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form", [Form(Values.INT8, 1), Form(Values.CODES, 1), Form(Values.CODES, 3)], ids=lambda form: form.name
+)
 def test_processors_without_products_of_bytes_find_the_same(
     form: Form, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kind = W8A8 if form.digits == 1 else CODES
+    kind = {"quantized_int8_1": W8A8, "quantized_codes_1": W4A8, "quantized_codes_3": CODES}[form.name]
     x, matrix = operands(kind, 48, 128, 20)
     weight = weight_of(matrix)
     wanted = product(x, weight)

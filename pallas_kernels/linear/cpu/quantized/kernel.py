@@ -172,22 +172,22 @@ def _make_tiles(form: Form, blocks: int, most: int, middle: int) -> Any:
     def tile_of(
         rows: int, x: int, depth: int, w: int, w_stride: int, steps: int, meta: int, meta_stride: int, scales: int,
         offsets: int, scale_stride: int, scale_kind: int, table: int, base: int, base_stride: int, y: int,
-        y_stride: int, ahead: int, pace: int,
+        y_stride: int, ahead: int, pace: int, turn: int, behind: int,
     ) -> None:  # fmt: skip
         if rows == most:
             many(
                 x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-                base_stride, y, y_stride, ahead, pace,
+                base_stride, y, y_stride, ahead, pace, turn, behind,
             )  # fmt: skip
         elif rows == middle:
             half(
                 x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-                base_stride, y, y_stride, ahead, pace,
+                base_stride, y, y_stride, ahead, pace, turn, behind,
             )  # fmt: skip
         else:
             one(
                 x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-                base_stride, y, y_stride, ahead, pace,
+                base_stride, y, y_stride, ahead, pace, turn, behind,
             )  # fmt: skip
 
     return tile_of
@@ -209,6 +209,12 @@ def _sums_of(
     if own and not is_last:
         y, y_stride = own, width
     return base, base_stride, y, y_stride
+
+
+@compiled
+def _turn(tiles: int, left: int, then: int, step: int, length: int) -> int:
+    """The step from which a single tile fetches what is `then` bytes on, as these blocks end `left` bytes from here."""
+    return (left - AHEAD) // step if tiles == 1 and then else length
 
 
 def _make_strip(form: Form, blocks: int, most: int, widens: bool = False) -> Any:
@@ -262,6 +268,7 @@ def _make_strip(form: Form, blocks: int, most: int, widens: bool = False) -> Any
                 tile_of(
                     rows, x, depth, weights, tile_stride, length, meta, meta_stride, scales, offsets, scale_stride,
                     scale_kind, table, base, base_stride, y, y_stride, ahead, pace,
+                    _turn(count, stride - behind, then, step, length), then - stride + AHEAD,
                 )  # fmt: skip
                 row += rows
                 tile += 1
@@ -292,6 +299,8 @@ def make_kernel(form: Form) -> Kernel:
     widens = form.is_coded or not form.digits
     of_many = _make_strip(form, blocks_each, rows, True) if widens else wide
     step, inputs = form.step_bytes, form.inputs_per_step
+    # Sums of whole numbers may be added up in any order.
+    goes_on = form.digits > 0
 
     @compiled
     def item(work: int, index: int, scratch: int) -> None:
@@ -314,8 +323,15 @@ def make_kernel(form: Form) -> Kernel:
         number = int32(table, 3 * entry + _MATRIX) * blocks + block
         # Threads take items in turn: how far it is to the strip that this one will have next.
         on = (word(work, THREADS) + chunks - 1) // chunks * blocks_each
-        then = on * (word(work, _K) // inputs) * step if block + on < blocks else 0
-        if block + blocks_each <= blocks and last - first > rows and widens:
+        stride = word(work, _K) // inputs * step
+        then = on * stride if block + on < blocks else 0
+        if goes_on and last - first == 1:
+            # Memory is read fastest from one place on: block after block.
+            count = min(blocks_each, blocks - block)
+            for each in range(count):
+                further = stride if each + 1 < count else max(then - each * stride, 0)
+                narrow(work, number + each, first, last, (block + each) * BLOCK, further, scratch)
+        elif block + blocks_each <= blocks and last - first > rows and widens:
             of_many(work, number, first, last, block * BLOCK, then, scratch)
         elif block + blocks_each <= blocks:
             wide(work, number, first, last, block * BLOCK, then, scratch)

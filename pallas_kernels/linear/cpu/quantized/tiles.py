@@ -3,17 +3,18 @@
 Every tile is a function of the same arguments:
 
     f(x, depth, w, w_stride, steps, meta, meta_stride, scales, offsets, scale_stride, scale_kind, table, base,
-      base_stride, y, y_stride, ahead, pace)
+      base_stride, y, y_stride, ahead, pace, turn, behind)
 
 `x` are prepared rows, `depth` inputs each, as `prepare` has them: from the first input of the group on. A block of
 weights is `steps` times what one load of 16 outputs brings; the next one begins `w_stride` bytes behind it. `meta` is
 what `prepare` knows of a group of a row, the next row's is `meta_stride` words further on. `scales` and `offsets` are
 those of the group, [16], of the next block `scale_stride` elements further on; no offsets are 0. They are of a type
 `SCALE_KINDS[scale_kind]`. Results are added to those at `base`, rows of `base_stride` floats, unless that is 0, and go
-to `y`, rows of `y_stride` floats. Step k fetches what lies `ahead + k * pace` bytes behind the start of each block.
+to `y`, rows of `y_stride` floats. Step k fetches what lies `ahead + k * pace` bytes behind the start of each block, and
+from step `turn` on what lies `behind + k * pace` bytes behind it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from llvmlite import ir
@@ -79,6 +80,8 @@ class _Operands:
     y_stride: ir.Value
     ahead: ir.Value
     pace: ir.Value
+    turn: ir.Value
+    behind: ir.Value
 
 
 def make_tile(form: Form, rows: int, blocks: int) -> Any:
@@ -90,11 +93,13 @@ def make_tile(form: Form, rows: int, blocks: int) -> Any:
         found = sums(builder, operands, form, rows, blocks)
         _scaled(builder, operands, form, rows, blocks, found)
 
-    return operation(types.void, (types.intp,) * 18, emit)
+    return operation(types.void, (types.intp,) * len(fields(_Operands)), emit)
 
 
 def _prefetched(builder: ir.IRBuilder, operands: _Operands, starts: list[ir.Value], step: ir.Value) -> None:
-    there = builder.add(operands.ahead, builder.mul(step, operands.pace))
+    is_first = builder.icmp_signed("<", step, operands.turn)
+    ahead = builder.select(is_first, operands.ahead, operands.behind)
+    there = builder.add(ahead, builder.mul(step, operands.pace))
     for start in starts:
         emit_prefetch(builder, pointer(builder, start, there, BYTE))
 
@@ -106,6 +111,8 @@ def _constant(value: int) -> ir.Constant:
 def _integer_sums(builder: ir.IRBuilder, operands: _Operands, form: Form, rows: int, blocks: int) -> list[ir.Value]:
     """Sums of each row and each register, whole numbers made of those of digits, as float32."""
     digits, vectors = form.digits, blocks * REGISTERS
+    # A few sums wait for those of the step before: then every second step has its own, and every half of a byte.
+    parts, steps = (2 if form.is_coded else 1), (2 if rows * vectors == REGISTERS else 1)
     x_rows = [builder.add(operands.x, start) for start in multiples(builder, operands.depth, rows * digits)]
     starts = [builder.add(operands.w, start) for start in multiples(builder, operands.w_stride, blocks)]
     totals = []
@@ -114,26 +121,34 @@ def _integer_sums(builder: ir.IRBuilder, operands: _Operands, form: Form, rows: 
             place = builder.add(row, _constant(FIRST_DIGIT + digit))
             first = splat_int(builder, builder.load(pointer(builder, operands.meta, place, INT)))
             totals += [cgutils.alloca_once_value(builder, first) for _ in range(vectors)]
+    chains = parts * steps if steps > 1 else 1
+    others = [
+        [cgutils.alloca_once_value(builder, ir.Constant(INTS, [0] * LANES)) for _ in totals] for _ in range(chains - 1)
+    ]
     table = load_ints(builder, operands.table, 0)
-    parts = 2 if form.is_coded else 1
-    with cgutils.for_range(builder, operands.steps) as loop:
-        _prefetched(builder, operands, starts, loop.index)
-        behind = builder.mul(loop.index, _constant(4 * BLOCK))
-        raw = [
-            load_ints(builder, builder.add(start, behind), each * LANES)
-            for start in starts
-            for each in range(REGISTERS)
-        ]
-        place = builder.mul(loop.index, _constant(parts))
-        for part in range(parts):
-            weights = [_unsigned(builder, each, form, part, table) for each in raw]
-            left = iter(totals)
-            for row in x_rows:
-                scalar = builder.load(pointer(builder, row, builder.add(place, _constant(part)), INT))
-                spread = splat_int(builder, scalar)
-                for weight in weights:
-                    total = next(left)
-                    builder.store(emit_dot(builder, builder.load(total), weight, spread), total)
+    with cgutils.for_range(builder, builder.udiv(operands.steps, _constant(steps))) as loop:
+        for step in range(steps):
+            index = builder.add(builder.mul(loop.index, _constant(steps)), _constant(step))
+            _prefetched(builder, operands, starts, index)
+            behind = builder.mul(index, _constant(4 * BLOCK))
+            raw = [
+                load_ints(builder, builder.add(start, behind), each * LANES)
+                for start in starts
+                for each in range(REGISTERS)
+            ]
+            place = builder.mul(index, _constant(parts))
+            for part in range(parts):
+                weights = [_unsigned(builder, each, form, part, table) for each in raw]
+                left = iter([totals, *others][(step * parts + part) % chains])
+                for row in x_rows:
+                    scalar = builder.load(pointer(builder, row, builder.add(place, _constant(part)), INT))
+                    spread = splat_int(builder, scalar)
+                    for weight in weights:
+                        total = next(left)
+                        builder.store(emit_dot(builder, builder.load(total), weight, spread), total)
+    for own in others:
+        for total, other in zip(totals, own, strict=True):
+            builder.store(builder.add(builder.load(total), builder.load(other)), total)
     found = []
     for row in range(rows):
         for each in range(vectors):
