@@ -3,6 +3,8 @@
 It lies in the lowest layer because kernels need it too, and imports nothing but the standard library.
 """
 
+import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -90,12 +92,29 @@ class ArtifactCache:
         for used, size, entry in sorted(entries):
             if total <= self._largest or used > long_ago:
                 break
-            _remove(entry)
-            total -= size
+            if _remove(entry):
+                total -= size
 
     def _entry(self, name: str) -> Path:
         """What is used and pruned as one."""
         return self.folder / Path(name).parts[0]
+
+
+def hold(folder: Path) -> None:
+    """Keep a folder of a cache from being pruned by any process as long as this one lives, if the system has locks.
+
+    Whoever finds a folder looks whether it is still there once it is held.
+    """
+    with suppress(OSError):
+        _lock(folder, folder.stat().st_ino)
+
+
+@functools.cache
+def _lock(folder: Path, inode: int) -> int:
+    """A descriptor that stays open, and with it the lock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
 
 
 def _header(data: bytes | memoryview) -> bytes:
@@ -117,13 +136,32 @@ def _size(entry: Path, long_ago: float) -> int:
     return total
 
 
-def _remove(entry: Path) -> None:
-    if entry.is_dir():
-        # Whole or not at all: half a folder would pass for a whole one. What a kill leaves is pruned another time.
-        gone = entry.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
-        with suppress(OSError):
-            entry.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-    else:
+def _remove(entry: Path) -> bool:
+    """Delete a file, or a folder that nobody holds; whether it is gone."""
+    if not entry.is_dir():
         with suppress(OSError):
             entry.unlink()
+        return not entry.exists()
+    with suppress(OSError):
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            if _is_held(descriptor):
+                return False
+            # Whole or not at all: half a folder would pass for a whole one. What a kill leaves is pruned another time.
+            gone = entry.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")
+            entry.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+    return not entry.exists()
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether some process holds a folder; if not, none can before the descriptor is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # There are no locks here.
+        return False
+    return False

@@ -20,7 +20,7 @@ from jaxllm.models.quantization.gguf.config import read_model_config
 from jaxllm.models.quantization.gguf.file import read_parts
 from jaxllm.models.quantization.gguf.tensors import named_tensors
 from jaxllm.models.quantization.gguf.tokenizer import save_tokenizer
-from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
+from jaxllm.pallas_kernels.artifact_cache import ArtifactCache, hold
 
 _FORMAT = "jaxllm gguf 1"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -37,9 +37,7 @@ def gguf_folder(path: Path, cache: Path | None = None) -> Path:
     parts = [part.resolve() for part in parts_of(path)]
     home = cache or default_cache()
     folder = home / _digest(parts)
-    if folder.is_dir():
-        with suppress(OSError):
-            os.utime(folder)  # When it was used last.
+    if _is_held(folder):
         return folder
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,8 +54,19 @@ def gguf_folder(path: Path, cache: Path | None = None) -> Path:
             new.rename(folder)
         except OSError:  # Another process was faster.
             shutil.rmtree(new, ignore_errors=True)
+        hold(folder)
         ArtifactCache(home, LARGEST_CACHE).prune()
     return folder
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether the folder is there, and stays as long as this process: weights may be read again after days."""
+    hold(folder)
+    if not folder.is_dir():
+        return False
+    with suppress(OSError):
+        os.utime(folder)  # When it was used last.
+    return True
 
 
 def parts_of(path: Path) -> list[Path]:
