@@ -37,7 +37,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     `num_pages` counts the null page, which is never handed out; `block_size` is the tokens in a page; `num_shapes` the
     compiled step shapes. With several `data_shards`, limits and pages are those of each. `model_folder` holds the
     model's small files. `pooling` is None for a model that generates; one that pools has no KV cache.
-    `attention_problem` says why `attention_backend` is not the fastest one here, where that failed its self-test.
+    `attention_problem` says why `attention_backend` is not the fastest one here, where that failed its self-test;
+    `linear_problem` says so of `linear_backend`, which multiplies with quantised matrices.
     `planned_step_seconds` is what a full step of each shape should take, by its tokens, where the chip is known.
     `cache_windows` has the window of each page table of a request, 0 for none. `kv_cache_dtype` is NumPy's name of the
     KV cache's type, 'auto' where there is no cache. `stages` are those of pipeline parallel, none where there is one.
@@ -62,6 +63,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs_backend: str = "llguidance"
     attention_backend: str = "xla"
     attention_problem: str | None = None
+    linear_backend: str = "xla"
+    linear_problem: str | None = None
     planned_step_seconds: dict[int, float] = {}
     cache_windows: tuple[int, ...] = (0,)
     data_shards: int = 1

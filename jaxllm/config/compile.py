@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxllm.config.hints import ATTENTION_BACKENDS, MOE_BACKENDS
+from jaxllm.config.hints import ATTENTION_BACKENDS, LINEAR_BACKENDS, MOE_BACKENDS
 from jaxllm.config.option import Section, option
 
 
@@ -59,4 +59,10 @@ class CompileOptions(Section):
         "Implementation of the products with experts. 'auto': the kernel 'tpu' on TPU, unless it fails its self-test, "
         "else xla. On CPU kernels of jaxllm's own come with attention_backend 'cpu'.",
         hints=MOE_BACKENDS,
+    )
+    linear_backend: Literal["auto", "xla", "tpu"] = option(
+        "auto",
+        "Implementation of products with quantised matrices. 'auto': the kernel 'tpu' on TPU, unless it fails its "
+        "self-test, else xla. On CPU kernels of jaxllm's own come with attention_backend 'cpu'.",
+        hints=LINEAR_BACKENDS,
     )

@@ -133,5 +133,7 @@ def describe(
         structured_outputs_backend=config.structured.structured_outputs_backend,
         attention_backend=resolved.attention,
         attention_problem=resolved.attention_problem,
+        linear_backend=resolved.products,
+        linear_problem=resolved.products_problem,
         planned_step_seconds=planned_step_seconds or {},
     )

@@ -39,7 +39,7 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **values("code from model repositories is never run", "code-revision"),
     **switches("there is one block manager", "use-v2-block-manager"),
     **values(_XLA, "compilation-config/cc", "ir-op-priority",
-             "linear-backend", "sparse-indexer-topk-backend", "gdn-prefill-backend", "kda-prefill-backend",
+             "sparse-indexer-topk-backend", "gdn-prefill-backend", "kda-prefill-backend",
              "kda-decode-backend", "performance-mode"),
     **only(({},), "there are no platforms with options of their own; leave it out", "additional-config"),
     **switches(_XLA, "enable-flashinfer-autotune", "enable-layerwise-nvtx-tracing", "use-fp64-gumbel"),

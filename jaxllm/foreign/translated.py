@@ -102,7 +102,10 @@ TRANSLATED: Mapping[str, Translated] = {
     "attention-config": Translated(
         "JSON of --attention-backend (backend)", _renamed({"backend": "attention_backend"}), "ac"
     ),
-    "kernel-config": Translated("JSON of --moe-backend (moe_backend)", _renamed({"moe_backend": "moe_backend"})),
+    "kernel-config": Translated(
+        "JSON of --moe-backend (moe_backend) and --linear-backend (linear_backend)",
+        _renamed({"moe_backend": "moe_backend", "linear_backend": "linear_backend"}),
+    ),
     "profiler-config": Translated(
         "JSON of --profiler-dir (torch_profiler_dir)", _renamed({"torch_profiler_dir": "profiler_dir"})
     ),

@@ -29,6 +29,7 @@ from jaxllm.runtime.devices import data_shards, devices_of_all, local_devices, s
 from jaxllm.runtime.experts.choice import choose_experts
 from jaxllm.runtime.kv_type import choose_kv_cache
 from jaxllm.runtime.memory.memory import CacheShape
+from jaxllm.runtime.products.choice import choose_products
 from jaxllm.runtime.programs.buckets import GROWTH, GROWTH_WITHOUT_PADDING
 from jaxllm.runtime.sampling.choice import choose_sampling
 from jaxllm.runtime.step_size import usual_step_sizes
@@ -70,6 +71,10 @@ class ResolvedConfig:
     """Implementation of `choose_tokens`."""
     experts: str = "xla"
     """'tpu' if that kernel multiplies with the matrices of experts; 'xla' without experts."""
+    products: str = "xla"
+    """'tpu' if that kernel multiplies with matrices of few bits; 'xla' without such."""
+    products_problem: str | None = None
+    """Why `auto` did not take that kernel, where it failed its self-test."""
     attention_problem: str | None = None
     """Why `auto` did not take the kernel of this platform, where that failed its self-test."""
     num_snapshots: int = 0
@@ -95,6 +100,7 @@ class ResolvedConfig:
             native_matmul=is_native,
             attention_checks=self.attention_checks,
             experts=self.experts,
+            products=self.products,
             expert_parallel=self.config.parallel.enable_expert_parallel,
             # A request's page tables are the same in all stages.
             cache_groups=not (self.config.cache.disable_hybrid_kv_cache_manager or self.stages or self.stage),
@@ -263,6 +269,7 @@ def resolve_config(
         attention_checks=config.compile.attention_checks,
         sampling=choose_sampling(config.compile.sampling_backend, devices[0], model.vocab_size),
         experts=choose_experts(config.compile.moe_backend, platform, model),
+        products=choose_products(config.compile.linear_backend, platform, model),
     )
     if stages == 1:
         return resolved

@@ -40,7 +40,7 @@ class Linear(Matrix):
         layout = choose_layout((out_size, in_size), dtype, native=options.native_matmul)
         super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
-        self.is_native = options.native_matmul
+        self.is_native, self.backend = options.native_matmul, options.products
 
     def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""
@@ -49,8 +49,9 @@ class Linear(Matrix):
         out_size, in_size = self.layout.shape
         out_axis, in_axis = self.axes
         parts = devices_along(self.mesh, out_axis), devices_along(self.mesh, in_axis)
-        backend = "tpu" if self.platform == "tpu" else "xla"
-        return choose_quantized_layout((out_size, in_size), kind, native=self.is_native, backend=backend, parts=parts)
+        return choose_quantized_layout(
+            (out_size, in_size), kind, native=self.is_native, backend=self.backend, parts=parts
+        )
 
     def __call__(self, x: jax.Array, num_rows: jax.Array | None = None, fused: Fused = NOTHING) -> jax.Array:
         """Map [T, in], of which the first `num_rows` (int32 []) count, to [T, out]."""

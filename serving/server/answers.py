@@ -13,7 +13,9 @@ class Degraded(Answer, kw_only=True):
     """What serves, and why it is not the fastest."""
 
     attention_backend: str
-    attention_problem: str
+    attention_problem: str | None
+    linear_backend: str
+    linear_problem: str | None
 
 
 class Halted(Answer, kw_only=True):

@@ -26,9 +26,16 @@ async def health(request: Request) -> Response:
     info, state = llm.info, llm.state()
     if state.halted:
         return json_response(Halted(sleep_level=state.sleep_level, is_paused=state.is_paused, reason=state.halted))
-    if info.attention_problem is None:
+    if info.attention_problem is None and info.linear_problem is None:
         return Response()
-    return json_response(Degraded(attention_backend=info.attention_backend, attention_problem=info.attention_problem))
+    return json_response(
+        Degraded(
+            attention_backend=info.attention_backend,
+            attention_problem=info.attention_problem,
+            linear_backend=info.linear_backend,
+            linear_problem=info.linear_problem,
+        )
+    )
 
 
 async def live(_: Request) -> Response:

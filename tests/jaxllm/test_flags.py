@@ -178,6 +178,7 @@ def test_no_meaningless_flag_is_an_option() -> None:
         ("-ac.backend=cpu", "attention_backend", "cpu"),
         ('--attention-config {"backend":"cpu","flash_attn_version":3}', "attention_backend", "cpu"),
         ("--kernel-config.moe_backend xla", "moe_backend", "xla"),
+        ("--kernel-config.linear_backend marlin", "linear_backend", "auto"),
         ("--structured-outputs-config.disable_any_whitespace true", "disable_any_whitespace", True),
         ("--guided-decoding-disable-any-whitespace", "disable_any_whitespace", True),
         ("--profiler-config.torch_profiler_dir here", "profiler_dir", "here"),

@@ -55,6 +55,7 @@ def engine_identity(resolved: ResolvedConfig, programs: ProgramSet[Any], num_pag
         "attention_checks": resolved.attention_checks,
         "sampling_backend": resolved.sampling,
         "moe_backend": resolved.experts,
+        "linear_backend": resolved.products,
         "layer_stack": resolved.forward.stack,
         "compiler_options": compiler_options(programs, config.compile),
         MEASURED_BLOCKS: measured_digest(),

@@ -1,0 +1,14 @@
+"""Which implementation multiplies with matrices of few bits."""
+
+from jaxllm.errors import ConfigError
+from jaxllm.models.config import ModelConfig
+
+
+def choose_products(asked: str, platform: str, model: ModelConfig) -> str:
+    """'tpu' or 'xla': the one asked for, or the fastest for 'auto'.
+
+    Raises `ConfigError` where the one asked for is of another platform.
+    """
+    if asked == "tpu" and platform != "tpu":
+        raise ConfigError(f"linear_backend='tpu' needs a TPU; this is a {platform.upper()}")
+    return "tpu" if asked != "xla" and platform == "tpu" and model.is_quantized else "xla"
