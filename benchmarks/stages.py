@@ -1,6 +1,6 @@
 """Pipeline parallel on processors: throughput of one stage and of two, beside two devices that share every matrix.
 
-    scripts/bench stages                         under three minutes on two cores that are free
+    scripts/bench stages                         each line takes a minute of processor time, most of it to compile
     scripts/bench stages --requests 8 32         so many requests at once
 
 Each engine runs in a process on as many processors as it has devices, or on those that its line says. One device has
