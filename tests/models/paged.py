@@ -15,6 +15,7 @@ from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.sharding import model_parallel
 from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from tests.quick import QUICK
 
 PAGE_SIZE, NUM_PAGES, WIDTH, ROWS, SLOTS = 4, 48, 16, 4, 7
 State = nnx.State[Any, Any]
@@ -45,9 +46,7 @@ def compiled_step(model: CausalLM) -> tuple[State, Step]:
         hidden, cache = model(batch, cache)
         return model.logits(hidden), cache
 
-    # Compiling takes nearly all the time of these tests, and their models are too small to care how well.
-    quick = {"xla_backend_optimization_level": 0}
-    return state, jax.jit(step, donate_argnums=2, compiler_options=quick)
+    return state, jax.jit(step, donate_argnums=2, compiler_options=QUICK)
 
 
 def make_batch(

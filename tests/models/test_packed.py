@@ -18,6 +18,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
+from tests.quick import QUICK
 
 Kind = Literal["loop", "scan"]
 # Sizes of no whole blocks, and a feed-forward block whose second product has a depth the kernel does not take.
@@ -86,9 +87,8 @@ def test_a_scan_copies_neither_cache_nor_weights() -> None:
         return hidden, cache
 
     batch = make_batch([[1] * 8], [0], shuffled_pages(1), 8)
-    quick: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
     lowered = jax.jit(step, donate_argnums=2).lower(state, batch, Cache((cache,)))
-    memory = cast(Any, lowered.compile(quick).memory_analysis())
+    memory = cast(Any, lowered.compile(QUICK).memory_analysis())
     one_weight = 4 * 4096 * 128
     assert memory.alias_size_in_bytes >= cache.size * 4
     assert memory.temp_size_in_bytes < one_weight / 2

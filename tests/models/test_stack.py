@@ -23,10 +23,10 @@ from jaxllm.models.stack import ScanStack
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from tests.models import small
 from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_pages
+from tests.quick import QUICK
 
 Kind = Literal["loop", "scan"]
 # What is compiled quickly has the same buffers: the level says what LLVM does, after they are laid out.
-QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
 
 PATTERNS = {

@@ -117,7 +117,8 @@ def compiler_options(programs: ProgramSet[Any], options: CompileOptions) -> dict
         return dict(_ON_TPU7X)
     if options.optimization_level == 3 or platform != "cpu":
         return {}
-    quicker = _QUICKER if programs.uses_native_kernels else {}
+    # The lowest level is for who waits for the compiler rather than for answers.
+    quicker = _QUICKER if programs.uses_native_kernels or options.optimization_level == 0 else {}
     return {"xla_backend_optimization_level": options.optimization_level, **quicker}
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxllm.pallas_kernels.gated_delta.cases import CASES, Case, make_inputs
+from tests.quick import QUICK
 
 # Compiling takes nearly all the time of these tests.
 _reference, _xla = (
-    jax.jit(lambda inputs, name=name: inputs.call(name), compiler_options={"xla_backend_optimization_level": 0})
-    for name in ("reference", "xla")
+    jax.jit(lambda inputs, name=name: inputs.call(name), compiler_options=QUICK) for name in ("reference", "xla")
 )
 
 

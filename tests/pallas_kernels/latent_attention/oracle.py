@@ -10,9 +10,7 @@ import numpy as np
 
 from jaxllm.pallas_kernels.latent_attention import find_latent
 from jaxllm.pallas_kernels.latent_attention.cases import LAYER, Case, Inputs, make_inputs, tolerance
-
-QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Compiler options: compiling takes nearly all the time of these tests."""
+from tests.quick import QUICK
 
 Result = tuple[jax.Array, jax.Array]
 

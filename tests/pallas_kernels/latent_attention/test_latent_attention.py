@@ -25,7 +25,8 @@ from jaxllm.pallas_kernels.latent_attention.cases import (
     minimum_bytes,
     products,
 )
-from tests.pallas_kernels.latent_attention.oracle import QUICK, cached_inputs, check, run_function
+from tests.pallas_kernels.latent_attention.oracle import cached_inputs, check, run_function
+from tests.quick import QUICK
 
 PORTABLE = ("reference", "xla", "cpu")
 """Implementations that run here; `cpu` on machines whose only device is a CPU, like these of the tests."""

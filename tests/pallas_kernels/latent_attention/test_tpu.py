@@ -13,7 +13,8 @@ from jaxllm.pallas_kernels.latent_attention import LatentOptions
 from jaxllm.pallas_kernels.latent_attention.cases import CASES, LAYER, Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.latent_attention.tpu.attention import BACKEND, tpu_latent_attention
 from jaxllm.pallas_kernels.latent_attention.tpu.sizes import Blocks
-from tests.pallas_kernels.latent_attention.oracle import QUICK, cached_inputs, check
+from tests.pallas_kernels.latent_attention.oracle import cached_inputs, check
+from tests.quick import QUICK
 
 DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=4), Blocks(keys=256, chunk=128, slots=2, queries=16)
 """Small, so that small cases have several blocks."""

@@ -11,9 +11,7 @@ import numpy as np
 from jaxllm.pallas_kernels.paged_attention.backend import find
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-
-QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Compiler options: compiling takes nearly all the time of these tests, and their arrays are too small to care."""
+from tests.quick import QUICK
 
 Result = tuple[jax.Array, jax.Array]
 

@@ -10,7 +10,8 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ra
 
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, run_function
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, run_function
+from tests.quick import QUICK
 
 BY_NAME = {case.name: case for case in CASES}
 

@@ -12,7 +12,8 @@ import pytest
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, CacheGeometry, cache_shape, paged_attention
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
 from tests.pallas_kernels.paged_attention.covering import covering
-from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function, without_writing
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function, without_writing
+from tests.quick import QUICK
 
 PORTABLE = ("reference", "xla", "cpu")
 """Implementations that run on every machine; those for one kind of device have tests of their own."""

@@ -12,7 +12,8 @@ from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, mak
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
-from tests.pallas_kernels.paged_attention.oracle import QUICK, cached_inputs, check, run_function
+from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
+from tests.quick import QUICK
 
 
 @pytest.mark.parametrize("contexts", [(3, 1500), (1500, 3), (700, 1500, 40)])

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from jaxllm.pallas_kernels.segment_attention.api import IMPLEMENTATIONS, segment_attention
 from jaxllm.pallas_kernels.segment_attention.relative import RelativeScores
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
+from tests.quick import QUICK
 
 TOKENS, ROWS, HEADS, SIZE = 320, 8, 3, 16
 _attend = jax.jit(
     segment_attention,
     static_argnames=("scale", "window", "implementation"),
-    compiler_options={"xla_backend_optimization_level": 0},
+    compiler_options=QUICK,
 )
 
 

@@ -13,13 +13,12 @@ from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
 from jaxllm.pallas_kernels.paged_attention.gpu import attention
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
+from tests.quick import QUICK
 
 interpreter = pytest.importorskip(
     "jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call", reason="this JAX has no interpreter of Mosaic GPU"
 )
 thread_map = pytest.importorskip("jax._src.pallas.mosaic.interpret.thread_map")
-
-QUICK: Any = {"xla_backend_optimization_level": 0}
 
 
 def _compile_once(monkeypatch: pytest.MonkeyPatch) -> None:

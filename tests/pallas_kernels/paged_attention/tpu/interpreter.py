@@ -16,6 +16,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu import attention
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import whole_queries
 from jaxllm.pallas_kernels.paged_attention.tpu.canonical import dims_of, from_canonical, to_canonical
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
+from tests.quick import QUICK
 
 DECODE, PREFILL = Blocks(keys=256, chunk=128, slots=6), Blocks(keys=256, chunk=128, slots=2, queries=32)
 """Small, so that small cases have several blocks."""
@@ -39,7 +40,7 @@ def interpret(
         out, cache = packed.call("tpu", layer)
         return out, to_canonical(cache, inputs.case)
 
-    out, cache = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})(inputs, jnp.int32(LAYER))
+    out, cache = jax.jit(run, compiler_options=QUICK)(inputs, jnp.int32(LAYER))
     jax.block_until_ready(out)
     assert interpret_pallas_call.races is not None
     assert not interpret_pallas_call.races.races_found
