@@ -33,14 +33,14 @@ def test_greedy_tokens(tmp_path: Path, name: str) -> None:
     random = np.random.default_rng(2)
     prompts = [random.integers(0, VOCABULARY, length).tolist() for length in LENGTHS]
     plan = CacheLayout("xla", "float32").plan(read_config(tmp_path), by_window=True)
-    # What one request holds in a step of 16 tokens: all its tokens, or those that a window shows.
-    held = sum(min(LONGEST, window + 16) if window else LONGEST for window in plan.windows) // PAGE
+    # What one request holds in a step of 8 tokens: all its tokens, or those that a window shows.
+    held = sum(min(LONGEST, window + 8) if window else LONGEST for window in plan.windows) // PAGE
     engine = make_engine(
         model=str(tmp_path),
         dtype="float32",
         max_model_len=LONGEST,
         max_num_seqs=4,
-        max_num_batched_tokens=16,
+        max_num_batched_tokens=8,
         block_size=PAGE,
         # Too few for all of them at once.
         num_gpu_blocks_override=1 + held * 9 // 4,

@@ -1,7 +1,6 @@
 """Small random models of every family that transformers has, from the tests that compare their logits."""
 
 import dataclasses
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from tests.models import test_families as others
 from tests.models import test_gemma_families as gemma
 from tests.models import test_recurrent_families as recurrent
 from tests.models.families import test_decoders as gpt_like
+from tests.models.stacks import COVERING, EVERY_FAMILY
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,10 @@ FAMILIES: dict[str, Family] = {
 }
 """By the name of the case."""
 
-# Each of the first few brings much that is new, each of the others something.
-COVERING = (
-    "gemma3n", "gemma4", "gemma4-experts",
-    "llama4", "nemotron_h", "opt-norms-behind-narrow", "qwen3_next", "deepseek_v2", "jamba", "gpt_oss", "phimoe",
-    "gemma2", "lfm2", "gptj", "mpt-clip", "cwm", "hunyuan", "olmo3", "phi3-short", "stablelm-norms",
-    "deepseek_v2-lite", "arctic", "falcon_h1", "bamba", "lfm2-wide", "ministral3", "bloom", "falcon_mamba", "mamba",
-    "falcon-7b", "zamba2", "zamba2-plain",
-)  # fmt: skip
-"""Families that have, together, every choice that a layer plan or a configuration makes: see `choices`."""
-
 
 def covering() -> tuple[str, ...]:
     """Names for a test that takes long: of all families where the environment has JAXLLM_EVERY_FAMILY."""
-    return tuple(FAMILIES) if "JAXLLM_EVERY_FAMILY" in os.environ else COVERING
+    return tuple(FAMILIES) if EVERY_FAMILY else COVERING
 
 
 def choices(config: ModelConfig) -> set[tuple[str, Any]]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from jaxllm.models.checkpoint.checkpoint import read_config
-from tests.models.every_family import COVERING, FAMILIES, choices
+from tests.models.every_family import FAMILIES, choices
+from tests.models.stacks import COVERING
 
 
 @pytest.mark.slow

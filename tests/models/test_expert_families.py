@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralRMSNorm
 
-from tests.models.test_families import BOTH_STACKS, LATENT, Case, Stack, check, randomise, save
+from tests.models.stacks import in_stacks
+from tests.models.test_families import LATENT, Case, Stack, check, randomise, save
 
 EIGHT = {"num_experts": 8, "num_experts_per_tok": 3}
 EIGHT_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 3}
@@ -247,12 +247,11 @@ REFERENCES = {"ArcticForCausalLM": "Mixtral"}
 """Families that are compared with what is made of another's parts."""
 
 
-@BOTH_STACKS
-def test_arctic(tmp_path: Path, stack: Stack) -> None:
-    check(tmp_path, save_arctic(tmp_path, ARCTIC["arctic"]), stack)
+@in_stacks(ARCTIC)
+def test_arctic(tmp_path: Path, name: str, stack: Stack) -> None:
+    check(tmp_path, save_arctic(tmp_path, ARCTIC[name]), stack)
 
 
-@BOTH_STACKS
-@pytest.mark.parametrize("name", CASES)
+@in_stacks(CASES)
 def test_logits(tmp_path: Path, name: str, stack: Stack) -> None:
     check(tmp_path, save_all_random(tmp_path, CASES[name]), stack)

@@ -18,10 +18,10 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.options import ForwardOptions
 from tests.models.paged import compiled_step, run
+from tests.models.stacks import in_stacks
 from tests.models.test_parity import CHUNKS, LENGTHS, ONE_GO, SMALL, TOKENS, expected_logits
 
 Stack = Literal["loop", "scan"]
-BOTH_STACKS = pytest.mark.parametrize("stack", ["scan", pytest.param("loop", marks=pytest.mark.slow)])
 
 
 @dataclass(frozen=True)
@@ -221,8 +221,7 @@ def check(folder: Path, model: torch.nn.Module, stack: Stack = "scan") -> None:
         np.testing.assert_allclose(logits, wanted, atol=1e-4, rtol=0)
 
 
-@BOTH_STACKS
-@pytest.mark.parametrize("name", CASES)
+@in_stacks(CASES)
 def test_logits(tmp_path: Path, name: str, stack: Stack) -> None:
     check(tmp_path, save(tmp_path, CASES[name]), stack)
 

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.kv_shape import CacheLayout
-from tests.models.test_families import BOTH_STACKS, Case, Stack, check, save
+from tests.models.stacks import in_stacks
+from tests.models.test_families import Case, Stack, check, save
 from tests.models.test_parity import SMALL
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -125,9 +126,6 @@ def test_what_cannot_be_is_an_error(tmp_path: Path, name: str, changes: dict[str
 SOON = {"gemma3n", "gemma4", "gemma4-experts"}
 
 
-@BOTH_STACKS
-@pytest.mark.parametrize(
-    "name", [name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@in_stacks(CASES, SOON)
 def test_logits(tmp_path: Path, name: str, stack: Stack) -> None:
     check(tmp_path, save_random(tmp_path, CASES[name]), stack)

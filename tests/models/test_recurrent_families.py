@@ -10,7 +10,8 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from jaxllm.models.checkpoint.checkpoint import read_config
-from tests.models.test_families import BOTH_STACKS, Case, Stack, Tensors, check, randomise, save
+from tests.models.stacks import in_stacks
+from tests.models.test_families import Case, Stack, Tensors, check, randomise, save
 from tests.models.test_parity import SMALL
 
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -181,10 +182,7 @@ SOON = {"falcon_h1", "jamba", "mamba2", "qwen3_next", "zamba2"}
 """Those of the fast part: one of each recurrence, with attention and without, and experts."""
 
 
-@BOTH_STACKS
-@pytest.mark.parametrize(
-    "name", [name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@in_stacks(CASES, SOON)
 def test_logits(tmp_path: Path, name: str, stack: Stack) -> None:
     check(tmp_path, save_random(tmp_path, CASES[name]), stack)
 

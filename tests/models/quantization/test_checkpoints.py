@@ -22,6 +22,7 @@ from tests.models.paged import compiled_step, run
 from tests.models.quantization.checkpoints import deepseek_v3, llama, qwen3_moe, save
 from tests.models.quantization.formats import FORMATS, Format
 from tests.models.quantization.test_formats import format_of
+from tests.thinned import thinned
 
 LENGTH = 21
 PROMPT = np.random.default_rng(1).integers(0, 90, LENGTH).tolist()
@@ -125,7 +126,8 @@ def test_a_matrix_of_another_size_than_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["float8 per channel, per token", "AWQ", "int8 per tensor, static", "fp8 static", "NVFP4 of modelopt"]
+    "name",
+    thinned(["float8 per channel, per token", "AWQ", "NVFP4 of modelopt"], ["int8 per tensor, static", "fp8 static"]),
 )
 def test_greedy_tokens_through_the_engine(tmp_path: Path, name: str) -> None:
     """Chunked, batched, preempted, and again with what is in the prefix cache."""

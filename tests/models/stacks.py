@@ -1,0 +1,33 @@
+"""Which families are compared in which stack of layers: all in the scan, and in the loop those that no engine runs."""
+
+import os
+from collections.abc import Collection, Iterable
+
+import pytest
+
+# Each of the first few brings much that is new, each of the others something.
+COVERING = (
+    "gemma3n", "gemma4", "gemma4-experts",
+    "llama4", "nemotron_h", "opt-norms-behind-narrow", "qwen3_next", "deepseek_v2", "jamba", "gpt_oss", "phimoe",
+    "gemma2", "lfm2", "gptj", "mpt-clip", "cwm", "hunyuan", "olmo3", "phi3-short", "stablelm-norms",
+    "deepseek_v2-lite", "arctic", "falcon_h1", "bamba", "lfm2-wide", "ministral3", "bloom", "falcon_mamba", "mamba",
+    "falcon-7b", "zamba2", "zamba2-plain",
+)  # fmt: skip
+"""Families that have, together, every choice that a layer plan or a configuration makes: see `every_family.choices`."""
+
+EVERY_FAMILY = "JAXLLM_EVERY_FAMILY" in os.environ
+
+
+def in_stacks(names: Iterable[str], soon: Collection[str] | None = None) -> pytest.MarkDecorator:
+    """`name` and `stack` of a test: the scans are slow but for those of `soon` (None: no scan is), the loops all.
+
+    The engines of `tests/e2e/test_families.py` have loops, whose tokens are those of transformers: families that run
+    there are not compared here again, unless the environment has JAXLLM_EVERY_FAMILY.
+    """
+    slow = pytest.mark.slow
+    cases = []
+    for name in names:
+        cases.append(pytest.param(name, "scan", marks=() if soon is None or name in soon else slow))
+        if EVERY_FAMILY or name not in COVERING:
+            cases.append(pytest.param(name, "loop", marks=slow))
+    return pytest.mark.parametrize(("name", "stack"), cases)
