@@ -1,12 +1,11 @@
 """Whole decode steps of a quantised Llama-3-8B for TPUs that are not there: memory, and bytes that are moved."""
 
-import os
-
 import pytest
 
 from benchmarks.tpu.moved import moved_bytes
 from benchmarks.tpu_quantized_steps import run_child, shares
 from jaxllm.planning.hlo import parse
+from tests.thinned import thinned
 
 PROGRAM = """
 HloModule step
@@ -51,16 +50,16 @@ def test_what_a_program_moves() -> None:
     assert found["kernel product"] == 8 * 64 * 2 + 2 * 64 * 256 // 2 + 8 * 512 * 2
 
 
-EVERY = [(chip, weights, "auto") for chip in ("v6e", "v5e", "tpu7x") for weights in ("int8", "int4", "fp8")] + [
+OTHERS = [
+    *((chip, weights, "auto") for chip in ("v6e", "v5e", "tpu7x") for weights in ("int8", "int4", "fp8")),
     ("v6e", "int8", "fp8"),
     ("v6e", "int8", "int8"),
     ("v5e", "int8", "fp8"),
 ]
-CASES = EVERY if "JAXLLM_EVERY_CASE" in os.environ else [("v6e", "int4", "fp8")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("chip", "weights", "cache"), CASES)
+@pytest.mark.parametrize(("chip", "weights", "cache"), thinned([("v6e", "int4", "fp8")], OTHERS))
 def test_a_step_reads_what_it_must(chip: str, weights: str, cache: str) -> None:
     pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]' (no TPU needed)")
     found = run_child(chip, weights, cache, 1500)
