@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, RequestError
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 from jaxllm.runtime.programs.generation import generation_programs
@@ -89,8 +89,6 @@ def test_a_stage_reads_only_its_tensors(tmp_path: Path, demo_folder: Path) -> No
     [
         ({"pipeline_parallel_size": 5}, "the model has 4 layers"),
         ({"mesh": "data=2"}, "data shards have one stage"),
-        ({"executables": "folder"}, "bundles of executables"),
-        ({"data_parallel_backend": "ray"}, "engines that Ray starts"),
         ({"tensor_parallel_size": 8}, "stages of 8 devices need 16, and there are 8|there are 8 devices"),
     ],
 )
@@ -140,6 +138,17 @@ def test_a_request_is_in_one_step_under_way() -> None:
     """As many steps are under way as there are stages, each of other requests; they have what they had alone."""
     options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 32, "block_size": 4}
     engine = make_engine(**options, pipeline_parallel_size=2, num_gpu_blocks_override=40)
+    assert [(stage.start, stage.stop, stage.num_devices) for stage in engine.info.stages] == [(0, 2, 1), (2, 4, 1)]
+    pages = engine.runner.calls.state.kv_cache.pages[0]
+    assert {stage.cache_bytes for stage in engine.info.stages} == {pages.nbytes}
+    with pytest.raises(RequestError, match="max_model_len"):
+        engine.add_request(request("long", range(5, 37), temperature=0))
+    before = engine.stats().stage_seconds
+    engine.add_request(request("gone", range(5, 9), temperature=0, max_tokens=12, ignore_eos=True))
+    while len(engine._under_way) < engine._depth and engine._start():
+        pass
+    engine.abort_request("gone")
+    assert [output.finish_reason for output in engine.step()] == ["abort"]
     for index in range(4):
         engine.add_request(request(index, range(5, 9), temperature=0, max_tokens=12, ignore_eos=True))
     tokens: dict[str, list[int]] = {}
@@ -155,4 +164,7 @@ def test_a_request_is_in_one_step_under_way() -> None:
     assert most == 2
     assert len(set(map(tuple, tokens.values()))) == 1
     assert engine.runner.watch.count == 0
+    worked = [last - first for first, last in zip(before, engine.stats().stage_seconds, strict=True)]
+    assert len(worked) == 2
+    assert all(0 < seconds < 600 for seconds in worked)
     engine.close()
