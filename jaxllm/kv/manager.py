@@ -154,15 +154,15 @@ class KVManager:
         `token_ids` is int32 [n, block_size], `pages` int32 [n, tables]. All pages before them are published.
         """
         data, stride = token_ids.tobytes(), 4 * self.block_size
-        kept: list[int] = []
+        new: list[bytes] = []
         offset = 0
-        for request, number, own in zip(requests, numbers, pages.tolist(), strict=True):
+        for request, number in zip(requests, numbers, strict=True):
             digests = request.page_hashes
             if len(digests) == number:
                 extend_digest(digests, data[offset : offset + stride], request.cache_salt, self.weights_version)
-            kept += self._cache.insert_all(digests[number], own)
+            new.append(digests[number])
             offset += stride
-        self._pool.keep_when_idle(kept)
+        self._pool.keep_when_idle(self._cache.insert_each(new, pages))
 
     def release(self, pages: Int32Array) -> None:
         """Take back the pages of one request, given in order. Cached ones stay findable until their room is needed."""

@@ -116,13 +116,18 @@ class PrefixCache:
         self._digest_of[table][page] = digest
         return True
 
-    def insert_all(self, digest: bytes, pages: list[int]) -> list[int]:
-        """`insert` a page for each table. Returns those that were inserted."""
-        inserted = []
-        for page, page_of, digest_of in zip(pages, self._page_of, self._digest_of, strict=True):
-            if page_of.setdefault(digest, page) == page:
-                digest_of[page] = digest
-                inserted.append(page)
+    def insert_each(self, digests: list[bytes], pages: Int32Array) -> list[int]:
+        """`insert` a page for every table and digest, int32 [n, tables]. Returns those that were inserted."""
+        inserted: list[int] = []
+        distinct = len(set(digests)) == len(digests)
+        for table, (page_of, digest_of) in enumerate(zip(self._page_of, self._digest_of, strict=True)):
+            own = pages[:, table].tolist()
+            if distinct and page_of.keys().isdisjoint(digests):  # what is usual, without a call for each
+                page_of.update(zip(digests, own, strict=True))
+                digest_of.update(zip(own, digests, strict=True))
+                inserted += own
+            else:
+                inserted += [page for digest, page in zip(digests, own, strict=True) if self.insert(digest, page, table)]
         return inserted
 
     def forget(self, pages: Iterable[int]) -> None:
