@@ -127,7 +127,9 @@ class PrefixCache:
                 digest_of.update(zip(own, digests, strict=True))
                 inserted += own
             else:
-                inserted += [page for digest, page in zip(digests, own, strict=True) if self.insert(digest, page, table)]
+                inserted += [
+                    page for digest, page in zip(digests, own, strict=True) if self.insert(digest, page, table)
+                ]
         return inserted
 
     def forget(self, pages: Iterable[int]) -> None:

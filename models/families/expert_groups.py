@@ -25,4 +25,8 @@ def check_expert_groups(file: ConfigFile, router: RouterPlan, count: int) -> Non
         raise file.wrong("n_group", f"a divisor of 'n_routed_experts' = {count}, with {least} or more in a group")
     enough = router.top_groups * (count // router.groups) >= file.integer("num_experts_per_tok")
     if router.groups > 1 and not (router.top_groups <= router.groups and enough):
-        raise file.wrong("topk_group", "at most 'n_group', and enough groups for 'num_experts_per_tok' experts")
+        raise file.wrong(
+            "topk_group",
+            "at most 'n_group', and enough groups for 'num_experts_per_tok' experts "
+            f"where 'n_routed_experts' is {count}",
+        )

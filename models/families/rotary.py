@@ -79,6 +79,9 @@ def _llama3(file: ConfigFile, rope: ConfigFile, positions: int) -> dict[str, Any
         "trained_length": _trained_length(file, rope, positions),
     }
     options |= {key: rope.number(key) for key in ("low_freq_factor", "high_freq_factor")}
+    # Equal ones, as Llama 4 Scout has them, leave nothing between kept and slowed frequencies.
+    if options["high_freq_factor"] < options["low_freq_factor"]:
+        raise rope.wrong("high_freq_factor", f"at least 'low_freq_factor' = {options['low_freq_factor']:g}")
     return options
 
 

@@ -32,6 +32,7 @@ Steps = dict[ModelConfig, Step]
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 FOUND: list[tuple[str, Change, str]] = [
     ("dbrx", (("attn_config", "kv_n_heads"), 4), "refused"),
+    ("deepseek_v2", (("n_routed_experts",), 4), "refused"),
     ("gemma3", (("attn_logit_softcapping",), 0.5), "refused"),
     ("gemma3", (("rope_parameters", "full_attention"), DYNAMIC), "equal"),
     ("llama", (("hidden_act",), "quick_gelu"), "refused"),
@@ -40,6 +41,7 @@ FOUND: list[tuple[str, Change, str]] = [
         (("rope_parameters",), {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
         "refused",
     ),
+    ("llama4", (("rope_parameters", "low_freq_factor"), 2.0), "refused"),
     ("mamba2", (("hidden_act",), "quick_gelu"), "refused"),
     ("nemotron_h", (("mlp_hidden_act",), "tanh"), "refused"),
     ("nemotron_h", (("num_experts_per_tok",), 6), "refused"),
