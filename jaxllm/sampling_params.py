@@ -44,7 +44,7 @@ class _Names(CheckedNames):
     noun: ClassVar[str] = "sampling parameter"
     synonyms: ClassVar[dict[str, str]] = {"guided_decoding": "structured_outputs"}
     reasons: ClassVar[dict[str, str]] = {
-        "logits_processors": "custom logits processors are not supported yet",
+        "logits_processors": "give classes to LLM(logits_processors=[...]), and extra_args to requests",
         "flat_logprobs": "logprobs are a dictionary for each token",
         "repetition_detection": "not supported; lower max_tokens, or see repetition_penalty",
         "stream_interval": "results come as the engine brings them",

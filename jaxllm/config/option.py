@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,12 +20,13 @@ class OptionInfo:
     aliases: tuple[str, ...] = ()
     synonyms: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     hints: tuple[str, ...] = ()
+    read: Callable[[Any], Any] | None = None
 
     def value_of(self, value: Any) -> Any:
         """The value that one stands for, which may be another name of it; None is the default."""
         if isinstance(value, str) or type(value) is int:
-            return self.synonyms.get(str(value), value)
-        return value
+            value = self.synonyms.get(str(value), value)
+        return value if self.read is None or value is None else self.read(value)
 
     def is_hint(self, value: Any) -> bool:
         """Whether this is a value of another engine's, for which the default is taken."""
@@ -42,15 +43,17 @@ def option(
     aliases: tuple[str, ...] = (),
     synonyms: Mapping[str, str | None] | None = None,
     hints: tuple[str, ...] = (),
+    read: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A dataclass field that is a user-visible option.
 
     Bounds are inclusive. `environment` names the variable that gives the value when nothing else does: for secrets,
     which a command line would show to everybody on the machine. `aliases` are other names of the flag, with a dash in
     front if they are short ones; `synonyms` other names of values, where None is the default. `hints` are beginnings of
-    another engine's values, in lower case: these are accepted with a warning and change nothing.
+    another engine's values, in lower case: these are accepted with a warning and change nothing. `read` makes the value
+    of others that stand for it.
     """
-    info = OptionInfo(help, minimum, maximum, environment, aliases, synonyms or {}, hints)
+    info = OptionInfo(help, minimum, maximum, environment, aliases, synonyms or {}, hints, read)
     return field(default=default, metadata={"option": info})
 
 

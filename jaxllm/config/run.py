@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxllm.config.option import Section, option
+from jaxllm.processors.names import as_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,12 @@ class OutputOptions(Section):
         "What logprobs are: log-probabilities or logits, the model's own or those that tokens were drawn with, after "
         "bias, penalties, grammar, temperature, top-k, top-p and min-p. Those of prompts and of logprob_token_ids are "
         "the model's own. Beam search needs 'raw_logprobs'.",
+    )
+    logits_processors: tuple[str, ...] = option(
+        (),
+        "Python classes that change scores before tokens are chosen, as package.module:Class or the name of an entry "
+        "point; they run in the engine's process. See docs/logits_processors.md.",
+        read=as_names,
     )
 
 

@@ -1,4 +1,4 @@
-"""Steps with requests whose tokens are limited: what the engine does for them, beside what it does for all."""
+"""Steps with requests whose tokens are limited, or chosen from changed logits: what the engine does beside for them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,12 +15,14 @@ from jaxllm.models.errors import ModelError
 from jaxllm.request import Request
 from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
+from jaxllm.runtime.sampling.constrained import ConstrainedRows
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.structured.backend import Vocabulary
 from jaxllm.structured.constraints import Constraints
 
 if TYPE_CHECKING:
+    from jaxllm.engine.processing import Processing
     from jaxllm.scheduler.sharded import ShardedScheduler
 
 Refuse = Callable[[Request, str, str | None], None]
@@ -36,6 +38,8 @@ class Tail:
     """The output is complete with it, whatever else would let it go on."""
     problem: str | None = None
     """Why the request cannot go on."""
+    parameter: str = "structured_outputs"
+    """What is at fault then."""
 
 
 class ConstrainedDecoding(Collaborator):
@@ -44,19 +48,34 @@ class ConstrainedDecoding(Collaborator):
     The host computes which tokens they may be given while the device runs the forward pass, and must do so before the
     next step is dispatched. When a token is known, those that are bound to follow come with it: they are computed in
     one chunk, in the next step.
+
+    So it is with requests that use logits processors, which may have a grammar as well.
     """
 
     holds = True
 
     def __init__(
-        self, constraints: Constraints, scheduler: "Scheduler | ShardedScheduler", runner: Runner, refuse: Refuse
+        self,
+        constraints: Constraints,
+        scheduler: "Scheduler | ShardedScheduler",
+        runner: Runner,
+        refuse: Refuse,
+        processing: "Processing | None" = None,
     ) -> None:
+        """`processing` has the logits processors of an engine that has any."""
         super().__init__()
+        self._processing = processing
+        self._wrong: list[tuple[Request, RequestError]] = []
         self._constraints, self._scheduler, self._runner, self._refuse = constraints, scheduler, runner, refuse
         self._tails: dict[int, Tail] = {}  # by row of the step that was collected last
 
     def concerns(self, request: Request) -> bool:
-        """Whether the tokens of the request are limited."""
+        """Whether the tokens of the request are limited, or logits processors have a say."""
+        if self._processing is not None and self._processing.concerns(request):
+            return True
+        return self._is_limited(request)
+
+    def _is_limited(self, request: Request) -> bool:
         params = request.params
         limited = params.structured_outputs is not None or params.thinking_token_budget is not None
         return limited and params.uses_grammar
@@ -64,16 +83,27 @@ class ConstrainedDecoding(Collaborator):
     def added(self, request: Request) -> None:
         """Take a request, and release it as soon as it has its constraint."""
         super().added(request)
-        if self._constraints.begin(request):
+        if self._processing is not None:
+            try:
+                self._processing.begin(request)
+            except RequestError as error:
+                self._wrong.append((request, error))
+                return
+        if not self._is_limited(request) or self._constraints.begin(request):
             self._scheduler.release(request)
 
     def ended(self, request: Request) -> None:
         """Forget a request."""
         super().ended(request)
         self._constraints.forget(request)
+        if self._processing is not None:
+            self._processing.forget(request)
 
     def begins(self) -> None:
         """Let those run whose grammars have been compiled, and refuse those whose have not."""
+        wrong, self._wrong = self._wrong, []
+        for request, found in wrong:
+            self._refuse(request, str(found), found.parameter)
         for request, error in self._constraints.ready():
             if error is None:
                 self._scheduler.release(request)
@@ -91,7 +121,10 @@ class ConstrainedDecoding(Collaborator):
 
     def scheduled(self, plan: StepPlan) -> None:
         """Say which rows of a step are constrained."""
-        constrained = [request.constraint is not None and not request.constraint.free for request in plan.requests]
+        constrained = [
+            (request.constraint is not None and not request.constraint.free) or self._is_processed(request)
+            for request in plan.requests
+        ]
         rows: npt.NDArray[np.bool_] = np.array(constrained, np.bool_) & plan.samples
         plan.constrained = rows if rows.any() else None
 
@@ -110,11 +143,61 @@ class ConstrainedDecoding(Collaborator):
         if not len(which):
             return
         requests = [plan.requests[row] for row in constrained.rows[which].tolist()]
-        masks, problems = self._constraints.fill(requests)
-        self._runner.choose(constrained, which, masks)
+        masks, problems = self._masks(requests)
+        failed = self._choose_rows(constrained, which, requests, masks)
         for request, problem in zip(requests, problems, strict=True):
             if problem is not None:
                 self._refuse(request, f"structured_outputs: {problem}", "structured_outputs")
+        for request, message in failed:
+            self._refuse(request, message, "logits_processors")
+
+    def _masks(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
+        """See `Constraints.fill`; what has no constraint may go on with any token."""
+        if self._processing is None:
+            return self._constraints.fill(requests)
+        limited = [row for row, request in enumerate(requests) if request.constraint is not None]
+        found, found_problems = self._constraints.fill([requests[row] for row in limited])
+        masks: npt.NDArray[np.int32] = np.full((len(requests), found.shape[1]), -1, np.int32)
+        masks[limited] = found
+        problems: list[str | None] = [None] * len(requests)
+        for row, problem in zip(limited, found_problems, strict=True):
+            problems[row] = problem
+        return masks, problems
+
+    def _choose_rows(
+        self,
+        constrained: ConstrainedRows,
+        which: npt.NDArray[np.int32],
+        requests: list[Request],
+        masks: npt.NDArray[np.int32],
+    ) -> list[tuple[Request, str]]:
+        """Choose the tokens of these rows, each in its way; requests whose processors have failed, with the reason."""
+        processing, table = self._processing, self._scheduler.table
+        if processing is None:
+            self._runner.choose(constrained, which, masks)
+            return []
+        ways: dict[str, list[int]] = {"plain": [], "compiled": [], "host": []}
+        for row, request in enumerate(requests):
+            way = "plain" if not processing.has(request) else "host" if processing.on_host(request) else "compiled"
+            ways[way].append(row)
+        failed = []
+        for way, rows in ways.items():
+            if not rows:
+                continue
+            own = [requests[row] for row in rows]
+            if way == "plain":
+                self._runner.choose(constrained, which[rows], masks[rows])
+                continue
+            logits = None
+            if way == "host":
+                logits = self._runner.row_logits(constrained, which[rows])
+                outputs = [table.output_tokens(request.slot) for request in own]
+                failed += [(own[row], message) for row, message in processing.apply(own, outputs, logits).items()]
+            self._runner.choose_processed(constrained, which[rows], masks[rows], *processing.compiled(own), logits)
+        return failed
+
+    def _is_processed(self, request: Request) -> bool:
+        return self._processing is not None and self._processing.has(request)
 
     def collected(self, step: Dispatched, result: StepResult) -> None:
         """Take the sampled tokens of a step's constrained rows, and put those behind them which are bound to follow."""
@@ -124,6 +207,11 @@ class ConstrainedDecoding(Collaborator):
         live = self._scheduler.table.generation[plan.slots] == plan.generations
         rows = [row for row in step.constrained.rows.tolist() if plan.samples[row] and live[row]]
         self._tails = {row: self._tail(plan.requests[row], int(tokens[row])) for row in rows}
+        for row in step.constrained.empty().tolist():
+            if row in self._tails:
+                self._tails[row] = Tail(
+                    problem="logits processors have left no token to go on with", parameter="logits_processors"
+                )
         sizes = np.zeros(plan.num_rows, np.int32)
         sizes[rows] = [len(tail.token_ids) for tail in self._tails.values()]
         if sizes.any():
@@ -143,7 +231,7 @@ class ConstrainedDecoding(Collaborator):
                 continue
             if tail.problem is not None:
                 step.plan.samples[row] = False
-                self._refuse(request, tail.problem, "structured_outputs")
+                self._refuse(request, tail.problem, tail.parameter)
             elif tail.complete:
                 self._scheduler.finish(request.request_id, "stop")
                 finished.append(request)
@@ -153,11 +241,12 @@ class ConstrainedDecoding(Collaborator):
     def _tail(self, request: Request, token_id: int) -> Tail:
         """Let a request's constraint take one token; what must follow it."""
         constraint, params, table, slot = request.constraint, request.params, self._scheduler.table, request.slot
-        assert constraint is not None
+        if constraint is None:
+            return Tail()
         tail, problem = Tail(), constraint.take([token_id])
         room = int(table.max_total[slot] - table.num_tokens[slot]) - 1
         num_output = int(table.num_tokens[slot] - table.num_prompt_tokens[slot]) + 1
-        skips = not (params.wants_logprobs or params.uses_penalties or params.uses_bias)
+        skips = not (params.wants_logprobs or params.uses_penalties or params.uses_bias or self._is_processed(request))
         while problem is None and len(tail.token_ids) < room:
             if constraint.ended:
                 tail.complete = True
@@ -173,7 +262,7 @@ class ConstrainedDecoding(Collaborator):
             tail.token_ids += following
             problem = constraint.take(following)
         if problem is not None:
-            tail.problem = _problem(request, problem)
+            tail.problem = _problem(request, problem, is_processed=self._is_processed(request))
         return tail
 
     def close(self) -> None:
@@ -181,11 +270,16 @@ class ConstrainedDecoding(Collaborator):
         self._constraints.close()
 
 
-def _problem(request: Request, problem: str) -> str:
+def _problem(request: Request, problem: str, *, is_processed: bool) -> str:
     if request.params.uses_bias:
         return (
             "structured_outputs: no token is left to go on with: what the grammar allows at this place, other "
             "parameters (logit_bias, allowed_token_ids, bad_words, min_tokens) forbid"
+        )
+    if is_processed:
+        return (
+            "structured_outputs: no token is left to go on with: what the grammar allows at this place, logits "
+            "processors forbid"
         )
     return f"structured_outputs: {problem}"
 

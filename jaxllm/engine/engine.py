@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from jaxllm.kv.shards import ShardedPages
     from jaxllm.scheduler.sharded import ShardedScheduler
 
+if TYPE_CHECKING:
+    from jaxllm.engine.processing import Processing
+
 
 class Engine(StepLoop[Dispatched]):
     """Runs requests to their ends, as many at a time as slots, pages and the token budget allow.
@@ -88,7 +91,9 @@ class Engine(StepLoop[Dispatched]):
         else:
             self.pages, self.scheduler = _sharded(shards, options)
         self._collaborators: tuple[Collaborator, ...] = (
-            ConstrainedDecoding(make_constraints(resolved), self.scheduler, runner, self._refuse),
+            ConstrainedDecoding(
+                make_constraints(resolved), self.scheduler, runner, self._refuse, _processing(resolved)
+            ),
             BeamSearches(resolved.max_model_len, self._finish_with_output),
             PromptLogprobs(),
         )
@@ -325,6 +330,15 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
         resolved = with_tested_sampling(with_tested_attention(fit_here(resolved)))
         resolved = with_tested_products(with_tested_experts(resolved))
     return resolved
+
+
+def _processing(resolved: ResolvedConfig) -> "Processing | None":
+    if not resolved.processors:
+        return None
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.engine.processing import Processing
+
+    return Processing(resolved)
 
 
 def _planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:

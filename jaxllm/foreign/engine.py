@@ -75,7 +75,6 @@ MEANINGLESS: Mapping[str, Meaningless] = {
                "enable-fault-tolerance"),
     **only(("auto", ""), "requests and models cannot bring code", "worker-cls", "worker-extension-cls",
            "scheduler-cls", "io-processor-plugin"),
-    **only(([], ()), "requests and models cannot bring code", "logits-processors"),
     # Cache
     **off("scales are those of the checkpoint; --kv-cache-dtype int8 finds some for each token and head",
           "calculate-kv-scales"),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from jaxllm.bundle.read import Bundle
     from jaxllm.hosts.follower import FollowerGroup
     from jaxllm.hosts.group import Group
+    from jaxllm.runtime.sampling.compiled_processors import CompiledProcessors
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +94,18 @@ def build_runner(
         ),
         watch=CompilationWatch(strict=resolved.config.compile.strict_compilation),
         background=built.in_background(),
+        processors=_compiled_processors(resolved),
     )
     runner.warm_up(run_at_start(resolved.platform, built.at_start) or programs.buckets.all[:1])
     return resolved, runner, built.num_pages
+
+
+def _compiled_processors(resolved: ResolvedConfig) -> "CompiledProcessors | None":
+    if not resolved.processors:
+        return None
+    from jaxllm.runtime.sampling.compiled_processors import CompiledProcessors
+
+    return CompiledProcessors.of(resolved)
 
 
 def follow(resolved: ResolvedConfig, group: "FollowerGroup", progress: Progress = silent) -> None:

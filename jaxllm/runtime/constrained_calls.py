@@ -5,6 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.runtime.device_calls import DeviceCalls
+from jaxllm.runtime.inputs import PackedLayout
 from jaxllm.runtime.packing import StepPacker, output_lengths
 from jaxllm.runtime.programs.compilations import CompilationWatch
 from jaxllm.runtime.sampling.constrained import ConstrainedRows, constrained_layout
@@ -41,7 +42,11 @@ class ConstrainedCalls:
         at_once = len(views["hidden_rows"])
         with self._watch.watching("constrained rows"):
             for parts in self._packer.by_shard(constrained.hidden[which], at_once):
-                own = [self._pack(constrained, which[part], masks[part]) for part in parts]
+                own = []
+                for part in parts:
+                    packed, views = pack_constrained(self._layout, self._packer, constrained, which[part])
+                    views["masks"][: len(part)] = masks[part]
+                    own.append(packed)
                 packed = np.concatenate(own)
                 sampled = self._calls.call("sample_constrained", packed)
                 places = np.concatenate([shard * at_once + np.arange(len(part)) for shard, part in enumerate(parts)])
@@ -51,16 +56,19 @@ class ConstrainedCalls:
                 ):
                     leaf.copy_to_host_async()
 
-    def _pack(self, constrained: ConstrainedRows, part: Int32Array, masks: Int32Array) -> Int32Array:
-        packed, views = self._layout.host_buffer()
-        count = len(part)
-        views["hidden_rows"][:count] = self._packer.own_hidden(constrained.hidden[part])
-        views["num_rows"][...] = count
-        views["sampling_ints"][:, :count] = self._packer.own_slots(constrained.ints[:, part])
-        views["sampling_floats"][:, :count] = constrained.floats[:, part]
-        views["sampling_floats"][:, count:] = NEUTRAL_FLOATS
-        views["masks"][:count] = masks
-        return packed
+
+def pack_constrained(
+    layout: PackedLayout, packer: StepPacker, constrained: ConstrainedRows, part: Int32Array
+) -> tuple[Int32Array, dict[str, np.ndarray]]:
+    """The packed input of a shard's `part` of the rows, int32 [n], and its fields: all but masks are filled in."""
+    packed, views = layout.host_buffer()
+    count = len(part)
+    views["hidden_rows"][:count] = packer.own_hidden(constrained.hidden[part])
+    views["num_rows"][...] = count
+    views["sampling_ints"][:, :count] = packer.own_slots(constrained.ints[:, part])
+    views["sampling_floats"][:, :count] = constrained.floats[:, part]
+    views["sampling_floats"][:, count:] = NEUTRAL_FLOATS
+    return packed, views
 
 
 def with_chosen(

@@ -48,13 +48,19 @@ _LOGPROBS = StateUse(lambda parameters, state: (parameters, state.hidden), lambd
 _SAMPLING = StateUse(
     lambda parameters, state: (state.sampling,), lambda state, result: (None, replace(state, sampling=result))
 )
+_CHOICE = StateUse(
+    lambda parameters, state: (parameters, state.hidden, state.sampling, state.last_tokens), _with_chosen
+)
 
 _USES = {
     "empty_state": StateUse(lambda parameters, state: (), _only_state),
     "prompt_logprobs": _LOGPROBS,
     "listed_logprobs": _LOGPROBS,
-    "sample_constrained": StateUse(
-        lambda parameters, state: (parameters, state.hidden, state.sampling, state.last_tokens), _with_chosen
+    "sample_constrained": _CHOICE,
+    "sample_processed": _CHOICE,
+    "sample_from_host": _CHOICE,
+    "row_logits": StateUse(
+        lambda parameters, state: (parameters, state.hidden, state.sampling), lambda state, result: (result, state)
     ),
     "set_row": _SAMPLING,
     "set_bias": _SAMPLING,

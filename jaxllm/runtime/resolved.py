@@ -83,6 +83,8 @@ class ResolvedConfig:
     """Layers that have devices of their own, and these; `mesh` is that of the first stage then."""
     stage: Stage | None = None
     """The layers that this is the configuration of; None: all."""
+    processors: tuple[type, ...] = ()
+    """Classes of the logits processors, in their order."""
 
     @property
     def forward(self) -> ForwardOptions:
@@ -270,6 +272,7 @@ def resolve_config(
         sampling=choose_sampling(config.compile.sampling_backend, devices[0], model.vocab_size),
         experts=choose_experts(config.compile.moe_backend, platform, model),
         products=choose_products(config.compile.linear_backend, platform, model),
+        processors=_load_processors(config, runner, stages, processes),
     )
     if stages == 1:
         return resolved
@@ -299,6 +302,21 @@ def _quantized(model: ModelConfig, method: str | None) -> ModelConfig:
     if family.make_encoder is not None:
         raise ModelError(f"quantization={method!r}: encoders such as {model.architecture} are not quantised here")
     return quantized(model, family.names_of(model), method)
+
+
+def _load_processors(config: EngineConfig, runner: str, stages: int, processes: int) -> tuple[type, ...]:
+    names = config.output.logits_processors
+    if not names:
+        return ()
+    if runner == "pooling":
+        raise ConfigError("logits_processors: a model that pools chooses no tokens; leave them out")
+    if stages > 1 or processes > 1:
+        where = f"pipeline_parallel_size={stages}" if stages > 1 else "engines on several hosts"
+        raise ConfigError(f"logits_processors: not with {where}; use tensor_parallel_size on one host")
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.processors.loading import load_classes
+
+    return load_classes(names)
 
 
 def _devices(config: EngineConfig, count: int, processes: int) -> Sequence[jax.Device]:

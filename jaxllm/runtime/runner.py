@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -25,6 +25,9 @@ from jaxllm.runtime.sampling.table import SamplingTable
 from jaxllm.runtime.step import PROMPT_LOGPROB_ROWS, StepShape
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
+
+if TYPE_CHECKING:
+    from jaxllm.runtime.sampling.compiled_processors import CompiledProcessors
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -89,7 +92,9 @@ class Runner:
         sampling: SamplingTable,
         watch: CompilationWatch,
         background: BackgroundCompilation | None = None,
+        processors: "CompiledProcessors | None" = None,
     ) -> None:
+        """`processors` are there where the engine has any, be they compiled or not."""
         self.watch = watch
         self._background = background
         self.calls = calls
@@ -98,6 +103,11 @@ class Runner:
         self._num_slots = calls.state.last_tokens.shape[0]
         self._packer = StepPacker(shape, buckets, sampling, self._num_slots)
         self._constrained = ConstrainedCalls(calls, self._packer, sampling, watch, shape.shards)
+        self._processed = None
+        if processors is not None:
+            from jaxllm.runtime.processed_calls import ProcessedCalls
+
+            self._processed = ProcessedCalls(calls, self._packer, watch, shape.shards, processors)
         self._listed_layout = listed_layout(self._num_slots)
         # Only outputs that follow a grammar get tokens by other ways than one step each.
         self._has_chosen = False
@@ -187,6 +197,25 @@ class Runner:
         """Choose the tokens of rows that the last step left out: int32 [n] of `constrained`, and their masks [n, W]."""
         self._has_chosen = True
         self._constrained.choose(constrained, which, masks)
+
+    def row_logits(self, constrained: ConstrainedRows, which: Int32Array) -> npt.NDArray[np.float32]:
+        """See `ProcessedCalls.logits`."""
+        assert self._processed is not None
+        return self._processed.logits(constrained, which)
+
+    def choose_processed(
+        self,
+        constrained: ConstrainedRows,
+        which: Int32Array,
+        masks: Int32Array,
+        uses: Int32Array,
+        numbers: Int32Array,
+        logits: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """See `ProcessedCalls.choose`."""
+        assert self._processed is not None
+        self._has_chosen = True
+        self._processed.choose(constrained, which, masks, uses, numbers, logits)
 
     def collect(self, step: Dispatched) -> StepResult:
         """Wait for a step and bring its tokens to the host, and log-probabilities only where asked for."""

@@ -4,7 +4,7 @@ Axis letters: T tokens, R rows, S slots, W page-table width, D hidden size, V vo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -221,26 +221,31 @@ def sample_in_blocks(
     num_rows: jax.Array,
     shape: StepShape,
     masks: jax.Array | None = None,
+    given: dict[str, jax.Array] | None = None,
+    alter: Callable[..., jax.Array] | None = None,
 ) -> tuple[SampledRows, SamplingState]:
     """Sample from `hidden` [R, D] in blocks of rows and stop after `num_rows` (int32 []), the last row in use.
 
     A bucket for a large prompt has room for many requests; without blocks it would pay for all their logits. `masks`
-    int32 [R, W] say which tokens are allowed, see `sample`.
+    int32 [R, W] say which tokens are allowed, see `sample`. `alter(model, logits, rows, state, given)` makes the logits
+    that tokens are chosen by, of a block's rows; `given` has arrays [R, ...].
     """
     part_of = partial(
         sample, max_logprobs=shape.max_logprobs, implementation=shape.sampling, logprobs_mode=shape.logprobs_mode
     )
-    choose = over_vocabulary(part_of, model.options.mesh, (SPLIT, SAME, SPLIT, SAME, SAME), (SAME, SPLIT))
+    choose = over_vocabulary(part_of, model.options.mesh, (SPLIT, SAME, SPLIT, SAME, SAME, SPLIT), (SAME, SPLIT))
 
     def sample_block(inputs: Any, state: SamplingState, num_rows: jax.Array) -> tuple[SampledRows, SamplingState]:
-        hidden, rows, masks = inputs
-        sampled: tuple[SampledRows, SamplingState] = choose(
-            model.logits(hidden, num_rows), rows, state, masks, num_rows
-        )
-        return sampled
+        hidden, rows, masks, given = inputs
+        logits = model.logits(hidden, num_rows)
+        altered = None if alter is None else alter(model, logits, rows, state, given)
+        sampled, state = choose(logits, rows, state, masks, num_rows, altered)
+        if altered is not None:
+            sampled = replace(sampled, is_empty=~jnp.isfinite(altered.max(axis=1)))
+        return sampled, state
 
-    inputs = (hidden, rows, masks)
-    return _in_blocks(sample_block, inputs, state, num_rows, shape.sample_rows, shape.max_logprobs)
+    inputs = (hidden, rows, masks, given)
+    return _in_blocks(sample_block, inputs, state, num_rows, shape, altered=alter is not None)
 
 
 def _in_blocks(
@@ -248,11 +253,12 @@ def _in_blocks(
     inputs: Any,
     state: SamplingState,
     num_rows: jax.Array,
-    size: int,
-    max_logprobs: int,
+    shape: StepShape,
+    *,
+    altered: bool,
 ) -> tuple[SampledRows, SamplingState]:
-    """`sample_block(inputs, state, num_rows)`, for `size` rows of the `inputs` [R, ...] at a time where R is larger."""
-    total = jax.tree.leaves(inputs)[0].shape[0]
+    """`sample_block(inputs, state, num_rows)`, for some rows of the `inputs` [R, ...] at a time where R is larger."""
+    total, size, max_logprobs = jax.tree.leaves(inputs)[0].shape[0], shape.sample_rows, shape.max_logprobs
     if total <= size:
         return sample_block(inputs, state, num_rows)
     padding = -total % size
@@ -271,7 +277,7 @@ def _in_blocks(
         return jax.tree.map(lambda old, leaf: lax.dynamic_update_slice_in_dim(old, leaf, first, 0), sampled, new), state
 
     no_tokens = jnp.zeros(total + padding, jnp.int32)
-    empty = SampledRows(no_tokens, no_logprobs(total + padding, max_logprobs))
+    empty = SampledRows(no_tokens, no_logprobs(total + padding, max_logprobs), no_tokens != 0 if altered else None)
     sampled, state = lax.fori_loop(0, (num_rows + size - 1) // size, block, (empty, state))
     return jax.tree.map(lambda leaf: leaf[:total], sampled), state
 

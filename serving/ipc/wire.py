@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from jaxllm.errors import EngineError
+from jaxllm.processors.names import ClassName
 
 INLINE_BYTES = 256
 """Arrays smaller than this are part of the message."""
@@ -51,7 +52,7 @@ class FrameEncoder:
     """
 
     def __init__(self, *, share: bool = False) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_array)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_other)
         self.share = share and hasattr(os, "memfd_create")
         self._frames: list[Frame] = []
         self._handles: set[int] = set()
@@ -61,7 +62,9 @@ class FrameEncoder:
         self._frames = []
         return [self._encoder.encode(message), *self._frames]
 
-    def _encode_array(self, value: Any) -> _Array:
+    def _encode_other(self, value: Any) -> _Array | str:
+        if isinstance(value, ClassName):
+            return str(value)
         if not isinstance(value, np.ndarray):
             raise TypeError(f"{type(value).__name__} cannot be sent")
         array = np.ascontiguousarray(value)

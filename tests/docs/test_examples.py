@@ -19,6 +19,7 @@ PRINTED = {
     "beam_search.py": "-",
     "data_parallel.py": "7 ",
     "llm_engine_example.py": "2 [",
+    "logits_processor.py": "with it: ",
     "offline_chat.py": "of several: ",
     "offline_chat_with_tools.py": "add({'a': ",
     "offline_inference.py": "'The red fox' -> ",

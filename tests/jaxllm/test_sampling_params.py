@@ -114,7 +114,7 @@ def test_unknown_names() -> None:
     assert caught.value.parameter == "temprature"
     with pytest.raises(RequestError, match="did you mean 'top_p'"):
         SamplingParams.from_dict({"topp": 1})
-    with pytest.raises(RequestError, match="not supported yet"):
+    with pytest.raises(RequestError, match="and extra_args to requests"):
         SamplingParams.from_dict({"logits_processors": [print]})
 
 

@@ -81,6 +81,14 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         received = handover.array
     else:
         received = None
+    processed: dict[str, Program] = {}
+    processors: dict[str, Any] = {}
+    if resolved.processors:
+        # Most engines have none: starts are faster without the import.
+        from jaxllm.runtime.programs.processed import processed_programs
+
+        processed, names = processed_programs(arrays, resolved)
+        processors = {"logits_processors": names}
     return ProgramSet(
         step=partial(_step, arrays, received),
         others={
@@ -93,12 +101,13 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
             "set_pages": make_set_pages(arrays),
             "copy_pages": make_copy_pages(arrays),
             **({"copy_states": _copy_states(arrays)} if state.kv_cache.states else {}),
+            **processed,
         },
         buckets=buckets,
         shape=shape,
         parameters=parameters,
         state=state,
-        options={"max_logprobs": shape.max_logprobs} | ({} if stage is None else {"stage": asdict(stage)}),
+        options={"max_logprobs": shape.max_logprobs} | ({} if stage is None else {"stage": asdict(stage)}) | processors,
         mesh=resolved.mesh,
         uses_native_kernels=native,
     )

@@ -47,20 +47,32 @@ class ConstrainedRows:
     wants_logprobs: bool = False
     begun: bool = False
 
+    def empty(self) -> Int32Array:
+        """Rows of the plan of which processors have left no token, int32."""
+        found = [
+            rows[np.asarray(sampled.is_empty)[places]]
+            for rows, places, sampled in self.chosen
+            if sampled.is_empty is not None
+        ]
+        return np.concatenate(found) if found else np.zeros(0, np.int32)
+
 
 def constrained_layout(state: Any, shards: int = 1) -> PackedLayout:
     """The packed input of a shard, for a `SamplingState` of all: [S, V] says how many rows and words."""
+    return PackedLayout(constrained_fields(state, shards, CONSTRAINED_ROWS))
+
+
+def constrained_fields(state: Any, shards: int, most_rows: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """The fields of such an input, for at most so many rows."""
     slots, vocab_size = state.bias.shape[0] // shards, state.bias.shape[1]
-    rows, words = min(slots, CONSTRAINED_ROWS), -(-vocab_size // 32)
-    return PackedLayout(
-        {
-            "hidden_rows": ((rows,), np.int32),
-            "num_rows": ((), np.int32),
-            "sampling_ints": ((len(INT_FIELDS), rows), np.int32),
-            "sampling_floats": ((len(FLOAT_FIELDS), rows), np.float32),
-            "masks": ((rows, words), np.int32),
-        }
-    )
+    rows, words = min(slots, most_rows), -(-vocab_size // 32)
+    return {
+        "hidden_rows": ((rows,), np.int32),
+        "num_rows": ((), np.int32),
+        "sampling_ints": ((len(INT_FIELDS), rows), np.int32),
+        "sampling_floats": ((len(FLOAT_FIELDS), rows), np.float32),
+        "masks": ((rows, words), np.int32),
+    }
 
 
 def make_sample_constrained(

@@ -25,10 +25,14 @@ from jaxllm.runtime.sampling.rows import SamplingRows, SamplingState
 @register_dataclass
 @dataclass(frozen=True)
 class SampledRows:
-    """The tokens of a step, int32 [R], and their log-probabilities, which are zeros when no row wants any."""
+    """The tokens of a step, int32 [R], and their log-probabilities, which are zeros when no row wants any.
+
+    `is_empty` bool [R]: processors have left no token to choose; None where there are none.
+    """
 
     token_ids: Array
     logprobs: Logprobs
+    is_empty: Array | None = None
 
 
 def sample(
@@ -37,6 +41,7 @@ def sample(
     state: SamplingState,
     masks: Array | None = None,
     num_rows: Array | None = None,
+    altered: Array | None = None,
     *,
     max_logprobs: int,
     vocabulary: Vocabulary = WHOLE,
@@ -48,9 +53,10 @@ def sample(
     A row's token depends on its own logits, parameters and state only. `max_logprobs` is static: the number of most
     likely tokens whose log-probabilities are returned, at most V. `masks` int32 [R, W] has a bit for each token of the
     whole vocabulary, 1 where it is allowed (`jaxllm.structured.backend.Mask`); where nothing is left of a row, its
-    token is arbitrary. Rows from `num_rows` (int32 []) on need not be computed. With a `vocabulary` that is split,
-    `logits` and `state` are one part, and the result is the same on all devices. `implementation` (static) is that of
-    `choose_tokens`, and `logprobs_mode` (static) says which numbers `logprobs` are.
+    token is arbitrary. Rows from `num_rows` (int32 []) on need not be computed. `altered` [R, V] are the logits with
+    bias and penalties as logits processors have changed them: tokens are chosen by these. With a `vocabulary` that is
+    split, `logits` and `state` are one part, and the result is the same on all devices. `implementation` (static) is
+    that of `choose_tokens`, and `logprobs_mode` (static) says which numbers `logprobs` are.
     """
     choice = _choice(rows)
     is_allowed = None if masks is None else _allowed(masks, logits.shape[1], vocabulary)
@@ -58,12 +64,12 @@ def sample(
         # Here, so that other machines do not load its compiler.
         from jaxllm.pallas_kernels.sampling.tpu.sampling import tpu_choose_tokens
 
-        changed, is_changed = _changed(logits, rows, state, is_allowed)
+        changed, is_changed = _changed(logits, rows, state, is_allowed, altered)
         token_ids = tpu_choose_tokens(logits, choice, vocabulary, changed=(changed, is_changed), num_rows=num_rows)
         processed = jnp.where(is_changed, changed, logits) if is_processed(logprobs_mode) else logits
     else:
         with jax.named_scope("process"):
-            processed = process(logits, rows, state, lambda: logits)
+            processed = process(logits, rows, state, lambda: logits) if altered is None else altered
         processed = processed if is_allowed is None else jnp.where(is_allowed, processed, -jnp.inf)
         token_ids = choose_tokens(processed, choice, vocabulary, implementation=implementation)
     with jax.named_scope("logprobs"):
@@ -87,8 +93,12 @@ def _choice(rows: SamplingRows) -> Choice:
     return Choice(temperature, rows.top_k, rows.top_p, rows.min_p, uniforms(rows.seed, rows.step))
 
 
-def _changed(logits: Array, rows: SamplingRows, state: SamplingState, is_allowed: Array | None) -> tuple[Array, Array]:
+def _changed(
+    logits: Array, rows: SamplingRows, state: SamplingState, is_allowed: Array | None, altered: Array | None
+) -> tuple[Array, Array]:
     """Logits after bias, penalties and masks, and whether that changed any: if not, they are not even there."""
+    if altered is not None:
+        return altered if is_allowed is None else jnp.where(is_allowed, altered, -jnp.inf), jnp.bool_(True)
     is_changed = rows.any_bias | rows.any_penalty
     with jax.named_scope("process"):
         changed = process(logits, rows, state, lambda: lax.empty(logits.shape, logits.dtype))

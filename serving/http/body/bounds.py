@@ -30,6 +30,8 @@ MOST_TEXTS = 16384
 """Texts or tokens of one field, where `jaxllm.sampling_limits` has no lower bound."""
 MOST_BIASES = 65536
 """Tokens with a bias."""
+MOST_EXTRA_ARGS = 64
+"""Arguments for an operator's extensions."""
 
 
 def documented(**keywords: Any) -> Meta:

@@ -45,6 +45,8 @@ def sampling_params(
         others["structured_outputs"] = structured_outputs(body)
     if body.thinking_token_budget not in (None, -1):
         given["thinking_token_budget"] = body.thinking_token_budget
+    if body.vllm_xargs:
+        given["extra_args"] = body.vllm_xargs
     if body.use_beam_search:
         if others["structured_outputs"] is not None:
             raise RequestError("structured outputs do not go with beam search", "use_beam_search")

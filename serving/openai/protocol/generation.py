@@ -8,6 +8,7 @@ from jaxllm.sampling_limits import MAX_LISTED_TOKENS, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.serving.http.body.base import Body, Ignored, Refused
 from jaxllm.serving.http.body.bounds import (
     MOST_BIASES,
+    MOST_EXTRA_ARGS,
     MOST_TEXTS,
     Count,
     Int64,
@@ -141,6 +142,8 @@ class GenerationRequest(Body, kw_only=True):
     """The older name of structured_outputs.whitespace_pattern."""
     structural_tag: dict[str, Any] | str | None = None
     """The older name of structured_outputs.structural_tag."""
+    vllm_xargs: Annotated[dict[str, Any], Meta(max_length=MOST_EXTRA_ARGS)] | None = None
+    """What the operator's logits processors read, as extra_args of the parameters."""
     thinking_token_budget: OrMinusOne | None = None
     """Most tokens of reasoning; -1: no limit. Only where the server tells reasoning from text."""
 
@@ -161,7 +164,6 @@ class GenerationRequest(Body, kw_only=True):
     kv_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     ec_transfer_params: Annotated[Any, Ignored(_TRANSFER, ({},))] = None
     return_weight_versions: Annotated[Any, Ignored("not supported; see /metrics, weights_version", (False,))] = None
-    vllm_xargs: Annotated[Any, Ignored("there are no extensions that read it", ({},))] = None
 
 
 class OneAnswer(GenerationRequest, kw_only=True):

@@ -93,7 +93,6 @@ def test_prompts_of_all_shapes(prompt: bytes) -> None:
     ("kind", "field", "value"),
     [
         (CompletionRequest, b"suffix", b'"end"'),
-        (CompletionRequest, b"vllm_xargs", b'{"a": 1}'),
         (CompletionRequest, b"guided_decoding_backend", b'"outlines"'),
         (ChatCompletionRequest, b"modalities", b'["text", "audio"]'),
         (ChatCompletionRequest, b"store", b"true"),
@@ -112,7 +111,6 @@ def test_known_fields_that_are_not_served_say_why(kind: Any, field: bytes, value
     [
         (CompletionRequest, b"suffix", b"null"),
         (CompletionRequest, b"suffix", b'""'),
-        (CompletionRequest, b"vllm_xargs", b"{}"),
         (ChatCompletionRequest, b"response_format", b'{"type": "text"}'),
         (ChatCompletionRequest, b"modalities", b'["text"]'),
         (ChatCompletionRequest, b"store", b"false"),

@@ -1,0 +1,142 @@
+"""One logits processor that runs on the host, and the requests that use it in places which they keep.
+
+Axis letters: n rows of a step, B places, V vocabulary.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import ConfigError
+from jaxllm.processors.interface import BatchUpdate
+from jaxllm.processors.loading import label
+from jaxllm.request import Request
+from jaxllm.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+SLOW_SECONDS = 0.05
+"""A processor that takes longer for a step is named in the log."""
+SECONDS_BETWEEN_LOGS = 60.0
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class ProcessorError(Exception):
+    """A processor has failed: which one, and how."""
+
+
+@dataclass
+class _Place:
+    index: int
+    output: list[int]
+
+
+class HostProcessor:
+    """A processor in the shape of vLLM's: it is told who comes and goes, and gets the logits of those that use it."""
+
+    def __init__(self, kind: type, config: EngineConfig) -> None:
+        """Raises `ConfigError` where the class cannot be made."""
+        self.name = label(kind)
+        self._torch = _torch_of(kind)
+        try:
+            device = "cpu" if self._torch is None else self._torch.device("cpu")
+            self._processor: Any = kind(config, device, False)
+            self.is_argmax_invariant = bool(self._processor.is_argmax_invariant())
+        except Exception as error:
+            raise ConfigError(f"logits_processors={self.name!r}: {type(error).__name__}: {error}") from error
+        self._places: dict[Request, _Place] = {}
+        self._free: list[int] = []
+        self._size = 0
+        self._removed: set[int] = set()
+        self._last_log = -SECONDS_BETWEEN_LOGS
+
+    def uses(self, params: SamplingParams) -> bool:
+        """Whether to process such a request: all, unless the class says otherwise. Raises what that does."""
+        if self.is_argmax_invariant and params.greedy:
+            return False
+        asked = getattr(self._processor, "uses", None)
+        return True if asked is None else bool(asked(params))
+
+    def apply(
+        self, requests: Sequence[Request], outputs: Sequence[npt.NDArray[np.int32]], logits: Float32Array
+    ) -> Float32Array:
+        """The logits float32 [n, V] of these requests as they shall be, after these tokens of each.
+
+        `logits` may be changed. Raises `ProcessorError`.
+        """
+        began = time.monotonic()
+        try:
+            changed = self._apply(requests, outputs, logits)
+        except Exception as error:
+            logger.exception("the logits processor %s has failed", self.name)
+            raise ProcessorError(f"the logits processor {self.name} has failed: {type(error).__name__}") from error
+        seconds, now = time.monotonic() - began, time.monotonic()
+        if seconds > SLOW_SECONDS and now - self._last_log >= SECONDS_BETWEEN_LOGS:
+            self._last_log = now
+            logger.warning(
+                "the logits processor %s took %.0f ms for %d rows: all requests of the engine wait for it",
+                self.name,
+                1000 * seconds,
+                len(requests),
+            )
+        return changed
+
+    def forget(self, request: Request) -> None:
+        """A request has ended: its place is free."""
+        place = self._places.pop(request, None)
+        if place is not None:
+            self._removed.add(place.index)
+            heappush(self._free, place.index)
+
+    def _apply(
+        self, requests: Sequence[Request], outputs: Sequence[npt.NDArray[np.int32]], logits: Float32Array
+    ) -> Float32Array:
+        self._processor.update_state(self._update(requests, outputs))
+        index = np.array([self._places[request].index for request in requests], np.intp)
+        in_order = len(index) == self._size and bool((index == np.arange(self._size)).all())
+        given = logits
+        if not in_order:
+            given = np.zeros((self._size, logits.shape[1]), np.float32)
+            given[index] = logits
+        found = self._processor.apply(given if self._torch is None else self._torch.from_numpy(given))
+        changed = np.asarray(found)
+        if changed.shape != given.shape or changed.dtype.kind != "f":
+            raise ValueError(f"apply returned {changed.dtype} {changed.shape}, and must return float32 {given.shape}")
+        changed = changed.astype(np.float32, copy=False)
+        return changed if in_order else changed[index]
+
+    def _update(self, requests: Sequence[Request], outputs: Sequence[npt.NDArray[np.int32]]) -> BatchUpdate | None:
+        """Give places to those that have none, and let outputs grow; what has changed since the last step."""
+        added = []
+        for request, output in zip(requests, outputs, strict=True):
+            place = self._places.get(request)
+            if place is None:
+                place = self._places[request] = _Place(self._new_index(), output.tolist())
+                added.append((place.index, request.params, request.prompt_token_ids.tolist(), place.output))
+            else:
+                place.output += output[len(place.output) :].tolist()
+        # An index that has a new owner already is only added: so it does not matter which comes first.
+        removed = sorted(self._removed.difference(index for index, *_ in added), reverse=True)
+        self._removed.clear()
+        return BatchUpdate(self._size, removed, added) if added or removed else None
+
+    def _new_index(self) -> int:
+        if self._free:
+            return heappop(self._free)
+        self._size += 1
+        return self._size - 1
+
+
+def _torch_of(kind: type) -> Any:
+    """The module `torch`, if the class was written with it: only then are there tensors to give."""
+    found = getattr(sys.modules.get(kind.__module__), "torch", None)
+    return found if found is not None and found is sys.modules.get("torch") else None

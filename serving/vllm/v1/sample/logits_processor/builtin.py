@@ -1,0 +1,5 @@
+"""Helpers for them."""
+
+from jaxllm.processors.interface import process_dict_updates
+
+__all__ = ["process_dict_updates"]
