@@ -39,11 +39,10 @@ class Bias(LogitsProcessor):
         return extra(params, "bias") is not None
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        process_dict_updates(
-            self.biases,
-            batch_update,
-            lambda params, prompt, output: {int(key): value for key, value in extra(params, "bias").items()},
-        )
+        def biases_of(params: SamplingParams, prompt: list[int] | None, output: list[int]) -> dict[int, float]:
+            return {int(key): value for key, value in extra(params, "bias").items()}
+
+        process_dict_updates(self.biases, batch_update, biases_of)
 
     def apply(self, logits: np.ndarray) -> np.ndarray:
         for index, biases in self.biases.items():
