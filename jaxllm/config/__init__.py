@@ -35,7 +35,6 @@ __all__ = [
     "SchedulerOptions",
     "Section",
     "StructuredOptions",
-    "VllmConfig",
     "option",
     "option_fields",
 ]
@@ -81,10 +80,6 @@ class EngineConfig:
                 grouped.setdefault(owner[name], {})[name] = known
         sections = {item.name: item.default_factory for item in fields(cls)}
         return cls(**{name: sections[name](**values) for name, values in grouped.items()})  # type: ignore[operator]
-
-
-VllmConfig = EngineConfig
-"""vLLM's name, in the modules of logits processors."""
 
 
 def option_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:

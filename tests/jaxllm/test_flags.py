@@ -50,7 +50,10 @@ def test_every_option_has_a_flag_that_sets_it() -> None:
         else:
             examples = {int: 2, float: 0.25, str: "text", dict: {"a": 1}, tuple: ("text",)}
             value = flag.choices[-1] if flag.choices else examples[flag.kind]
-            arguments = [flag.flag, json.dumps(value) if flag.kind is dict else "text" if flag.kind is tuple else str(value)]
+            arguments = [
+                flag.flag,
+                json.dumps(value) if flag.kind is dict else "text" if flag.kind is tuple else str(value),
+            ]
         section = getattr(parse(*arguments), flag.section)
         assert getattr(section, flag.name) == value
         assert type(getattr(section, flag.name)) is flag.kind

@@ -29,12 +29,13 @@ def test_every_shared_field_arrives() -> None:
         "truncate_prompt_tokens": 5, "allowed_token_ids": [16], "logit_bias": {"17": 1.0},
         "thinking_token_budget": 18, "logprob_token_ids": [19],
     }  # fmt: skip
-    body = CompletionRequest(prompt="x", **values)
+    body = CompletionRequest(prompt="x", vllm_xargs={"mine": [1]}, **values)
     params = parameters.sampling_params(body, SamplingParams(), max_tokens=20, logprobs=None)
     others = {"max_tokens", "logprobs", "detokenize", "structured_outputs"}
     others |= set(INTERNAL_FIELDS)
     assert set(values) == set(SamplingParams.__struct_fields__) - others
     assert {name: getattr(params, name) for name in values} == {**values, "logit_bias": {17: 1.0}}
+    assert params.extra_args == {"mine": [1]}
 
 
 def test_no_limit_of_reasoning() -> None:
