@@ -28,6 +28,9 @@ from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from jaxllm.engine.processing import Processing
     from jaxllm.hosts.group import Group
     from jaxllm.kv.shards import ShardedPages
     from jaxllm.scheduler.sharded import ShardedScheduler
