@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from jaxllm.kv.shards import ShardedPages
     from jaxllm.scheduler.sharded import ShardedScheduler
 
-if TYPE_CHECKING:
-    from jaxllm.engine.processing import Processing
-
 
 class Engine(StepLoop[Dispatched]):
     """Runs requests to their ends, as many at a time as slots, pages and the token budget allow.
