@@ -82,7 +82,7 @@ def options_for(devices: str) -> dict[str, Any]:
         "optimization_level": 0,
         "strict_compilation": True,
         "max_num_seqs": 8,
-        "max_num_batched_tokens": 16,
+        "max_num_batched_tokens": 8,
         "max_model_len": 96,
         "block_size": 4,
     }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import RunPython
+from tests.thinned import thinned
 
 SCRIPT = str(Path(__file__).with_name("generate_on_devices.py"))
 
@@ -40,19 +41,36 @@ def test_two_devices(run_python: RunPython) -> None:
     check(run(run_python, "1", "2"), "2", share=1 / 2)
 
 
+MESHES: dict[str, Any] = {
+    # The demo model has 8 query heads and 4 KV heads: on 8 devices these are there twice.
+    "4": {"share": 1 / 4},
+    "8": {"share": 1 / 8},
+    "stages=2": {"share": 1},
+    "stages=4": {"share": 1},
+    "stages=2,model=2": {"share": 1 / 2},
+    "data=2,model=2": {"share": 1 / 2, "shards": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(run_python: RunPython) -> Runs:
+    """In one process: all are compared with the same engine of one device."""
+    return run(run_python, "1", *MESHES)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [4, 8])
-def test_many_devices(run_python: RunPython, devices: int) -> None:
-    """The demo model has 8 query heads and 4 KV heads: on 8 devices these are there twice."""
-    check(run(run_python, "1", str(devices)), str(devices), share=1 / devices)
+@pytest.mark.parametrize("devices", MESHES)
+def test_many_devices(runs: Runs, devices: str) -> None:
+    check(runs, devices, **MESHES[devices])
 
 
 @pytest.mark.slow
 def test_cache_in_8_bits(run_python: RunPython) -> None:
     """Numbers that are rounded otherwise differ by a step of 1 in 254; tokens are the same."""
-    runs = run(run_python, "--kv", "int8", "--few", "1", "2", "4")
+    shares = dict(thinned([("4", 1 / 4)], [("2", 1 / 2)]))
+    runs = run(run_python, "--kv", "int8", "--few", "1", *shares)
     one = runs["1"]
-    for devices, share in (("2", 1 / 2), ("4", 1 / 4)):
+    for devices, share in shares.items():
         many = runs[devices]
         assert min(one["preemptions"], many["preemptions"]) > 0
         assert many["preempted"] == many["synchronous"] == one["preempted"]
@@ -60,15 +78,3 @@ def test_cache_in_8_bits(run_python: RunPython) -> None:
         assert set(many["kept_shares"]) == {share}
         for ours, theirs in zip(many["logprobs"], one["logprobs"], strict=True):
             assert ours == pytest.approx(theirs, abs=5e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "share"), [("stages=2", 1), ("stages=4", 1), ("stages=2,model=2", 1 / 2)])
-def test_stages(run_python: RunPython, devices: str, share: float) -> None:
-    check(run(run_python, "1", devices), devices, share=share)
-
-
-@pytest.mark.slow
-def test_data_shards(run_python: RunPython) -> None:
-    mesh = "data=2,model=2"
-    check(run(run_python, "1", mesh), mesh, shards=2, share=1 / 2)
