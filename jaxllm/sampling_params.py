@@ -15,6 +15,8 @@ from jaxllm.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_EXTRA_BYTES,
+    MAX_EXTRA_BYTES_OF_ALL,
     MAX_LISTED_TOKENS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_SEQUENCES,
@@ -134,7 +136,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What each result of `AsyncLLM.generate` or `LLMEngine.step` has. `LLM` and servers have ways of their own."""
     extra_args: dict[str, Any] | None = None
-    """Goes along with the request, for an operator's extensions; values are those of JSON."""
+    """Goes along with the request, for an operator's extensions; values are those of JSON, at most 64 KiB."""
     beam_search: BeamOptions | None = None
     """Internal: what `LLM.beam_search` and `use_beam_search` ask for."""
     bad_words_token_ids: list[list[int]] | None = None
@@ -314,11 +316,17 @@ def _output_kind(name: str, value: Any) -> RequestOutputKind:
 def _extra_args(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise wrong(name, value, "a dictionary with strings as keys")
+    check_at_most(name, _encoded_size(name, value), MAX_EXTRA_BYTES, "bytes")
+    return dict(value)
+
+
+def _encoded_size(name: str, value: Mapping[str, Any]) -> int:
     try:
-        msgspec.msgpack.encode(value)
+        return len(msgspec.msgpack.encode(value))
+    except RecursionError:
+        raise RequestError(f"{name}: values are nested too deeply", name) from None
     except (TypeError, ValueError, OverflowError):
         raise wrong(name, value, "a dictionary of values that JSON has") from None
-    return dict(value)
 
 
 _token_id = integer("token ids: integers of at least 0", 0, 2**31 - 1)
@@ -384,6 +392,9 @@ def _check_together(params: SamplingParams) -> None:
         params.allowed_token_ids, params.logit_bias, params.logprob_token_ids, params.stop_token_ids,
         *(params.bad_words_token_ids or ()),
     )  # fmt: skip
+    if params.extra_args is not None and params.num_sequences > 1:
+        size = params.num_sequences * _encoded_size("extra_args", params.extra_args)
+        check_at_most("extra_args", size, MAX_EXTRA_BYTES_OF_ALL, f"bytes in all n={params.num_sequences} sequences")
     if params.beam_search is not None and params.structured_outputs is not None:
         raise RequestError("structured_outputs: do not go with beam search", "structured_outputs")
     if params.reasoning_end_token_ids is not None and not params.reasoning_end_token_ids:

@@ -141,6 +141,18 @@ def test_extra_arguments_and_kinds_of_results() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
     with pytest.raises(RequestError, match="extra_args"):
         SamplingParams(extra_args={"mine": object()})
+    most = {"mine": "x" * (2**16 - 10)}
+    assert SamplingParams(extra_args=most, n=64).extra_args == most
+    with pytest.raises(RequestError, match="at most 4194304") as caught:
+        SamplingParams(extra_args=most, n=65)
+    assert caught.value.parameter == "extra_args"
+    with pytest.raises(RequestError, match="at most 65536"):
+        SamplingParams(extra_args={"mine": "x" * 2**16})
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        SamplingParams(extra_args={"mine": deep})
     with pytest.raises(RequestError, match="output_kind=1: must be one of RequestOutputKind"):
         SamplingParams(output_kind=1)  # type: ignore[arg-type]
 
