@@ -1,4 +1,4 @@
-"""Steps with requests whose tokens are limited, or chosen from changed logits: what the engine does beside for them."""
+"""What the engine does for requests whose tokens are limited, or chosen from logits that processors have changed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -200,7 +200,10 @@ class ConstrainedDecoding(Collaborator):
         return self._processing is not None and self._processing.has(request)
 
     def collected(self, step: Dispatched, result: StepResult) -> None:
-        """Take the sampled tokens of a step's constrained rows, and put those behind them which are bound to follow."""
+        """Take the sampled tokens of a step's constrained rows, and put those behind them which are bound to follow.
+
+        Requests that cannot go on end here, before anybody takes a token that was not allowed.
+        """
         if step.constrained is None:
             return
         plan, tokens = step.plan, result.token_ids
@@ -212,27 +215,23 @@ class ConstrainedDecoding(Collaborator):
                 self._tails[row] = Tail(
                     problem="logits processors have left no token to go on with", parameter="logits_processors"
                 )
+        wrong = [(plan.requests[row], tail) for row, tail in self._tails.items() if tail.problem is not None]
+        self._tails = {row: Tail() if tail.problem is not None else tail for row, tail in self._tails.items()}
         sizes = np.zeros(plan.num_rows, np.int32)
         sizes[rows] = [len(tail.token_ids) for tail in self._tails.values()]
         if sizes.any():
             forced = list(chain.from_iterable(tail.token_ids for tail in self._tails.values()))
             result.token_ids = np.insert(tokens, np.repeat(np.arange(1, len(sizes) + 1), sizes), forced)
             result.counts = sizes + 1
+        for request, tail in wrong:
+            self._refuse(request, tail.problem or "", tail.parameter)
 
     def updated(self, step: Dispatched) -> list[Request]:
-        """End the requests whose outputs are complete; returns them.
-
-        Rows of requests that are refused do not count as sampled any more.
-        """
+        """End the requests whose outputs are complete; returns them."""
         finished = []
         for row, tail in self._tails.items():
             request = step.plan.requests[row]
-            if request.finish_reason is not None:
-                continue
-            if tail.problem is not None:
-                step.plan.samples[row] = False
-                self._refuse(request, tail.problem, tail.parameter)
-            elif tail.complete:
+            if tail.complete and request.finish_reason is None:
                 self._scheduler.finish(request.request_id, "stop")
                 finished.append(request)
         self._tails = {}

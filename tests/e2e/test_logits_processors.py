@@ -91,6 +91,8 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
     [
         ({"extra_args": {"unique": "fails"}}, "logits_processors", "NoRepeats has failed: ZeroDivisionError"),
         ({"extra_args": {"unique": "forbids all"}}, "logits_processors", "left no token"),
+        ({"extra_args": {"unique": "forbids all"}, "max_tokens": 1}, "logits_processors", "left no token"),
+        ({"extra_args": {"unique": "forbids all"}, "stop_token_ids": [0]}, "logits_processors", "left no token"),
         ({"extra_args": {"bias": 3}}, "extra_args", "bias=3: must be an object"),
         ({"extra_args": {"ban": list(range(9))}}, "extra_args", r"CompiledBans made numbers \(9,\) of it"),
         ({"extra_args": {"ban": "x"}}, "extra_args", "CompiledBans does not take it: ValueError"),
@@ -113,6 +115,7 @@ def test_only_who_uses_it_fails(
     assert tokens["0"] == expected
     assert len(tokens["1"]) == 12
     assert list(refused) == ["2"]
+    assert len(tokens["2"]) == (3 if "has failed" in message else 0)
     assert refused["2"].refused_parameter == parameter
     assert re.search(message, refused["2"].refusal or "")
     processing.scheduler.check_integrity()
