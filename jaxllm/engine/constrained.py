@@ -18,7 +18,7 @@ from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.runtime.sampling.constrained import ConstrainedRows
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
-from jaxllm.structured.backend import Vocabulary
+from jaxllm.structured.backend import Vocabulary, forbid
 from jaxllm.structured.constraints import Constraints
 
 if TYPE_CHECKING:
@@ -191,6 +191,7 @@ class ConstrainedDecoding(Collaborator):
             logits = None
             if way == "host":
                 logits = self._runner.row_logits(constrained, which[rows])
+                forbid(logits, masks[rows])
                 outputs = [table.output_tokens(request.slot) for request in own]
                 failed += [(own[row], message) for row, message in processing.apply(own, outputs, logits).items()]
             self._runner.choose_processed(constrained, which[rows], masks[rows], *processing.compiled(own), logits)

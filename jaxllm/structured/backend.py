@@ -20,6 +20,15 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
+def forbid(logits: npt.NDArray[np.float32], masks: npt.NDArray[np.int32]) -> None:
+    """Make the logits float32 [n, V] of all tokens that masks [n, W] do not allow -inf, in place."""
+    limited = np.flatnonzero((masks != -1).any(axis=1))
+    if len(limited):
+        words = masks[limited].astype("<i4", copy=False)
+        bits = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+        logits[limited] = np.where(bits, logits[limited], np.float32(-np.inf))
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """What a grammar must know of the tokens: their bytes, which the tokenizer's file has, and which ones end a text.

@@ -1,5 +1,6 @@
 """Logits processors give the tokens that they should, to those that use them, and nobody else."""
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,23 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "both": (
         {"logit_bias": BIAS, "bad_words_token_ids": [[7]], "min_p": 0.1, "seed": 7},
         {"extra_args": {"bias": {"5": 6.0, "40": 5.0, "41": -3.0}, "ban": [7], "compiled_p": 0.1}, "seed": 7},
+    ),
+    "min_p of what a grammar allows": (
+        {"min_p": 0.3, "temperature": 1.7, "structured_outputs": {"regex": "[0-9]{60}"}, "seed": 9},
+        {"extra_args": {"p": 0.3}, "temperature": 1.7, "structured_outputs": {"regex": "[0-9]{60}"}, "seed": 9},
+    ),
+    "compiled, of what a grammar allows": (
+        {"min_p": 0.3, "temperature": 1.7, "structured_outputs": {"regex": "[0-9]{60}"}, "seed": 10},
+        {
+            "extra_args": {"compiled_p": 0.3},
+            "temperature": 1.7,
+            "seed": 10,
+            "structured_outputs": {"regex": "[0-9]{60}"},
+        },
+    ),
+    "infinity": (
+        {"allowed_token_ids": [7], "temperature": 0.5, "seed": 11},
+        {"extra_args": {"bias": {"7": math.inf}}, "temperature": 0.5, "seed": 11},
     ),
     "grammar": (
         {"logit_bias": BIAS, "structured_outputs": {"regex": "[a-z ]{60}"}, "seed": 8},
@@ -93,6 +111,11 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
         ({"extra_args": {"unique": "forbids all"}}, "logits_processors", "left no token"),
         ({"extra_args": {"unique": "forbids all"}, "max_tokens": 1}, "logits_processors", "left no token"),
         ({"extra_args": {"unique": "forbids all"}, "stop_token_ids": [0]}, "logits_processors", "left no token"),
+        (
+            {"extra_args": {"unique": True}, "reasoning_end_token_ids": [40, 40], "thinking_token_budget": 0},
+            "logits_processors",
+            "left no token",
+        ),
         ({"extra_args": {"bias": 3}}, "extra_args", "bias=3: must be an object"),
         ({"extra_args": {"ban": list(range(9))}}, "extra_args", r"CompiledBans made numbers \(9,\) of it"),
         ({"extra_args": {"ban": "x"}}, "extra_args", "CompiledBans does not take it: ValueError"),
@@ -115,7 +138,7 @@ def test_only_who_uses_it_fails(
     assert tokens["0"] == expected
     assert len(tokens["1"]) == 12
     assert list(refused) == ["2"]
-    assert len(tokens["2"]) == (3 if "has failed" in message else 0)
+    assert len(tokens["2"]) == (3 if "has failed" in message else "thinking_token_budget" in params)
     assert refused["2"].refused_parameter == parameter
     assert re.search(message, refused["2"].refusal or "")
     processing.scheduler.check_integrity()

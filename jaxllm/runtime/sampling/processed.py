@@ -1,7 +1,8 @@
 """Rows whose logits are changed by processors before their tokens are chosen, behind the step.
 
-A processor gets logits with bias and penalties; grammars, temperature and filters come after it. Those that run on the
-host get them from one program, and give them to another; those that are compiled are part of the latter.
+A processor gets logits with bias and penalties, of the tokens that a grammar allows; temperature and filters come after
+it. Those that run on the host get them from one program, and give them to another; those that are compiled are part of
+the latter.
 
 Axis letters: M rows of one call, W words of a mask, V vocabulary, K numbers of a request.
 """
@@ -15,19 +16,22 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.models.causal_lm import CausalLM
-from jaxllm.pallas_kernels.sampling import Vocabulary
+from jaxllm.pallas_kernels.sampling import WHOLE, Vocabulary
 from jaxllm.runtime.inputs import PackedLayout
 from jaxllm.runtime.sampling.compiled_processors import CompiledProcessors
 from jaxllm.runtime.sampling.constrained import CONSTRAINED_ROWS, constrained_fields
 from jaxllm.runtime.sampling.penalties import process
 from jaxllm.runtime.sampling.rows import SamplingRows, SamplingState
-from jaxllm.runtime.sampling.sampler import SampledRows
+from jaxllm.runtime.sampling.sampler import SampledRows, allowed_tokens
 from jaxllm.runtime.sampling.vocabulary import SAME, SPLIT, over_vocabulary
 from jaxllm.runtime.shards import most_of_shards
 from jaxllm.runtime.step import StepShape, sample_in_blocks
 
 HOST_ROWS = 16
 """Most rows of one call for processors on the host: their logits travel both ways, and those of padding too."""
+
+_LARGEST = 1e30
+"""What larger logits, and infinity, count as: nothing beside it has a chance, and dividing by a temperature is safe."""
 
 
 def processed_layout(state: Any, shards: int, num_numbers: int, *, from_host: bool) -> PackedLayout:
@@ -67,8 +71,11 @@ def make_sample_processed(
         model: CausalLM, logits: jax.Array, rows: SamplingRows, state: SamplingState, given: dict[str, jax.Array]
     ) -> jax.Array:
         found = given["logits"] if from_host else _with_bias(model, logits, rows, state)
+        is_allowed = allowed_tokens(given["masks"], found.shape[1], WHOLE)
+        found = jnp.where(is_allowed, found, -jnp.inf)
         changed = compiled.apply(found, rows.temperature, given["uses"], given["numbers"])
-        return jnp.where(jnp.isnan(changed), -jnp.inf, changed)
+        # What is forbidden stays so.
+        return jnp.where(is_allowed & ~jnp.isnan(changed), jnp.minimum(changed, _LARGEST), -jnp.inf)
 
     def sample_processed(
         parameters: Any,
@@ -81,7 +88,8 @@ def make_sample_processed(
         model = nnx.merge(graph, parameters)
         inputs = layout.unpack(packed)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
-        given = {"uses": inputs["uses"], "numbers": inputs["numbers"], **({"logits": logits[0]} if logits else {})}
+        given = {name: inputs[name] for name in ("masks", "uses", "numbers")}
+        given |= {"logits": logits[0]} if logits else {}
         sampled, sampling = sample_in_blocks(
             model,
             hidden[inputs["hidden_rows"]],

@@ -59,7 +59,7 @@ def sample(
     that of `choose_tokens`, and `logprobs_mode` (static) says which numbers `logprobs` are.
     """
     choice = _choice(rows)
-    is_allowed = None if masks is None else _allowed(masks, logits.shape[1], vocabulary)
+    is_allowed = None if masks is None else allowed_tokens(masks, logits.shape[1], vocabulary)
     if implementation == "tpu":
         # Here, so that other machines do not load its compiler.
         from jaxllm.pallas_kernels.sampling.tpu.sampling import tpu_choose_tokens
@@ -118,7 +118,7 @@ def _counted(token_ids: Array, rows: SamplingRows, state: SamplingState, vocabul
     return replace(state, seen=lax.fori_loop(0, rows.any_penalty.astype(jnp.int32), count, state.seen))
 
 
-def _allowed(masks: Array, size: int, vocabulary: Vocabulary) -> Array:
+def allowed_tokens(masks: Array, size: int, vocabulary: Vocabulary) -> Array:
     """The bits of this part of the vocabulary, which has `size` tokens and begins at a word: bool [R, size]."""
     words = lax.dynamic_slice_in_dim(masks, vocabulary.start(size) // 32, -(-size // 32), axis=1)
     bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.int32)) & 1
