@@ -39,6 +39,10 @@ class RequestError(JaxLLMError, ValueError):
         self.parameter = parameter
 
 
+class ExtensionError(RequestError):
+    """The operator's own code, such as a logits processor, has failed for a request; all else goes on."""
+
+
 class PromptTooLongError(RequestError):
     """The prompt leaves no room for an answer in the model's context."""
 

@@ -48,7 +48,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     `sequences`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or [length, O], in
     the only output of its request. `refusal` says why the request cannot be served, or not any further, and is None
     otherwise; `refused_parameter` then names the field. Such an output is the request's last,
-    with the finish reason "abort".
+    with the finish reason "abort". `is_fault` says that the request is not to blame, but the operator's own code.
     """
 
     request_id: str
@@ -63,6 +63,7 @@ class EngineOutput(msgspec.Struct, array_like=True):
     data: np.ndarray | None = None
     refusal: str | None = None
     refused_parameter: str | None = None
+    is_fault: bool = False
 
     @property
     def finished(self) -> bool:

@@ -1,9 +1,8 @@
 """What the engine does for requests whose tokens are limited, or chosen from logits that processors have changed."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,12 @@ if TYPE_CHECKING:
     from jaxllm.engine.processing import Processing
     from jaxllm.scheduler.sharded import ShardedScheduler
 
-Refuse = Callable[[Request, str, str | None], None]
-"""Ends a request that cannot be served, with a message and the parameter at fault."""
+
+class Refuse(Protocol):
+    """Ends a request that cannot be served, with a message and the parameter at fault."""
+
+    def __call__(self, request: Request, message: str, parameter: str | None, *, is_fault: bool = False) -> None:
+        """With `is_fault` the request is not to blame."""
 
 
 @dataclass
@@ -149,7 +152,7 @@ class ConstrainedDecoding(Collaborator):
             if problem is not None:
                 self._refuse(request, f"structured_outputs: {problem}", "structured_outputs")
         for request, message in failed:
-            self._refuse(request, message, "logits_processors")
+            self._refuse(request, message, None, is_fault=True)
 
     def _masks(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """See `Constraints.fill`; what has no constraint may go on with any token."""

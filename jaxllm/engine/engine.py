@@ -277,11 +277,14 @@ class Engine(StepLoop[Dispatched]):
             if not request.num_preemptions and (request.group is None or request.group.leader is request):
                 self._scheduled[request.request_id] = now
 
-    def _refuse(self, request: Request, message: str, parameter: str | None) -> None:
-        """End a request that cannot be served, or not any further; a coming output says so."""
+    def _refuse(self, request: Request, message: str, parameter: str | None, *, is_fault: bool = False) -> None:
+        """End a request that cannot be served, or not any further; a coming output says so.
+
+        With `is_fault` it is not to blame.
+        """
         if self.scheduler.get(request.request_id) is request:
             output = self._finish_with_output(request, "abort")
-            output.refusal, output.refused_parameter = message, parameter
+            output.refusal, output.refused_parameter, output.is_fault = message, parameter, is_fault
             self._ended.append(output)
 
     def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError
-from jaxllm.processors.host import Float32Array, HostProcessor, ProcessorError
+from jaxllm.processors.host import Float32Array, HostProcessor
 from jaxllm.processors.interface import JaxLogitsProcessor
 from jaxllm.processors.loading import label
 from jaxllm.request import Request
@@ -41,18 +41,24 @@ class Processing:
             HostProcessor(kind, resolved.config) for kind in kinds if not issubclass(kind, JaxLogitsProcessor)
         )
         self._uses: dict[Request, _Use] = {}
+        self._asked: tuple[Request, _Use | RequestError] | None = None  # about this one last, which is queued next
 
     def concerns(self, request: Request) -> bool:
         """Whether a request uses any processor, or cannot be served."""
         try:
-            use = self._use(request)
-        except RequestError:
-            return True
-        return bool(use.host or use.bits)
+            found: _Use | RequestError = self._use(request)
+        except RequestError as error:
+            found = error
+        self._asked = request, found
+        return isinstance(found, RequestError) or bool(found.host or found.bits)
 
     def begin(self, request: Request) -> None:
-        """Take a request that is queued. Raises `RequestError`."""
-        use = self._use(request)
+        """Take a request that is queued, about which `concerns` was asked last. Raises `RequestError`."""
+        assert self._asked is not None
+        (asked, use), self._asked = self._asked, None
+        assert asked is request
+        if isinstance(use, RequestError):
+            raise use
         if not (use.host or use.bits):
             return
         if request.params.beam_search is not None:
@@ -103,15 +109,12 @@ class Processing:
                 temperatures = np.array([requests[row].params.temperature for row in rows], np.float32)[:, None]
             before = logits[rows]
             given = before.copy() if temperatures is None else before / temperatures
-            try:
-                found = processor.apply(
-                    [requests[row] for row in rows],
-                    [outputs[row] for row in rows],
-                    given if temperatures is None else given.copy(),
-                )
-            except ProcessorError as error:
-                problems.update(dict.fromkeys(rows, str(error)))
-                continue
+            found, failed = processor.apply(
+                [requests[row] for row in rows],
+                [outputs[row] for row in rows],
+                given if temperatures is None else given.copy(),
+            )
+            problems |= {rows[index]: message for index, message in failed.items()}
             if temperatures is not None:
                 # Dividing and multiplying would change the last digit of what the processor leaves alone.
                 found = np.where(found == given, before, found * temperatures)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.processors.interface import BatchUpdate
+from jaxllm.processors.interface import AdapterLogitsProcessor, BatchUpdate
 from jaxllm.processors.loading import label
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
@@ -28,10 +28,6 @@ SLOW_SECONDS = 0.05
 SECONDS_BETWEEN_LOGS = 60.0
 
 Float32Array = npt.NDArray[np.float32]
-
-
-class ProcessorError(Exception):
-    """A processor has failed: which one, and how."""
 
 
 @dataclass
@@ -68,17 +64,25 @@ class HostProcessor:
 
     def apply(
         self, requests: Sequence[Request], outputs: Sequence[npt.NDArray[np.int32]], logits: Float32Array
-    ) -> Float32Array:
+    ) -> tuple[Float32Array, dict[int, str]]:
         """The logits float32 [n, V] of these requests as they shall be, after these tokens of each.
 
-        `logits` may be changed. Raises `ProcessorError`.
+        `logits` may be changed. Where the processor has failed, the rows and what is to be told of it.
         """
         began = time.monotonic()
+        failures: dict[int, Exception] = {}
         try:
             changed = self._apply(requests, outputs, logits)
+            if isinstance(self._processor, AdapterLogitsProcessor) and self._processor.failures:
+                found = self._processor.failures
+                indexes = [self._places[request].index for request in requests]
+                failures = {row: found[index] for row, index in enumerate(indexes) if index in found}
+                for row, error in failures.items():
+                    name = requests[row].request_id
+                    logger.error("the logits processor %s has failed for %s", self.name, name, exc_info=error)
         except Exception as error:
             logger.exception("the logits processor %s has failed", self.name)
-            raise ProcessorError(f"the logits processor {self.name} has failed: {type(error).__name__}") from error
+            changed, failures = logits, dict.fromkeys(range(len(requests)), error)
         seconds, now = time.monotonic() - began, time.monotonic()
         if seconds > SLOW_SECONDS and now - self._last_log >= SECONDS_BETWEEN_LOGS:
             self._last_log = now
@@ -88,19 +92,23 @@ class HostProcessor:
                 1000 * seconds,
                 len(requests),
             )
-        return changed
+        return changed, {
+            row: f"the logits processor {self.name} has failed: {type(error).__name__}"
+            for row, error in failures.items()
+        }
 
     def forget(self, request: Request) -> None:
-        """A request has ended: its place is free."""
+        """A request has ended, or is not in a step: its place is free."""
         place = self._places.pop(request, None)
         if place is not None:
             self._removed.add(place.index)
-            heappush(self._free, place.index)
 
     def _apply(
         self, requests: Sequence[Request], outputs: Sequence[npt.NDArray[np.int32]], logits: Float32Array
     ) -> Float32Array:
         self._processor.update_state(self._update(requests, outputs))
+        # Only now: a processor that has failed is told once more.
+        self._removed.clear()
         index = np.array([self._places[request].index for request in requests], np.intp)
         in_order = len(index) == self._size and bool((index == np.arange(self._size)).all())
         given = logits
@@ -115,7 +123,16 @@ class HostProcessor:
         return changed if in_order else changed[index]
 
     def _update(self, requests: Sequence[Request], outputs: Sequence[npt.NDArray[np.int32]]) -> BatchUpdate | None:
-        """Give places to those that have none, and let outputs grow; what has changed since the last step."""
+        """Give places to those that have none, and let outputs grow; what has changed since the last step.
+
+        Requests that are not in this step have no place: they come back as new ones, with their output.
+        """
+        for request in self._places.keys() - set(requests):
+            self.forget(request)
+        if self._removed:
+            used = {place.index for place in self._places.values()}
+            self._size = max(used, default=-1) + 1
+            self._free = sorted(set(range(self._size)) - used)
         added = []
         for request, output in zip(requests, outputs, strict=True):
             place = self._places.get(request)
@@ -126,7 +143,6 @@ class HostProcessor:
                 place.output += output[len(place.output) :].tolist()
         # An index that has a new owner already is only added: so it does not matter which comes first.
         removed = sorted(self._removed.difference(index for index, *_ in added), reverse=True)
-        self._removed.clear()
         return BatchUpdate(self._size, removed, added) if added or removed else None
 
     def _new_index(self) -> int:
@@ -137,6 +153,9 @@ class HostProcessor:
 
 
 def _torch_of(kind: type) -> Any:
-    """The module `torch`, if the class was written with it: only then are there tensors to give."""
-    found = getattr(sys.modules.get(kind.__module__), "torch", None)
-    return found if found is not None and found is sys.modules.get("torch") else None
+    """The module `torch`, if the class, or one that it is made from, was written with it: only then it gets tensors."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    modules = [sys.modules.get(each.__module__) for each in kind.__mro__]
+    return torch if any(getattr(module, "torch", None) is torch for module in modules) else None

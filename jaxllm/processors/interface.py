@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from jaxllm.sampling_params import SamplingParams
@@ -81,11 +82,13 @@ class LogitsProcessor(_Processor, ABC):
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """Makes a batch's processor of functions that know one request each."""
+    """Makes a batch's processor of functions that know one request each: what one of them raises ends that request."""
 
     def __init__(self, vllm_config: "EngineConfig", device: Any, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
         self.req_info: dict[int, Callable[[Any], Any]] = {}
+        self.failures: dict[int, Exception] = {}
+        """By index, what functions raised in the last step."""
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestProcessor | None:
@@ -101,11 +104,17 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     def apply(self, logits: Any) -> Any:
         """Each function on its row."""
+        self.failures = {}
         for index, function in self.req_info.items():
             row = logits[index]
-            changed = function(row)
-            if changed is not row:
-                logits[index] = changed
+            try:
+                changed = function(row)
+                if changed is None:
+                    raise TypeError("the function of a request returned None, not logits")
+                if changed is not row:
+                    logits[index] = changed
+            except Exception as error:  # noqa: BLE001  (the function is somebody's: whatever it raises)
+                self.failures[index] = error
         return logits
 
     def _bound(
@@ -113,12 +122,20 @@ class AdapterLogitsProcessor(LogitsProcessor):
     ) -> Callable[[Any], Any] | None:
         import inspect
 
-        function = self.new_req_logits_processor(params)
-        if function is None:
-            return None
-        wants_prompt = len(inspect.signature(function).parameters) == 3
+        try:
+            function = self.new_req_logits_processor(params)
+            if function is None:
+                return None
+            wants_prompt = len(inspect.signature(function).parameters) == 3
+        except Exception as error:  # noqa: BLE001  (it fails in its own row)
+            return partial(_raise, error)
         known = (prompt_ids, output_ids) if wants_prompt else (output_ids,)
         return lambda row: function(*known, row)
+
+
+def _raise(error: Exception, row: Any) -> Any:
+    del row
+    raise error
 
 
 class JaxLogitsProcessor(_Processor, ABC):

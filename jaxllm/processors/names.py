@@ -16,8 +16,15 @@ class ClassName(str):
         name.found = found
         return name
 
+    def __copy__(self) -> Self:
+        return self
+
     def __deepcopy__(self, memo: Any) -> Self:
         return self
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Another process gets the name alone."""
+        return str, (str(self),)
 
 
 def as_names(value: Any) -> Any:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from jaxllm.errors import (
     CapacityError,
     EngineError,
+    ExtensionError,
     PromptTooLongError,
     QueueFullError,
     QuotaError,
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 CLIENT_GONE = 499
 """What nginx logs for a client that left before the answer; nobody receives it."""
 _LATER = (429, 503)
+_EXTRA_ARGS = "vllm_xargs"
+"""What the interfaces call `extra_args`, as vLLM does."""
 
 DOCUMENTED = {
     400: "The request is wrong; param names the field.",
@@ -156,14 +159,10 @@ def describe(error: Exception, request_id: str) -> HttpError:
     match error:
         case HttpError():
             return error
-        case BodyError():
-            return HttpError(400, str(error), param=error.parameter, code=error.code)
-        case UnsupportedError():
-            return HttpError(400, str(error), param=error.parameter, code="unsupported_parameter")
-        case PromptTooLongError():
-            return HttpError(400, str(error), param=error.parameter, code="context_length_exceeded")
+        case ExtensionError():
+            return HttpError(500, str(error), code="internal_error")
         case RequestError():
-            return HttpError(400, str(error), param=error.parameter, code="invalid_value")
+            return _wrong_request(error)
         case CapacityError():
             return _no_room(error)
         case QuotaError():
@@ -180,6 +179,22 @@ def describe(error: Exception, request_id: str) -> HttpError:
     return HttpError(
         500, f"internal error; the server's log has the details of request {request_id}", code="internal_error"
     )
+
+
+def _wrong_request(error: RequestError) -> HttpError:
+    message, param = str(error), error.parameter
+    match error:
+        case BodyError():
+            code = error.code
+        case UnsupportedError():
+            code = "unsupported_parameter"
+        case PromptTooLongError():
+            code = "context_length_exceeded"
+        case _:
+            code = "invalid_value"
+    if param == "extra_args":
+        message, param = message.replace(param, _EXTRA_ARGS, 1), _EXTRA_ARGS
+    return HttpError(400, message, param=param, code=code)
 
 
 def _no_room(error: CapacityError) -> HttpError:

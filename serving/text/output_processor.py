@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import ExtensionError, RequestError
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import EndReason, Measurements, Meter
@@ -88,7 +88,8 @@ class OutputProcessor:
                 continue
             if output.refusal is not None:
                 request_id = sequence.state.request.request_id
-                processed.refused.append((request_id, RequestError(output.refusal, output.refused_parameter)))
+                kind = ExtensionError if output.is_fault else RequestError
+                processed.refused.append((request_id, kind(output.refusal, output.refused_parameter)))
                 processed.aborted += [child for child in self.abort([request_id]) if child != output.request_id]
                 continue
             self._take(output, sequence, now, processed)

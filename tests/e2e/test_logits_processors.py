@@ -107,7 +107,8 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
 @pytest.mark.parametrize(
     ("params", "parameter", "message"),
     [
-        ({"extra_args": {"unique": "fails"}}, "logits_processors", "NoRepeats has failed: ZeroDivisionError"),
+        ({"extra_args": {"unique": "fails"}}, None, "NoRepeats has failed: ZeroDivisionError$"),
+        ({"extra_args": {"unique": "gives nothing"}}, None, "NoRepeats has failed: TypeError$"),
         ({"extra_args": {"unique": "forbids all"}}, "logits_processors", "left no token"),
         ({"extra_args": {"unique": "forbids all"}, "max_tokens": 1}, "logits_processors", "left no token"),
         ({"extra_args": {"unique": "forbids all"}, "stop_token_ids": [0]}, "logits_processors", "left no token"),
@@ -122,13 +123,14 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
     ],
 )
 def test_only_who_uses_it_fails(
-    processing: Engine, prompts: list[list[int]], params: dict[str, Any], parameter: str, message: str
+    processing: Engine, prompts: list[list[int]], params: dict[str, Any], parameter: str | None, message: str
 ) -> None:
     expected = run(processing, [asked(0, prompts[0], seed=1)])["0"].token_ids
     processing.add_request(asked(0, prompts[0], seed=1))
     processing.add_request(asked(1, prompts[1], extra_args={"bias": {"5": 1.0}}, seed=1))
     processing.add_request(asked(2, prompts[2], **params))
-    tokens: dict[str, list[int]] = {"0": [], "1": [], "2": []}
+    processing.add_request(asked(3, prompts[3], extra_args={"unique": True}))
+    tokens: dict[str, list[int]] = {"0": [], "1": [], "2": [], "3": []}
     refused = {}
     while processing.has_unfinished_requests():
         for output in processing.step():
@@ -136,9 +138,10 @@ def test_only_who_uses_it_fails(
             if output.refusal is not None:
                 refused[output.request_id] = output
     assert tokens["0"] == expected
-    assert len(tokens["1"]) == 12
+    assert len(tokens["1"]) == len(set(tokens["3"])) == 12
     assert list(refused) == ["2"]
-    assert len(tokens["2"]) == (3 if "has failed" in message else "thinking_token_budget" in params)
+    assert refused["2"].is_fault == (parameter is None)
+    assert len(tokens["2"]) == (3 if "ZeroDiv" in message else "thinking_token_budget" in params)
     assert refused["2"].refused_parameter == parameter
     assert re.search(message, refused["2"].refusal or "")
     processing.scheduler.check_integrity()

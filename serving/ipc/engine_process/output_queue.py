@@ -103,6 +103,6 @@ def merge(first: EngineOutput, then: EngineOutput) -> None:
     if then.sequences is not None:
         first.sequences = then.sequences
     first.finish_reason, first.stop_reason = then.finish_reason, then.stop_reason
-    first.refusal, first.refused_parameter = then.refusal, then.refused_parameter
+    first.refusal, first.refused_parameter, first.is_fault = then.refusal, then.refused_parameter, then.is_fault
     first.num_cached_tokens = max(first.num_cached_tokens, then.num_cached_tokens)
     first.scheduled_time = first.scheduled_time if first.scheduled_time is not None else then.scheduled_time

@@ -1,5 +1,7 @@
 """Classes of logits processors are found by what options say, and what is wrong with that is told."""
 
+import copy
+import pickle
 from importlib import metadata
 from typing import Any
 
@@ -10,6 +12,7 @@ from jaxllm.errors import ConfigError
 from jaxllm.processors.host import HostProcessor
 from jaxllm.processors.interface import LogitsProcessor
 from jaxllm.processors.loading import load_classes
+from jaxllm.processors.names import ClassName
 from jaxllm.sampling_params import SamplingParams
 
 HERE = "jaxllm.processors.interface"
@@ -41,6 +44,10 @@ def test_by_class_by_name_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) ->
 
     name = f"{HERE}:LogitsProcessor"
     assert loaded([Local, name, LogitsProcessor]) == (Local, LogitsProcessor, LogitsProcessor)
+    given = ClassName(LogitsProcessor)
+    assert copy.copy(given) is given
+    assert type(pickle.loads(pickle.dumps(given))) is str
+    assert pickle.loads(pickle.dumps(given)) == name
     assert loaded(name) == loaded((name,)) == (LogitsProcessor,)
     assert loaded(None) == loaded([]) == ()
     point = metadata.EntryPoint("mine", name, "vllm.logits_processors")
