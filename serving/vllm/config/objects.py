@@ -48,7 +48,7 @@ class KVTransferConfig(_Object):
 
 
 class KernelConfig(_Object):
-    """Of `kernel_config`: `moe_backend` is the option of this name, nothing else has an effect."""
+    """Of `kernel_config`: `moe_backend` and `linear_backend` are options of these names, all else has no effect."""
 
 
 class PoolerConfig(_Object):
