@@ -81,7 +81,7 @@ def find_placement(options: DistributedOptions, environment: Mapping[str, str]) 
     return Placement(size, rank, address, options.master_port or DEFAULT_PORT, found.source)
 
 
-def refuse_stages(config: EngineConfig, processes: int) -> None:
+def refuse_stages_on_hosts(config: EngineConfig, processes: int) -> None:
     """Raise `ConfigError` for an engine in stages that several processes are to make."""
     stages = config.parallel.pipeline_parallel_size
     if stages > 1 and processes > 1:

@@ -15,7 +15,7 @@ from jaxllm.errors import ConfigError, EngineError
 from jaxllm.hosts.follower import FollowerGroup
 from jaxllm.hosts.group import Group
 from jaxllm.hosts.leader import LeaderGroup
-from jaxllm.hosts.placement import DEFAULT_ADDRESS, DEFAULT_PORT, Placement, find_placement, refuse_stages
+from jaxllm.hosts.placement import DEFAULT_ADDRESS, DEFAULT_PORT, Placement, find_placement, refuse_stages_on_hosts
 from jaxllm.hosts.sockets import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def join(config: EngineConfig, environment: Mapping[str, str] | None = None) -> 
             f"data_parallel_size={config.parallel.data_parallel_size}: an engine on several hosts is one engine; start "
             f"one on each host, or leave nnodes={place.size} out"
         )
-    refuse_stages(config, place.size)
+    refuse_stages_on_hosts(config, place.size)
     if options.distributed_executor_backend != "external" and backends_are_initialized():
         raise ConfigError(f"nnodes={place.size}: make the engine before JAX is used in this process")
     secret = secret_of(options, place, found)

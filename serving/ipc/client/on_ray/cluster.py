@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.config import EngineConfig, ParallelOptions
 from jaxllm.errors import ConfigError
-from jaxllm.hosts.placement import refuse_stages
+from jaxllm.hosts.placement import refuse_stages_on_hosts
 
 _COPIED = (
     "HF_", "HUGGING_FACE_", "JAXLLM_", "JAX_", "LIBTPU_", "NCCL_", "NUMBA_", "TOKENIZERS_", "TRANSFORMERS_", "XLA_",
@@ -65,7 +65,7 @@ def processes_of(config: EngineConfig) -> int:
             f"data_parallel_size={config.parallel.data_parallel_size}: an engine on several hosts is one engine; leave "
             f"nnodes={options.nnodes} out, or start several servers"
         )
-    refuse_stages(config, options.nnodes)
+    refuse_stages_on_hosts(config, options.nnodes)
     size = config.parallel.tensor_parallel_size
     if size != "auto" and size % options.nnodes:
         raise ConfigError(
