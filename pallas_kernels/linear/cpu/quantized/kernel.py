@@ -1,8 +1,8 @@
 """Products of activations with packed matrices of few bits, one for all rows or one for each group of them.
 
 Rows are prepared first, see `prepare`. Then work items are some blocks of outputs times a chunk of the rows of one
-matrix. Few rows are bound by memory, many by arithmetic, and a result is the same sum in the same order whatever the
-rows beside it, as in `linear.cpu.matmul`.
+matrix. Few rows are bound by memory, many by arithmetic. A result is the same to the last bit whatever the rows beside
+it: sums of float32 are in one order, and those of whole numbers are exact in any.
 """
 
 from dataclasses import replace
