@@ -68,6 +68,26 @@ def test_find_returns_the_longest_run_within_the_limit() -> None:
     cache.check_integrity({7, 3})
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["new", "one known"])
+@pytest.mark.parametrize("equal", [False, True], ids=["distinct", "two equal"])
+def test_inserting_each_is_inserting_one_by_one(known: bool, equal: bool) -> None:
+    digests = digests_of([1, 2, 3, 4, 5, 6])
+    given = [*digests, digests[0]] if equal else digests
+    pages = np.arange(10, 10 + 2 * len(given), dtype=np.int32).reshape(-1, 2)
+    together, alone = PrefixCache(2), PrefixCache(2)
+    for cache in (together, alone):
+        if known:  # in one of the tables
+            cache.insert(digests[1], 5, 1)
+    inserted = [
+        page for table in (0, 1) for digest, page in zip(given, pages[:, table].tolist(), strict=True)
+        if alone.insert(digest, page, table)
+    ]  # fmt: skip
+    assert together.insert_each(given, pages) == inserted
+    assert len(inserted) == 6 - known
+    assert vars(together) == vars(alone)
+    together.check_integrity({*inserted, *([5] if known else [])})
+
+
 def test_the_first_page_of_a_digest_stays() -> None:
     cache = PrefixCache()
     (digest,) = digests_of([1, 2])

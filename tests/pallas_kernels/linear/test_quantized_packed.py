@@ -16,7 +16,7 @@ from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, Processor, for
 from jaxllm.pallas_kernels.linear.cpu.quantized.layout import PackedFours, QuantizedPacked
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused, Norm
 from jaxllm.pallas_kernels.linear.quantized import QuantizedRowMajor
-from jaxllm.pallas_kernels.linear.quantized_cases import NF4, packed, random_matrix
+from jaxllm.pallas_kernels.linear.quantized_cases import NF4, packed, quantized_like, random_matrix
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, Activations, QuantizedMatrix, Values, WeightType
 from jaxllm.pallas_kernels.numba.targets import Target
 
@@ -87,6 +87,17 @@ def test_a_row_depends_on_nothing_but_itself(kind: WeightType) -> None:
     np.testing.assert_array_equal(product(x[:7], weight), product(x, weight)[:7])
 
 
+@pytest.mark.parametrize("kind", [CODES, W4A8], ids=["int4", "int4 x int8"])
+def test_one_row_of_a_depth_that_ends_within_a_group(kind: WeightType) -> None:
+    """Beyond the weights that are widened at once; the last group is short."""
+    x, matrix = operands(kind, 50, 4096 + 48, 9)
+    weight = weight_of(matrix)
+    together = np.asarray(product(x, weight))
+    np.testing.assert_array_equal(product(x[:1], weight), together[:1])
+    exact = quantized_like(x, matrix) @ matrix.dequantized().T
+    np.testing.assert_allclose(together, exact, rtol=0, atol=4e-5 * x.shape[1] ** 0.5)
+
+
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_what_is_no_number_stays_in_its_row(kind: WeightType) -> None:
     x, matrix = operands(kind, 32, 64, 4)
@@ -131,14 +142,17 @@ def test_processors_without_products_of_bytes_find_the_same(
     x, matrix = operands(kind, 48, 128, 20)
     weight = weight_of(matrix)
     wanted = product(x, weight)
+    # One row and few have tiles of their own.
     target = call.quantized_target(form)
     monkeypatch.setattr("jaxllm.pallas_kernels.numba.integers.HAS_DOT", False)
     code = target.build()
     other = Target(f"{target.name}_without_dot", lambda: code, Path(__file__).parent)
     monkeypatch.setattr(call, "quantized_target", lambda form: other)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = jax.jit(lambda x: weight.layout.multiply(x, weight))(x)
-    np.testing.assert_array_equal(found, wanted)
+    multiply = jax.jit(lambda x: weight.layout.multiply(x, weight))
+    # Whole tiles, one of a single row, and one of a few.
+    for rows in (20, 1, 3):
+        np.testing.assert_array_equal(multiply(x[:rows]), wanted[:rows])
 
 
 def test_which_kernel_a_matrix_gets() -> None:
