@@ -38,7 +38,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     compiled step shapes. With several `data_shards`, limits and pages are those of each. `model_folder` holds the
     model's small files. `pooling` is None for a model that generates; one that pools has no KV cache.
     `attention_problem` says why `attention_backend` is not the fastest one here, where that failed its self-test;
-    `linear_problem` says so of `linear_backend`, which multiplies with quantised matrices.
+    `linear_problem` says so of `linear_backend`, which multiplies with quantised matrices, `moe_problem` of
+    `moe_backend`, which multiplies with experts, and `sampling_problem` of `sampling_backend`.
     `planned_step_seconds` is what a full step of each shape should take, by its tokens, where the chip is known.
     `cache_windows` has the window of each page table of a request, 0 for none. `kv_cache_dtype` is NumPy's name of the
     KV cache's type, 'auto' where there is no cache. `stages` are those of pipeline parallel, none where there is one.
@@ -65,12 +66,22 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     attention_problem: str | None = None
     linear_backend: str = "xla"
     linear_problem: str | None = None
+    moe_backend: str = "xla"
+    moe_problem: str | None = None
+    sampling_backend: str = "xla"
+    sampling_problem: str | None = None
     planned_step_seconds: dict[int, float] = {}
     cache_windows: tuple[int, ...] = (0,)
     data_shards: int = 1
     kv_cache_dtype: str = "auto"
     stages: tuple[StageInfo, ...] = ()
     logprobs_mode: str = "raw_logprobs"
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why kernels are not the fastest ones."""
+        each = self.attention_problem, self.linear_problem, self.moe_problem, self.sampling_problem
+        return tuple(filter(None, each))
 
     @property
     def max_running(self) -> int:

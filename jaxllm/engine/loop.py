@@ -135,5 +135,9 @@ def describe(
         attention_problem=resolved.attention_problem,
         linear_backend=resolved.products,
         linear_problem=resolved.products_problem,
+        moe_backend=resolved.experts,
+        moe_problem=resolved.experts_problem,
+        sampling_backend=resolved.sampling,
+        sampling_problem=resolved.sampling_problem,
         planned_step_seconds=planned_step_seconds or {},
     )

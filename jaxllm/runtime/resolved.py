@@ -69,8 +69,12 @@ class ResolvedConfig:
     """Whether the kernel for TPUs checks bounds and semaphores."""
     sampling: str = "xla"
     """Implementation of `choose_tokens`."""
+    sampling_problem: str | None = None
+    """Why `auto` did not take the kernel of this platform, where that failed its self-test."""
     experts: str = "xla"
     """'tpu' if that kernel multiplies with the matrices of experts; 'xla' without experts."""
+    experts_problem: str | None = None
+    """The same of that kernel."""
     products: str = "xla"
     """'tpu' if that kernel multiplies with matrices of few bits; 'xla' without such."""
     products_problem: str | None = None

@@ -16,6 +16,10 @@ class Degraded(Answer, kw_only=True):
     attention_problem: str | None
     linear_backend: str
     linear_problem: str | None
+    moe_backend: str
+    moe_problem: str | None
+    sampling_backend: str
+    sampling_problem: str | None
 
 
 class Halted(Answer, kw_only=True):

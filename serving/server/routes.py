@@ -26,7 +26,7 @@ async def health(request: Request) -> Response:
     info, state = llm.info, llm.state()
     if state.halted:
         return json_response(Halted(sleep_level=state.sleep_level, is_paused=state.is_paused, reason=state.halted))
-    if info.attention_problem is None and info.linear_problem is None:
+    if not info.problems:
         return Response()
     return json_response(
         Degraded(
@@ -34,6 +34,10 @@ async def health(request: Request) -> Response:
             attention_problem=info.attention_problem,
             linear_backend=info.linear_backend,
             linear_problem=info.linear_problem,
+            moe_backend=info.moe_backend,
+            moe_problem=info.moe_problem,
+            sampling_backend=info.sampling_backend,
+            sampling_problem=info.sampling_problem,
         )
     )
 
