@@ -61,6 +61,10 @@ class ClampedPlan:
     limit: float
 
 
+EXPERT = "expert_"
+"""How the names of experts' matrices begin: "expert_up", ..."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertsPlan:
     """A mixture of experts: `count` MLPs of `size`, of which each token has the sum of `per_token`, weighted.

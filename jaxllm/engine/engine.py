@@ -323,13 +323,10 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
     if resolved.platform != "cpu":
         # Only here: a start on CPU need not wait for the imports.
         from jaxllm.planning.fit import fit_here
-        from jaxllm.runtime.experts.self_test import with_tested_experts
-        from jaxllm.runtime.products.self_test import with_tested_products
         from jaxllm.runtime.sampling.self_test import with_tested_sampling
-        from jaxllm.runtime.self_test import with_tested_attention
+        from jaxllm.runtime.tested import with_tested_kernels
 
-        resolved = with_tested_sampling(with_tested_attention(fit_here(resolved)))
-        resolved = with_tested_products(with_tested_experts(resolved))
+        resolved = with_tested_sampling(with_tested_kernels(fit_here(resolved)))
     return resolved
 
 

@@ -9,9 +9,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import jax
 
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 from jaxllm.pallas_kernels.latent_attention import check as latent_check
@@ -74,22 +77,39 @@ def _cached_problem(resolved: ResolvedConfig, run: Callable[..., Result]) -> str
     options = {"checks": True} if resolved.attention_checks else {}
     implementation = partial(run, name, **options)
     key = [name, options, measured_digest(), [repr(case) for case in cases]]
-    return unless_known(resolved, f"paged attention {name!r}", key, lambda: _first_problem(cases, implementation))
+    return unless_known(
+        resolved,
+        f"paged attention {name!r}",
+        key,
+        lambda: _first_problem(cases, implementation),
+        "--attention-backend",
+    )
 
 
-def unless_known(resolved: ResolvedConfig, kernel: str, key: list[Any], test: Callable[[], str | None]) -> str | None:
+def unless_known(
+    resolved: ResolvedConfig, kernel: str, key: list[Any], test: Callable[[], str | None], option: str
+) -> str | None:
     """What the `test` of a kernel finds wrong; None where an earlier start with the same `key`, in JSON, found nothing.
 
-    Raises `EngineError` for a kernel that hangs.
+    It is traced with the engine's precision of products. Raises `EngineError` for a kernel that hangs: `option` is the
+    one that replaces it.
     """
-    key = [*key, resolved.device_kind, software(resolved.platform)]
+    precision = resolved.matmul_precision
+    key = [*key, precision, resolved.device_kind, software(resolved.platform)]
     file = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = use_compilation_cache(resolved.config.compile.compilation_cache_dir)
     cache = None if folder is None else ArtifactCache(folder.parent / RESULTS, _LARGEST)
     if cache is not None and cache.get(file) is not None:
         return None
     logger.info("testing %s on this %s", kernel, resolved.device_kind)
-    found = watched(f"the self-test of {kernel}", test, LONGEST_SECONDS)
+
+    def precise() -> str | None:
+        # Here: it holds for one thread.
+        with jax.default_matmul_precision(precision) if precision else nullcontext():
+            return test()
+
+    hint = f"{option} xla goes without this one"
+    found = watched(f"the self-test of {kernel}", precise, LONGEST_SECONDS, hint)
     if cache is not None and found is None:
         # A failure may pass: a device that was full, a driver that was updated.
         cache.put(file, b"right")

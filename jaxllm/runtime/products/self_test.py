@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.mlp_plan import EXPERT
 from jaxllm.pallas_kernels.linear import linear
 from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedCase, QuantizedInputs, make_inputs, packed
 from jaxllm.pallas_kernels.linear.quantized_layouts import QUANTIZED_LAYOUTS
@@ -35,6 +36,8 @@ def with_tested_products(resolved: ResolvedConfig, run: Run | None = None) -> Re
     if resolved.config.compile.linear_backend != "auto" or resolved.products == "xla":
         return resolved
     cases = [*_cases(resolved.model, resolved.products)]
+    if not cases:
+        return replace(resolved, products="xla")
     kernel = f"products with quantised matrices by {resolved.products!r}"
     key = ["products", resolved.products, resolved.dtype, [repr(case) for case in cases]]
 
@@ -42,7 +45,7 @@ def with_tested_products(resolved: ResolvedConfig, run: Run | None = None) -> Re
         problems = (_problem(case, resolved.products, resolved.dtype, run or _multiply) for case in cases)
         return next(filter(None, problems), None)
 
-    problem = unless_known(resolved, kernel, key, test)
+    problem = unless_known(resolved, kernel, key, test, "--linear-backend")
     if problem is None:
         return resolved
     logger.warning(
@@ -55,13 +58,19 @@ def with_tested_products(resolved: ResolvedConfig, run: Run | None = None) -> Re
 
 
 def _cases(model: ModelConfig, backend: str) -> Iterator[QuantizedCase]:
-    """Products with each type of matrix that the model has, and the kernel takes."""
+    """Products with each type of matrix that linear layers of the model have, and the kernel takes."""
     types = [*model.weight_types, *(pair for layer in model.layers for pair in layer.weight_types)]
-    for kind in dict.fromkeys(kind for _, kind in types):
+    for kind in dict.fromkeys(kind for name, kind in types if _is_linear(name)):
         group = kind.group or _IN
         in_size = -(-_IN // group) * group
         if QUANTIZED_LAYOUTS[backend].reads((_OUT, in_size), kind):
             yield from (QuantizedCase("self_test", kind, rows, in_size, _OUT, layers=2) for rows in _ROWS)
+
+
+def _is_linear(name: str) -> bool:
+    """Whether a matrix is one of a linear layer: experts have a kernel of their own, embeddings none."""
+    last = name.rpartition(".")[2]
+    return last not in ("embedding", "table") and not last.startswith(EXPERT)
 
 
 def _multiply(inputs: QuantizedInputs, backend: str, dtype: str) -> jax.Array:

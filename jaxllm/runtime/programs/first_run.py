@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 LONGEST_SECONDS = 300.0
 """What takes longer hangs: the largest steps take seconds, and so does connecting the devices of a mesh."""
+_WITHOUT_ATTENTION = "--attention-backend xla goes without jaxllm's own attention"
+"""The hint where it may be any kernel."""
 
 
 def run_at_start(platform: str, made: Sequence[Bucket]) -> Sequence[Bucket]:
@@ -65,8 +67,11 @@ def first_run(
     return first_run(executables, what, run, renew)
 
 
-def watched(what: str, run: Callable[[], T], longest_seconds: float) -> T:
-    """The result of `run`, called in a thread that nobody waits for longer. Raises `EngineError`, naming `what`."""
+def watched(what: str, run: Callable[[], T], longest_seconds: float, hint: str = _WITHOUT_ATTENTION) -> T:
+    """The result of `run`, called in a thread that nobody waits for longer.
+
+    Raises `EngineError`, naming `what`, with a hint how to go without what hangs.
+    """
     future: Future[T] = Future()
 
     def call() -> None:
@@ -82,7 +87,7 @@ def watched(what: str, run: Callable[[], T], longest_seconds: float) -> T:
     except TimeoutError:
         raise EngineError(
             f"{what} has not ended after {longest_seconds:g} s: the device or one of its kernels hangs; "
-            f"`jaxllm doctor` finds which, --attention-backend xla goes without jaxllm's own attention"
+            f"`jaxllm doctor` finds which, {hint}"
         ) from None
 
 

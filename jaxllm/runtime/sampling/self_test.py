@@ -31,7 +31,9 @@ def with_tested_sampling(resolved: ResolvedConfig, run: Run | None = None) -> Re
     chosen = run or jax.jit(partial(choose_tokens, implementation=resolved.sampling))
     key = ["sampling", resolved.sampling, resolved.model.vocab_size, [repr(case) for case in CASES]]
     kernel = f"choosing tokens with {resolved.sampling!r}"
-    problem = unless_known(resolved, kernel, key, lambda: _problem(chosen, resolved.model.vocab_size))
+    problem = unless_known(
+        resolved, kernel, key, lambda: _problem(chosen, resolved.model.vocab_size), "--sampling-backend"
+    )
     if problem is None:
         return resolved
     logger.warning(
@@ -40,7 +42,7 @@ def with_tested_sampling(resolved: ResolvedConfig, run: Run | None = None) -> Re
         resolved.device_kind,
         problem,
     )
-    return replace(resolved, sampling="xla")
+    return replace(resolved, sampling="xla", sampling_problem=f"{resolved.sampling}: {problem}")
 
 
 def _problem(run: Run, vocab_size: int) -> str | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import threading
 from typing import Any
 
 import jax
@@ -9,11 +10,14 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, EngineError
 from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedInputs
+from jaxllm.pallas_kernels.linear.weight_type import FP4, Values, WeightType
+from jaxllm.runtime import self_test
 from jaxllm.runtime.products.choice import choose_products
 from jaxllm.runtime.products.self_test import with_tested_products
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from jaxllm.runtime.tested import with_tested_kernels
 from tests.models import small
 
 
@@ -23,6 +27,16 @@ def resolved(asked: str = "auto", method: str = "int8_w4a8") -> ResolvedConfig:
     here = resolve_config(EngineConfig.from_options(options))
     config = EngineConfig.from_options({**options, "linear_backend": asked})
     return dataclasses.replace(here, config=config, products="tpu")
+
+
+MXFP4 = WeightType(Values.CODES, group=32, code=FP4, scales="float8_e8m0fnu")
+
+
+def with_types(before: ResolvedConfig, *names: str) -> ResolvedConfig:
+    """The same with MXFP4 in some matrices of layers alone."""
+    types = tuple((name, MXFP4) for name in names)
+    layers = tuple(dataclasses.replace(layer, weight_types=types) for layer in before.model.layers)
+    return dataclasses.replace(before, model=dataclasses.replace(before.model, layers=layers, weight_types=()))
 
 
 def right(inputs: QuantizedInputs, backend: str, dtype: str) -> jax.Array:
@@ -54,6 +68,53 @@ def test_each_type_is_tested_once() -> None:
     types = {kind for layer in before.model.layers for _, kind in layer.weight_types}
     types |= {kind for _, kind in before.model.weight_types}
     assert sorted(asked, key=repr) == sorted(((kind, rows) for kind in types for rows in (5, 300)), key=repr)
+
+
+def test_what_linear_layers_do_not_have_is_not_tested() -> None:
+    """Experts have another kernel, and what looks rows up has none."""
+    experts = with_types(resolved(), "mlp.expert_up", "mlp.expert_down")
+    tables = dataclasses.replace(experts.model, weight_types=(("embedding", MXFP4), ("token_inputs.table", MXFP4)))
+    for model in (experts.model, tables):
+        after = with_tested_products(dataclasses.replace(experts, model=model), refuse)
+        assert (after.products, after.products_problem) == ("xla", None)
+    after = with_tested_products(with_types(resolved(), "mlp.shared.up"), refuse)
+    assert "Mosaic failed" in str(after.products_problem)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "highest"), ("bfloat16", None)])
+def test_the_precision_is_the_engines(dtype: str, precision: str | None) -> None:
+    found = []
+
+    def run(*given: Any) -> jax.Array:
+        found.append(jax.config.values["jax_default_matmul_precision"])
+        return right(*given)
+
+    on_a_tpu = dataclasses.replace(with_types(resolved(), "mlp.up"), platform="tpu", dtype=dtype)
+    assert with_tested_products(on_a_tpu, run) is on_a_tpu
+    assert found == [precision] * 2
+
+
+def test_every_kernel_of_the_forward_pass_is_tested() -> None:
+    """Those of a TPU do not run here, so that none stays."""
+    before = with_types(resolved(), "mlp.up", "mlp.expert_up")
+    after = with_tested_kernels(dataclasses.replace(before, attention="tpu", experts="tpu"))
+    assert (after.attention, after.experts, after.products) == ("xla",) * 3
+    assert after.attention_problem
+    assert after.experts_problem
+    assert after.products_problem
+
+
+def test_one_that_hangs_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "LONGEST_SECONDS", 0.2)
+    ended = threading.Event()
+
+    def hangs(*_: Any) -> Any:
+        ended.wait(60)
+        raise RuntimeError
+
+    with pytest.raises(EngineError, match="--linear-backend xla goes without this one"):
+        with_tested_products(resolved(), hangs)
+    ended.set()
 
 
 @pytest.mark.parametrize(

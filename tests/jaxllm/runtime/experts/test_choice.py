@@ -11,6 +11,11 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.models.mlp_plan import ExpertsPlan, RouterPlan
+from jaxllm.pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
+from jaxllm.pallas_kernels.linear import Weight
+from jaxllm.pallas_kernels.linear.quantized import quantized_rows
+from jaxllm.pallas_kernels.linear.tpu.layout import Strips
+from jaxllm.pallas_kernels.linear.weight_type import FP4, Activations, Values, WeightType
 from jaxllm.runtime.experts.choice import choose_experts
 from jaxllm.runtime.experts.self_test import with_tested_experts
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
@@ -23,10 +28,10 @@ EXPERTS = dataclasses.replace(small.MODEL, layers=(LAYER,))
 
 
 def resolved(asked: str = "auto") -> ResolvedConfig:
-    """The demo model as on a TPU, and as if it had experts."""
+    """A model with experts, as on a TPU."""
     here = resolve_config(EngineConfig.from_options({"model": "demo"}))
     options = {"model": "demo", "compilation_cache_dir": "", "moe_backend": asked}
-    return dataclasses.replace(here, config=EngineConfig.from_options(options), experts="tpu")
+    return dataclasses.replace(here, config=EngineConfig.from_options(options), model=EXPERTS, experts="tpu")
 
 
 def test_what_a_machine_takes() -> None:
@@ -57,8 +62,52 @@ def refuse(_: Any) -> Any:
 )
 def test_one_that_is_not_is_replaced(broken: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        assert with_tested_experts(resolved(), broken).experts == "xla"
+        after = with_tested_experts(resolved(), broken)
+    assert after.experts == "xla"
+    assert reason in str(after.experts_problem)
     assert reason in caplog.text
     # Who names it gets it.
     before = resolved("tpu")
     assert with_tested_experts(before, broken) is before
+
+
+MXFP4 = WeightType(Values.CODES, group=32, code=FP4, scales="float8_e8m0fnu")
+W8A8 = WeightType(Values.INT8, activations=Activations.PER_TOKEN)
+
+
+def quantized(*kinds: WeightType) -> ResolvedConfig:
+    """The same with experts of few bits, and matrices beside them, which are not tested here."""
+    layers = [dataclasses.replace(LAYER, weight_types=(("mlp.expert_up", kind), ("mlp.up", W8A8))) for kind in kinds]
+    return dataclasses.replace(resolved(), model=dataclasses.replace(EXPERTS, layers=tuple(layers)))
+
+
+def multiply(x: jax.Array, weight: Weight, sizes: jax.Array) -> jax.Array:
+    """With the matrices that lie in the strips, one after the other."""
+    layout = weight.layout
+    assert isinstance(layout, Strips)
+    whole = layout.rows(weight, jnp.arange(layout.shape[0])).reshape(len(sizes), -1, x.shape[1])
+    rows, scale = quantized_rows(x, layout.kind, None)
+    out = reference_grouped_matmul(rows.astype(jnp.float32), whole, sizes)
+    return out if scale is None else out * scale
+
+
+def test_matrices_of_few_bits_are_tested_by_type() -> None:
+    asked = []
+
+    def count(x: jax.Array, weight: Weight, sizes: jax.Array) -> jax.Array:
+        assert isinstance(weight.layout, Strips)
+        asked.append(weight.layout.kind)
+        return multiply(x, weight, sizes)
+
+    before = quantized(MXFP4, W8A8, MXFP4)
+    assert with_tested_experts(before, refuse, count) is before
+    assert asked == [MXFP4, W8A8]
+    after = with_tested_experts(before, refuse, lambda *given: multiply(*given) * 1.1)
+    assert (after.experts, "codes" in str(after.experts_problem).lower()) == ("xla", True)
+    # The kernel does not read groups of 8: nothing is tested, and nothing runs it.
+    after = with_tested_experts(quantized(dataclasses.replace(MXFP4, group=8)), refuse, refuse_quantized)
+    assert (after.experts, after.experts_problem) == ("xla", None)
+
+
+def refuse_quantized(*_: Any) -> Any:
+    raise AssertionError
