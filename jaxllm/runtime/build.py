@@ -97,6 +97,7 @@ def build_runner(
         processors=_compiled_processors(resolved),
     )
     runner.warm_up(run_at_start(resolved.platform, built.at_start) or programs.buckets.all[:1])
+    calls.start_clock()
     return resolved, runner, built.num_pages
 
 

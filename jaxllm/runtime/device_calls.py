@@ -115,6 +115,9 @@ class DeviceCalls:
         """How long each stage has worked so far; empty where there is one."""
         return ()
 
+    def start_clock(self) -> None:
+        """Count in `stage_seconds` from here on: what ran before was to warm up."""
+
     @property
     def is_alone(self) -> bool:
         """Whether no other process makes the same calls."""

@@ -1,21 +1,12 @@
 """How long each stage of an engine works: what is left of the time, it waits for the stage before, or for the host."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
 import jax
-from jax.errors import JaxRuntimeError
-
-
-class _Step:
-    """When a step was dispatched, and when each stage was done with it."""
-
-    def __init__(self, count: int) -> None:
-        self.begun = time.monotonic()
-        self.ends = [0.0] * count
 
 
 class StageClock:
@@ -25,9 +16,12 @@ class StageClock:
     itself has done the step before, until what it gives is there. So the way from stage to stage counts as work.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._seconds = [0.0] * count
-        self._queues: list[SimpleQueue[tuple[_Step, Any] | None]] = [SimpleQueue() for _ in range(count)]
+        # With each step comes when the stage before gave its hidden states: its thread passes both on. If all began to
+        # wait at once, one could be done before it knows.
+        self._queues: list[SimpleQueue[tuple[list[Any], float] | None]] = [SimpleQueue() for _ in range(count)]
         self._threads = [
             Thread(target=self._run, args=(stage,), name=f"stage-{stage}-clock", daemon=True) for stage in range(count)
         ]
@@ -39,32 +33,38 @@ class StageClock:
         """What each stage has worked so far."""
         return tuple(self._seconds)
 
-    def watch(self, step: Sequence[Any]) -> None:
-        """A step was dispatched just now; it has an array for each stage that is there once the stage is done."""
-        watched = _Step(len(step))
-        for queue, output in zip(self._queues, step, strict=True):
-            queue.put((watched, output))
+    def watch(self, step: Sequence[Any], begun: float) -> None:
+        """A step has an array for each stage that is there once the stage is done; it was dispatched from `begun` on.
+
+        `begun` is a time of `time.monotonic`.
+        """
+        self._queues[0].put((list(step), begun))
 
     def close(self) -> None:
-        """Wait for no more."""
-        for queue in self._queues:
-            queue.put(None)
-        for thread in self._threads:
-            thread.join()
+        """Wait for no more; for what is under way 5 seconds at most."""
+        self._queues[0].put(None)
+        # The last one ends when all others have. A device that hangs must not keep the engine from ending, and the
+        # threads are daemons.
+        self._threads[-1].join(5.0)
 
     def _run(self, stage: int) -> None:
         last = 0.0
+        following = self._queues[stage + 1] if stage + 1 < len(self._queues) else None
         while (item := self._queues[stage].get()) is not None:
-            step, output = item
+            outputs, given = item
             try:
-                jax.block_until_ready(output)
-            except (JaxRuntimeError, RuntimeError):
-                # Who collects the step hears of it. Of a sleeping engine the array may be gone.
-                continue
-            finally:
-                del item, output
-            end = step.ends[stage] = time.monotonic()
-            # The thread of the stage before may get its turn a little later than this one.
-            given = min(step.ends[stage - 1], end) if stage else step.begun
-            self._seconds[stage] += end - max(last, step.begun, given)
-            last = end
+                jax.block_until_ready(outputs[stage])
+            except Exception:  # noqa: BLE001
+                # Who collects the step hears of it. Of a sleeping engine the array may be gone. Whatever it is: a
+                # thread that ended here would leave its queue, and those behind it, to keep arrays for ever.
+                pass
+            else:
+                end = self._clock()
+                self._seconds[stage] += end - max(last, given)
+                last = given = end
+            outputs[stage] = None  # What is there is not kept.
+            if following is not None:
+                following.put((outputs, given))
+            del item, outputs
+        if following is not None:
+            following.put(None)

@@ -4,6 +4,7 @@ All are dispatched at once and run when their input is there. So stages work at 
 soon as several are under way.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,12 +65,16 @@ class StagedCalls(DeviceCalls):
     def __init__(self, executables: Executables, parameters: Parameters, before: Sequence[EarlierStage]) -> None:
         super().__init__(StagedExecutables(executables, [each.calls.executables for each in before]), parameters)
         self._before = before
-        self._clock = StageClock(len(before) + 1)
+        self._clock: StageClock | None = None
 
     @property
     def stage_seconds(self) -> tuple[float, ...]:
         """See `DeviceCalls.stage_seconds`."""
-        return self._clock.seconds
+        return (0.0,) * (len(self._before) + 1) if self._clock is None else self._clock.seconds
+
+    def start_clock(self) -> None:
+        """See `DeviceCalls.start_clock`."""
+        self._clock = StageClock(len(self._before) + 1)
 
     @property
     def every(self) -> tuple[DeviceCalls, ...]:
@@ -82,13 +87,15 @@ class StagedCalls(DeviceCalls):
             for stage in self._before:
                 stage.calls.call(name, *arrays)
         elif name.startswith("step_"):
+            begun = time.monotonic()
             given = []
             for stage in self._before:
                 hidden = stage.calls.call(name, *arrays)
                 arrays = (arrays[0], jax.device_put(hidden, stage.places[name]))
                 given.append(hidden)
             sampled: SampledRows = super().call(name, *arrays)
-            self._clock.watch([*given, sampled.token_ids])
+            if self._clock is not None:
+                self._clock.watch([*given, sampled.token_ids], begun)
             return sampled
         return super().call(name, *arrays)
 
@@ -100,7 +107,8 @@ class StagedCalls(DeviceCalls):
 
     def close(self) -> None:
         """Free the device memory. There are no calls afterwards."""
-        self._clock.close()
+        if self._clock is not None:
+            self._clock.close()
         for stage in self._before:
             stage.calls.close()
         super().close()

@@ -144,6 +144,7 @@ def test_a_request_is_in_one_step_under_way() -> None:
     with pytest.raises(RequestError, match="max_model_len"):
         engine.add_request(request("long", range(5, 37), temperature=0))
     before = engine.stats().stage_seconds
+    assert before == (0.0, 0.0), "what warms up is no work"
     engine.add_request(request("gone", range(5, 9), temperature=0, max_tokens=12, ignore_eos=True))
     while len(engine._under_way) < engine._depth and engine._start():
         pass
