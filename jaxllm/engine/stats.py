@@ -77,7 +77,11 @@ class StepStats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def together(engines: Collection[StepStats]) -> StepStats:
-    """The state of several engines: numbers add up, `kv_usage` is the mean. Of their steps it says nothing."""
+    """The state of several engines: numbers add up, `kv_usage` and `stage_seconds` are means.
+
+    Of their steps it says nothing.
+    """
+    stages = [each.stage_seconds for each in engines if each.stage_seconds]
     return StepStats(
         num_running=sum(each.num_running for each in engines),
         num_waiting=sum(each.num_waiting for each in engines),
@@ -92,6 +96,7 @@ def together(engines: Collection[StepStats]) -> StepStats:
         is_paused=any(each.is_paused for each in engines),
         weights_version=min(each.weights_version for each in engines),
         weights_problem=next((each.weights_problem for each in engines if each.weights_problem), ""),
+        stage_seconds=tuple(sum(worked) / len(stages) for worked in zip(*stages, strict=True)),
     )
 
 

@@ -174,6 +174,24 @@ def test_what_was_between_two_lines_counts() -> None:
     assert (report["running_max"], report["waiting_max"], report["finished"], report["preemptions"]) == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize("engines", [1, 2])
+def test_how_busy_stages_are(engines: int) -> None:
+    """Of several engines in stages it is the mean."""
+    clock = Clock()
+    log = ThroughputLog(clock)
+    found = []
+    for seconds in ((0.0, 0.0), (3.0, 1.0), (8.0, 1.0)):
+        for engine in range(engines):
+            share = 1.0 if engine == 0 else 0.5
+            stages = tuple(share * each for each in seconds)
+            log.observe(replace(STEP, step_seconds=0.0, stage_seconds=stages), None, engine)
+        report = log.report()
+        assert report is not None
+        found.append([report[name] for name in report if name.startswith("stage_")])
+        clock.now += 5
+    assert found == [[], *([[0.6, 0.2], [1.0, 0.0]] if engines == 1 else [[0.45, 0.15], [0.75, 0.0]])]
+
+
 def test_what_was_refused_counts() -> None:
     log, refused = ThroughputLog(), 3
     log.refused = lambda: refused
