@@ -1,6 +1,6 @@
 """From an engine's programs to a bundle, and from a bundle to its executables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ def bundled_executables(
 ) -> Executables:
     """The executables of an engine's programs from a bundle; each is loaded when it is first asked for.
 
-    `asked_pages` are the KV pages that options ask for, see `explicit_pages`.
+    `asked_pages` are the KV pages that options ask for, see `explicit_pages`. Stages share the memory of a CPU: whoever
+    has asked for those of all calls `check_memory`.
 
     Raises:
         ConfigError: the bundle was made for another engine (the message names every difference), or is corrupt.
@@ -54,7 +55,8 @@ def bundled_executables(
     """
     num_pages = asked_pages or bundle.manifest.num_pages
     bundle.check(engine_identity(resolved, programs, num_pages), programs.programs)
-    _check_memory(resolved, programs, bundle.manifest.temporary_bytes)
+    if resolved.stage is None or resolved.platform != "cpu":
+        check_memory(resolved, [programs], bundle.manifest.temporary_bytes)
     saved = bundle.read(DeviceAssignment(devices_of(resolved), resolved.mesh))
 
     return Executables(programs, resolved.config.compile, _FromBundle(saved), "Reading executables")
@@ -83,16 +85,19 @@ def explicit_pages(resolved: ResolvedConfig) -> int | None:
     return pages_asked(resolved)
 
 
-def _check_memory(resolved: ResolvedConfig, programs: ProgramSet[Any], temporary_bytes: int) -> None:
-    """Raise `CapacityError` unless weights, state and temporaries fit: the bundle's KV cache was sized elsewhere."""
-    needed = temporary_bytes + bytes_on_device((programs.parameters, programs.state))
+def check_memory(resolved: ResolvedConfig, programs: Sequence[ProgramSet[Any]], temporary_bytes: int) -> None:
+    """Raise `CapacityError` unless weights, state and temporaries fit: the bundle's KV cache was sized elsewhere.
+
+    `programs` are those of all that have one memory, with so many `temporary_bytes` together.
+    """
+    needed = temporary_bytes + sum(bytes_on_device((each.parameters, each.state)) for each in programs)
     if resolved.platform == "cpu":
         free = int(cpu_free_bytes(1.0) / CPU_SHARE)
     else:
         stats = local_devices_of(resolved)[0].memory_stats() or {}
         free = stats.get("bytes_limit", needed) - stats.get("bytes_in_use", 0)
     if needed > free:
-        cache = bytes_on_device(programs.state.kv_cache)
+        cache = sum(bytes_on_device(each.state.kv_cache) for each in programs)
         raise CapacityError(
             f"executables={resolved.config.compile.executables}: they need {needed / 2**30:.2f} GiB of memory, "
             f"{cache / 2**30:.2f} GiB of it for the KV cache, and {free / 2**30:.2f} GiB are free; compile them anew "

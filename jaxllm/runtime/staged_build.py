@@ -9,7 +9,7 @@ from typing import Any
 from jaxllm.bundle.read import Bundle
 from jaxllm.progress import Progress
 from jaxllm.runtime.build import Built, free_on_cpu, load_and_ask_compiler, load_weights, steady_pages, when_made
-from jaxllm.runtime.bundles import bundled_executables, explicit_pages
+from jaxllm.runtime.bundles import bundled_executables, check_memory, explicit_pages
 from jaxllm.runtime.device_calls import DeviceCalls, Parameters
 from jaxllm.runtime.memory.capacity import local_devices_of, shortened
 from jaxllm.runtime.memory.memory import device_free_bytes
@@ -60,10 +60,12 @@ def _executables(
     if bundle is None:
         return [cached_executables(part, own, pages, cache) for part, own in parts]
     asked = explicit_pages(resolved)
-    return [
-        bundled_executables(part, own, bundle.of_stage(number, len(parts)), asked)
-        for number, (part, own) in enumerate(parts)
-    ]
+    bundles = [bundle.of_stage(number, len(parts)) for number in range(len(parts))]
+    made = [bundled_executables(part, own, each, asked) for (part, own), each in zip(parts, bundles, strict=True)]
+    if resolved.platform == "cpu":
+        # Virtual devices share one memory.
+        check_memory(resolved, programs, sum(each.manifest.temporary_bytes for each in bundles))
+    return made
 
 
 def _calls(

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import CapacityError, ConfigError, RequestError
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
+from jaxllm.runtime import bundles
+from jaxllm.runtime.memory.capacity import bytes_on_device
+from jaxllm.runtime.memory.memory import CPU_SHARE
 from jaxllm.runtime.programs.generation import generation_programs
 from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from jaxllm.runtime.stages import balanced
@@ -61,6 +64,19 @@ def test_each_stage_has_its_layers_devices_and_part_of_the_cache() -> None:
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(programs[0].parameters)]
     assert not any("norm" in name and "layers" not in name for name in names)
     assert sum("embedding" in name for name in names) == 1
+
+
+def test_stages_on_virtual_devices_share_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each of two could have alone is too little for both."""
+    resolved = resolved_in(2)
+    programs = [generation_programs(part, 5) for part in resolved.by_stage]
+    needed = [bytes_on_device((each.parameters, each.state)) for each in programs]
+    monkeypatch.setattr(bundles, "cpu_free_bytes", lambda utilization: (sum(needed) + 20) * CPU_SHARE)
+    bundles.check_memory(resolved, programs, 10)
+    for part in programs:
+        bundles.check_memory(resolved, [part], 40)
+    with pytest.raises(CapacityError, match="compile them anew"):
+        bundles.check_memory(resolved, programs, 40)
 
 
 def _loaded_bytes(part: ResolvedConfig, folder: Path) -> int:
