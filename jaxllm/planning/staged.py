@@ -22,9 +22,11 @@ def check_fits(memories: Sequence[MemoryUse]) -> None:
 
 
 def fullest(memories: Sequence[MemoryUse], largest: Sequence[CompiledStep | None]) -> int:
-    """The number of the stage whose KV cache holds the fewest pages."""
+    """The number of the stage whose KV cache holds the fewest pages, beside the largest steps if all are compiled."""
     if len(memories) == 1:
         return 0
+    if None in largest:
+        largest = [None] * len(memories)
     room = [memory.for_cache(step) / memory.page for memory, step in zip(memories, largest, strict=True)]
     return room.index(min(room))
 
@@ -58,10 +60,14 @@ def together(
     handovers = [handover_seconds(*pair, chip, bucket.tokens) for pair in pairwise(parts)]
     sent = [*handovers, *(stage.communication for stage in known)]
     slowest = max(known, key=lambda stage: stage.seconds)
+    tokens = bucket.tokens
+    if bucket.tokens <= bucket.rows:
+        # A request that decodes is in one of the steps under way.
+        tokens = min(tokens, -(-resolved.max_num_seqs // len(known)))
     return StepEstimate(
         work=slowest.work,
         seconds=sum(stage.seconds for stage in known) + sum(each or 0.0 for each in handovers),
-        tokens_per_second=bucket.tokens / slowest.seconds,
+        tokens_per_second=tokens / slowest.seconds,
         bound=slowest.bound,
         matrices=sum(stage.matrices for stage in known),
         attention=sum(stage.attention for stage in known),

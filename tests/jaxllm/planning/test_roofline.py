@@ -9,7 +9,9 @@ from jaxllm.config import EngineConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, summed_bytes
 from jaxllm.planning.links import sum_seconds
+from jaxllm.planning.memory import CompiledStep, MemoryUse
 from jaxllm.planning.roofline import Work, attention_share, attention_work, estimate, matrix_work
+from jaxllm.planning.staged import fullest
 from jaxllm.runtime.memory.capacity import bytes_on_device
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.programs.generation import generation_programs
@@ -49,6 +51,14 @@ def test_stages_do_together_what_one_does(tmp_path: Path, tied: bool) -> None:
     assert sum(part.flops for part in parts) == whole.flops
     assert sum(part.bytes for part in parts) == whole.bytes
     assert sum(summed_bytes(part, 8)[0] for part in three.by_stage) == summed_bytes(one, 8)[0]
+
+
+def test_stages_are_compared_beside_the_same() -> None:
+    """Where a step of one was not compiled, those of the others do not count."""
+    memories = [MemoryUse(100, 90, 20, 10, 1), MemoryUse(100, 90, 30, 10, 1)]
+    large, small = (CompiledStep(Bucket(8, 8), 1.0, bytes_, 0) for bytes_ in (40, 5))
+    assert fullest(memories, [large, small]) == 0
+    assert fullest(memories, [large, None]) == 1
 
 
 def test_a_large_prefill_computes(resolved: ResolvedConfig) -> None:

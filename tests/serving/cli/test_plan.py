@@ -108,7 +108,10 @@ def test_stages(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[
         whole, slowest = step["estimate"], max(part["seconds"] for part in parts)
         assert whole["seconds"] == pytest.approx(sum(part["seconds"] for part in parts) + 1e-5)
         assert whole["interval"] == slowest
-        assert whole["tokens_per_second"] == pytest.approx(step["tokens"] / slowest)
+        # Half of the requests that decode are in the other step under way.
+        most = found["max_num_seqs"] // 2 if whole["work"] == "decode" else step["tokens"]
+        assert whole["tokens_per_second"] == pytest.approx(min(step["tokens"], most) / slowest)
+    assert any(step["estimate"]["work"] == "decode" and step["tokens"] > 16 for step in found["steps"])
 
 
 def test_a_stage_that_is_too_large(chip: dict[str, Any], llama: str, capsys: pytest.CaptureFixture[str]) -> None:
