@@ -101,20 +101,39 @@ class ArtifactCache:
 
 
 def hold(folder: Path) -> None:
-    """Keep a folder of a cache from being pruned by any process as long as this one lives, if the system has locks.
+    """Keep a folder of a cache from being pruned by any process of this machine as long as this one lives.
 
+    That is so where the system has locks. Others may not hear of them, where several machines share a file system.
     Whoever finds a folder looks whether it is still there once it is held.
     """
     with suppress(OSError):
-        _lock(folder, folder.stat().st_ino)
+        while True:
+            with suppress(_ReplacedError):
+                _lock(folder, folder.stat().st_ino)
+                return
+
+
+class _ReplacedError(Exception):
+    """While a lock was waited for, its folder was removed, and another one may be at its place."""
 
 
 @functools.cache
 def _lock(folder: Path, inode: int) -> int:
     """A descriptor that stays open, and with it the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not _is_at(descriptor, folder) or os.fstat(descriptor).st_ino != inode:
+            raise _ReplacedError
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    """Whether an open folder is the one at this path."""
+    return os.path.samestat(os.fstat(descriptor), folder.stat())
 
 
 def _header(data: bytes | memoryview) -> bytes:
@@ -145,7 +164,8 @@ def _remove(entry: Path) -> bool:
     with suppress(OSError):
         descriptor = os.open(entry, os.O_RDONLY)
         try:
-            if _is_held(descriptor):
+            # Another process may have removed it just before, and a third one may have made and hold a new one.
+            if _is_held(descriptor) or not _is_at(descriptor, entry):
                 return False
             # Whole or not at all: half a folder would pass for a whole one. What a kill leaves is pruned another time.
             gone = entry.with_name(f".{secrets.token_hex(8)}{_UNFINISHED}")

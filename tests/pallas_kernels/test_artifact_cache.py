@@ -1,14 +1,18 @@
 """What is cached on disk: whole or not there, bounded, and never the reason why something fails."""
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
+from jaxllm.pallas_kernels.artifact_cache import ArtifactCache, hold
 
 MIB = 2**20
 
@@ -65,10 +69,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
 
 def test_no_folder_is_left_half_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the process is killed while it removes one: what is left is not found under its name."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_bytes(bytes(100))
-    _used(folder, 5)
+    folder = _old_folder(tmp_path / "model")
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     ArtifactCache(tmp_path, 0).prune()
     assert not folder.exists()
@@ -77,6 +78,72 @@ def test_no_folder_is_left_half_removed(tmp_path: Path, monkeypatch: pytest.Monk
         _used(left, 5)
     ArtifactCache(tmp_path, 0).prune()
     assert not list(tmp_path.iterdir())
+
+
+def _hold_until_killed(folder: Path, held: Any) -> None:
+    hold(folder)
+    held.set()
+    signal.pause()
+
+
+def test_what_another_process_holds_stays_until_that_ends(tmp_path: Path) -> None:
+    folder = _old_folder(tmp_path / "model")
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    process = context.Process(target=_hold_until_killed, args=(folder, held))
+    process.start()
+    try:
+        assert held.wait(60)
+        ArtifactCache(tmp_path, 0).prune()
+        assert folder.is_dir()
+    finally:
+        process.kill()
+        process.join()
+    ArtifactCache(tmp_path, 0).prune()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+def test_without_locks_nothing_is_held_and_no_file_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    folder = _old_folder(tmp_path / "model")
+    opened: list[int] = []
+
+    def flock(descriptor: int, _: int) -> None:
+        opened.append(descriptor)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    hold(folder)
+    ArtifactCache(tmp_path, 0).prune()
+    assert not folder.exists()
+    assert len(opened) == 2
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("who", [fcntl.LOCK_SH, fcntl.LOCK_EX | fcntl.LOCK_NB], ids=["holder", "pruner"])
+def test_a_lock_of_a_folder_that_is_gone_is_none_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: int
+) -> None:
+    """As when a process prunes the folder, and another one makes it again, just before the lock is there."""
+    folder = _old_folder(tmp_path / "cache" / "model")
+    replaced: list[Path] = []
+
+    def flock(descriptor: int, kind: int, lock: Callable[[int, int], None] = fcntl.flock) -> None:
+        if kind == who and not replaced:
+            replaced.append(folder.rename(tmp_path / "gone"))
+            _old_folder(folder)
+        lock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if who == fcntl.LOCK_SH:
+        hold(folder)
+    ArtifactCache(folder.parent, 0).prune()
+    assert replaced
+    assert (folder / "config.json").is_file()
 
 
 def test_reading_counts_as_use_and_writing_keeps_the_bound(tmp_path: Path) -> None:
@@ -177,6 +244,14 @@ def _read(cache: ArtifactCache, name: str) -> bytes:
     found = cache.get(name)
     assert found is not None
     return bytes(found)
+
+
+def _old_folder(folder: Path) -> Path:
+    """A folder with a file, used for the last time hours ago."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_bytes(bytes(100))
+    _used(folder, hours=5)
+    return folder
 
 
 def _used(entry: Path, hours: float) -> None:

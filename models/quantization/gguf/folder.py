@@ -37,7 +37,7 @@ def gguf_folder(path: Path, cache: Path | None = None) -> Path:
     parts = [part.resolve() for part in parts_of(path)]
     home = cache or default_cache()
     folder = home / _digest(parts)
-    if _is_held(folder):
+    if _take(folder):
         return folder
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,8 +59,8 @@ def gguf_folder(path: Path, cache: Path | None = None) -> Path:
     return folder
 
 
-def _is_held(folder: Path) -> bool:
-    """Whether the folder is there, and stays as long as this process: weights may be read again after days."""
+def _take(folder: Path) -> bool:
+    """Hold the folder, if it is there, as long as this process lives: weights may be read again after days."""
     hold(folder)
     if not folder.is_dir():
         return False
