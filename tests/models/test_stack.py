@@ -26,8 +26,6 @@ from tests.models.paged import compiled_step, empty_cache, make_batch, shuffled_
 from tests.quick import QUICK
 
 Kind = Literal["loop", "scan"]
-# What is compiled quickly has the same buffers: the level says what LLVM does, after they are laid out.
-
 
 PATTERNS = {
     "five windows to one without": ((4, 4, 4, 4, 4, 0) * 4, [6], [4]),
@@ -135,6 +133,7 @@ def test_the_cache_is_not_copied(kind: Kind, tokens: int) -> None:
         return model.logits(hidden), cache
 
     batch = make_batch([[1] * tokens], [0], shuffled_pages(1), tokens)
+    # What is compiled quickly has the same buffers: the level says what LLVM does, after they are laid out.
     compiled = jax.jit(step, donate_argnums=2).lower(state, batch, Cache((cache,))).compile(QUICK)
     memory = cast(Any, compiled.memory_analysis())
     cache_bytes = cache.size * 4
