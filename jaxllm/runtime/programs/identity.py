@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -104,18 +105,22 @@ def _code() -> str:
     """A digest of the sources that executables are made from: other code under the same version is another engine."""
     package = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    # Hundreds of files, at every start: `Path` would take thrice as long to find and read them.
+    for path in source_files(package):
+        digest.update(path.removeprefix(f"{package}/").encode() + b"\0")
+        with open(path, "rb") as content:  # noqa: PTH123
+            digest.update(content.read())
+    return digest.hexdigest()[:16]
+
+
+def source_files(package: Path) -> Iterator[str]:
+    """The files of the package that executables are made from, always in the same order."""
+    # Hundreds of files, at every start: `Path` would take thrice as long to find them.
     for name in SOURCES:
+        # Of kernels, block sizes that were tuned are JSON. Of models, it is the demo's checkpoint.
+        endings = (".py", ".json") if name == "pallas_kernels" else (".py",)
         for folder, folders, files in os.walk(package / name):
             folders.sort()
-            for file in sorted(files):
-                # Block sizes that were tuned are JSON.
-                if file.endswith((".py", ".json")):
-                    path = f"{folder}/{file}"
-                    digest.update(path.removeprefix(f"{package}/").encode() + b"\0")
-                    with open(path, "rb") as content:  # noqa: PTH123
-                        digest.update(content.read())
-    return digest.hexdigest()[:16]
+            yield from (f"{folder}/{file}" for file in sorted(files) if file.endswith(endings))
 
 
 def cpu_features(path: Path = Path("/proc/cpuinfo")) -> list[str]:

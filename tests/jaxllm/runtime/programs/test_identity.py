@@ -11,7 +11,7 @@ from jaxllm.bundle.differences import differences
 from jaxllm.config import EngineConfig
 from jaxllm.pallas_kernels.measured import keep_measured
 from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.programs.identity import SOURCES, _version, cpu_features, engine_identity
+from jaxllm.runtime.programs.identity import SOURCES, _version, cpu_features, engine_identity, source_files
 from jaxllm.runtime.resolved import resolve_config
 
 
@@ -126,3 +126,14 @@ def test_versions_of_packages_that_are_not_installed() -> None:
 def test_every_package_whose_code_ends_up_in_executables_is_there() -> None:
     package = Path(jaxllm.__file__).parent
     assert all(any((package / name).rglob("*.py")) for name in SOURCES)
+
+
+def test_of_json_only_tuned_block_sizes_count_as_sources() -> None:
+    package = Path(jaxllm.__file__).parent
+    found = [Path(name).relative_to(package) for name in source_files(package)]
+    assert len(found) == len(set(found))
+    assert Path("runtime/programs/identity.py") in found
+    assert (package / "models/demo/config.json").is_file()
+    data = {path for path in found if path.suffix != ".py"}
+    tuned = package / "pallas_kernels/tuned"
+    assert data == {path.relative_to(package) for path in tuned.rglob("*.json")} != set()
