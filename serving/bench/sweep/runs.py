@@ -17,6 +17,7 @@ from jaxllm.serving.bench.sweep.parameters import Setting, are_linked
 from jaxllm.serving.bench.sweep.server import SweepServer
 
 SUMMARY = "summary.json"
+WARMUP = "warmup.json"
 METRICS = "ttft,tpot,itl,e2el"
 
 
@@ -44,7 +45,7 @@ class Sweep:
             try:
                 found += self._with_server(server, tests)
             except JaxLLMError as error:
-                self._note_failure(self.folder / f"SERVE-{server.name or 'default'}.failure.json", error, server)
+                self._note_failure(self._failure_of(server), error, server)
         if not self.options.dry_run:
             _write_table(self.folder / "summary.csv", found)
         return found
@@ -65,7 +66,10 @@ class Sweep:
         log = self.folder / f"SERVE-{setting.name or 'default'}.log"
         output = nullcontext(sys.stdout) if self.options.show_stdout else log.open("a", encoding="utf-8")
         with output as file, SweepServer(command, _url(command), file, self.options.server_ready_timeout) as server:
+            self._failure_of(setting).unlink(missing_ok=True)
             for test in tests:
+                # The last one was of another server.
+                (self._folder_of(setting, test) / WARMUP).unlink(missing_ok=True)
                 found += self._runs(server, setting, test)
         return found
 
@@ -77,7 +81,7 @@ class Sweep:
             return before
         if self.options.warmup_num_prompts:
             less = Setting({**test.flags, "num_prompts": self.options.warmup_num_prompts})
-            self._run(server, setting, less, folder / "warmup.json", -1)
+            self._run(server, setting, less, folder / WARMUP, -1)
         found = [
             self._run(server, setting, test, folder / f"run={number}.json", number)
             for number in range(self.options.num_runs)
@@ -108,6 +112,7 @@ class Sweep:
         if server is None:
             sys.stdout.write(f"  test: {shlex.join(command)}\n")
             return None
+        failure = file.with_suffix(".failure.json")
         if not file.exists():
             part.unlink(missing_ok=True)
             try:
@@ -115,11 +120,12 @@ class Sweep:
                 self._call(command)
                 self._after(server)
             except EngineError as error:
-                self._note_failure(file.with_suffix(".failure.json"), error, setting, test)
+                self._note_failure(failure, error, setting, test)
                 return None
             result = {**_read(part), "run_number": number, **setting.flags, **test.flags}
             part.write_text(json.dumps(result) + "\n", encoding="utf-8")
             part.replace(file)
+        failure.unlink(missing_ok=True)
         found: dict[str, Any] = _read(file)
         return found
 
@@ -155,6 +161,9 @@ class Sweep:
         overrides = {name: dict(each.flags) for name, each in zip(names, settings, strict=False)}
         text = json.dumps({"error_type": type(error).__name__, "error": str(error), **overrides}, indent=1)
         file.write_text(text + "\n", encoding="utf-8")
+
+    def _failure_of(self, server: Setting) -> Path:
+        return self.folder / f"SERVE-{server.name or 'default'}.failure.json"
 
     def _folder_of(self, server: Setting, test: Setting) -> Path:
         parts = [f"{kind}-{each.name}" for kind, each in (("SERVE", server), ("BENCH", test)) if each.name]

@@ -1,6 +1,7 @@
 """The tests of a sweep."""
 
 import shlex
+import socket
 import sys
 from pathlib import Path
 
@@ -53,3 +54,50 @@ def test_some_of_the_runs_are_not_all(tmp_path: Path) -> None:
     assert run(1) == [0]
     assert run(3) == [0, 1, 2]
     assert run(3) == [0, 1, 2]
+
+
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Healthy).serve_forever()
+"""
+NOTED = (
+    BENCH.replace("(Path", "Path(folder).mkdir(parents=True, exist_ok=True)\n(Path", 1)
+    + "print(name, file=open('done', 'a'))\n"
+)
+
+
+def test_every_server_is_warmed_up_and_what_succeeds_is_no_failure(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder, done = tmp_path / "results", tmp_path / "done"
+
+    def run(more: str, *command: str) -> list[str]:
+        done.write_text("")
+        options = SweepOptions(
+            serve_cmd=shlex.join([*(command or (sys.executable, "-c", SERVER)), "--port", str(port)]),
+            bench_cmd=shlex.join([sys.executable, "-c", NOTED.replace("'done'", repr(str(done))) + more]),
+            after_bench_cmd="true",
+            num_runs=1,
+            warmup_num_prompts=1,
+            continue_on_error=True,
+        )
+        Sweep(options, folder, [Setting()], [Setting()]).run()
+        return done.read_text().split()
+
+    def failures() -> list[str]:
+        return [file.name for file in folder.rglob("*.failure.json")]
+
+    assert run("", "no-such-command") == []
+    assert failures() == ["SERVE-default.failure.json"]
+    assert run("sys.exit(name.startswith('run='))") == ["warmup.json.part", "run=0.json.part"]
+    assert failures() == ["run=0.failure.json"]
+    assert run("") == ["warmup.json.part", "run=0.json.part"]
+    assert failures() == []
+    assert run("") == [], "all is there: no server is needed"
