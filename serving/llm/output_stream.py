@@ -21,8 +21,8 @@ class OutputStream(AsyncIterator[RequestOutput]):
     With a `text_sink` likewise, outputs that are nothing but text need not even become a result: see `put_text`.
     """
 
-    def __init__(self, request: TextRequest, on_close: Callable[[str], None]) -> None:
-        """`on_close` is called with the request's id if the reader goes before the end."""
+    def __init__(self, request: TextRequest, on_close: Callable[["OutputStream"], None]) -> None:
+        """`on_close` is called with this stream if the reader goes before the end."""
         self.request = request
         self.sink: Callable[[RequestOutput], bool] | None = None
         self.text_sink: TextSink | None = None
@@ -92,7 +92,7 @@ class OutputStream(AsyncIterator[RequestOutput]):
         """The reader goes: what is not finished is aborted."""
         if not self._ended:
             self._ended = True
-            self._on_close(self.request.request_id)
+            self._on_close(self)
 
 
 def merge(first: RequestOutput, then: RequestOutput) -> None:

@@ -95,8 +95,8 @@ class PoolingProcessor:
 class PooledResult:
     """The one result of a request, for whoever waits for it. Comes once; belongs to one event loop."""
 
-    def __init__(self, request: PooledText, on_close: Callable[[str], None]) -> None:
-        """`on_close` is called with the request's id if nobody waits any more before it has come."""
+    def __init__(self, request: PooledText, on_close: Callable[["PooledResult"], None]) -> None:
+        """`on_close` is called with this if nobody waits any more before it has come."""
         self.request = request
         self._on_close = on_close
         self._result: asyncio.Future[PoolingRequestOutput] = asyncio.get_running_loop().create_future()
@@ -121,4 +121,4 @@ class PooledResult:
         """Nobody waits any more: a request that is not finished is aborted."""
         if not self._result.done():
             self._result.cancel()
-            self._on_close(self.request.request_id)
+            self._on_close(self)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxllm.config import EngineConfig
@@ -119,9 +119,15 @@ class AsyncEngine:
         self._deliver(self._outputs.end(as_request_ids(request_ids)))
         self._heartbeat.settle(owed=self._owes())
 
-    def drop(self, request_ids: Iterable[str], reason: EndReason = "abort") -> None:
-        """End requests of which nobody reads more. Unknown ids are ignored."""
-        names = [name for name in request_ids if name in self._in_flight]
+    def drop(self, reader: Any) -> None:
+        """End the request of a reader that reads no more, unless it has ended, or is another engine's."""
+        name = reader.request.request_id
+        # The name may be that of a newer request by now.
+        if self._in_flight.get(name) is reader:
+            self._drop([name], "abort")
+
+    def _drop(self, names: Sequence[str], reason: EndReason) -> None:
+        """End requests without further results."""
         if not names:
             return
         children = self._outputs.abort(names, reason)
@@ -134,7 +140,7 @@ class AsyncEngine:
     def _fail(self, request_ids: list[str], error: EngineError) -> None:
         """End requests with an error."""
         readers = self._in_flight.readers(request_ids)
-        self.drop(request_ids, "error")
+        self._drop(request_ids, "error")
         for reader in readers:
             reader.fail(error)
 

@@ -80,10 +80,10 @@ class EngineGroup:
             chosen = self._router.choose(possible, first.prompt_token_ids, sequences=count, salt=salt)
             self.members.all[chosen].submit(request, reader, make_message)
 
-    def drop(self, request_id: str) -> None:
-        """End a request that nobody reads any more, without further results. An unknown id is ignored."""
+    def drop(self, reader: Any) -> None:
+        """End the request of a reader that reads no more, without further results, unless it has ended."""
         for engine in self.members.all:
-            engine.drop([request_id])
+            engine.drop(reader)
 
     def _possible(self, asked: int | None) -> list[int]:
         """The engines that may be chosen: those that live, or else those to come. Raises as `submit`."""

@@ -81,9 +81,6 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._readers)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._readers
-
     def __getitem__(self, request_id: str) -> Any:
         return self._readers[request_id]
 

@@ -149,6 +149,20 @@ async def test_a_slow_reader_gets_all_in_fewer_pieces(llm: AsyncLLM) -> None:
     assert len(first.outputs[0].token_ids) + len(rest[0].outputs[0].token_ids) == 60
 
 
+async def test_who_leaves_behind_the_end_ends_no_newer_request_of_that_name(llm: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=20, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    streams = []
+    for _ in range(2):
+        (request,) = await llm.prepare(["Once upon a time"], params, ["again"], stream=True)
+        streams += llm.submit([request])
+        if len(streams) == 1:
+            await until(lambda: llm.num_unfinished == 0)
+    streams[0].close()
+    async with asyncio.timeout(60):
+        results = [output async for output in streams[1]]
+    assert sum(len(output.outputs[0].token_ids) for output in results) == 20
+
+
 async def test_a_full_queue_refuses_and_recovers(llm: AsyncLLM) -> None:
     requests = await llm.prepare(["Once upon a time"] * 8, LONG, [f"q{index}" for index in range(8)], stream=True)
     with pytest.raises(QueueFullError) as refused:

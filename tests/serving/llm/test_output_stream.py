@@ -14,7 +14,7 @@ from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestOutput
 
 
-def make_stream(closed: list[str] | None = None) -> OutputStream:
+def make_stream(closed: list[OutputStream] | None = None) -> OutputStream:
     request = TextRequest(request_id="r", prompt="p", prompt_token_ids=[1], params=SamplingParams(), children=[])
     return OutputStream(request, (closed if closed is not None else []).append)
 
@@ -72,17 +72,17 @@ async def test_an_error_comes_after_the_results_that_wait() -> None:
 
 
 async def test_closing_aborts_once_and_only_what_is_unfinished() -> None:
-    closed: list[str] = []
+    closed: list[OutputStream] = []
     stream = make_stream(closed)
     stream.put(delta(0, 1))
     stream.close()
     stream.close()
-    assert closed == ["r"]
+    assert closed == [stream]
     finished = make_stream(closed)
     finished.put(delta(0, 1, last=True, finished=True))
     await anext(finished)
     finished.close()
-    assert closed == ["r"]
+    assert closed == [stream]
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
 

@@ -30,7 +30,10 @@ class Source:
 
     def __init__(self, count: int = 1) -> None:
         self.closed: list[str] = []
-        self.streams = [OutputStream(self._request(str(index)), self.closed.append) for index in range(count)]
+        self.streams = [OutputStream(self._request(str(index)), self._note_closed) for index in range(count)]
+
+    def _note_closed(self, stream: OutputStream) -> None:
+        self.closed.append(stream.request.request_id)
 
     def put(self, index: int, text: str, *, finished: bool = False) -> None:
         completion = CompletionOutput(0, text, [1], finish_reason="stop" if finished else None)
