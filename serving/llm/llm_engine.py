@@ -115,17 +115,18 @@ class LLMEngine(TextEngine[TextRequest]):
         That request is gone then, and the others can go on: the next call brings what this step brought for them.
         """
         if not self._refused:
-            found, self._refused = self.advance()
-            outputs = [self._as_asked(output) for output in found]
-            if not self._refused and not self._waiting:
-                return outputs
-            self._waiting += outputs
+            self._advance()
         if self._refused:
             request_id, error = self._refused.pop(0)
             self._so_far.pop(request_id, None)
             raise RequestError(f"request {request_id}: {error}", error.parameter)
         outputs, self._waiting = self._waiting, []
         return outputs
+
+    def _advance(self) -> None:
+        outputs, refused = self.advance()
+        self._waiting += [self._as_asked(output) for output in outputs]
+        self._refused += refused
 
     def _as_asked(self, output: RequestOutput) -> RequestOutput:
         so_far = self._so_far.get(output.request_id)
@@ -174,8 +175,8 @@ class LLMEngine(TextEngine[TextRequest]):
         sleep(self.engine_core, level, mode, self._run_on)
 
     def _run_on(self) -> None:
-        outputs = self.step()
-        self._waiting = [*outputs, *self._waiting]
+        # What is refused is for the next `step` to raise: an engine that lets requests run on must come to its end.
+        self._advance()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Bring back what sleeps: everything, or of "weights" and "kv_cache" what the tags name."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxllm import LLM, EngineError, RequestError, SamplingParams
+from jaxllm import LLM, EngineError, RequestError, SamplingParams, StructuredOutputsParams
 from jaxllm.engine.control import EngineControl, PauseMode
 from jaxllm.engine.engine import Engine
 from jaxllm.runtime.weights import store
@@ -138,6 +138,24 @@ def test_streams_end_or_go_on(llm: LLM) -> None:
             assert len(got) < len(whole)
         else:
             assert got == whole
+
+
+def test_a_request_that_is_refused_does_not_end_the_wait_of_a_sleep(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for whoever steps next to hear of it."""
+    whole, engine = tokens_of(llm)[0], llm.llm_engine
+    # Of all refusals the quickest to bring about: a grammar that nobody tried first.
+    monkeypatch.setattr(engine.inputs._forms, "check", lambda form: 0)
+    engine.add_request("good", PROMPTS[0], GREEDY)
+    forever = StructuredOutputsParams(grammar="start: start")
+    engine.add_request("bad", PROMPTS[1], SamplingParams(max_tokens=4, structured_outputs=forever))
+    engine.sleep(1, mode="wait")
+    assert engine.is_sleeping()
+    engine.wake_up()
+    with pytest.raises(RequestError, match="request bad: "):
+        engine.step()
+    assert engine.step()[-1].outputs[0].token_ids == whole
+    assert not engine.has_unfinished_requests()
+    assert tokens_of(llm)[0] == whole, "it takes new requests"
 
 
 @pytest.mark.parametrize("kind", ["folder", "numpy", "jax", "pairs"])
