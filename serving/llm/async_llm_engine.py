@@ -248,9 +248,19 @@ class AsyncLLMEngine:
         self._ended = True
         if self._llm is not None:
             return self._llm.shutdown_now()
-        if self._starting is not None and not self._starting.done():
-            self._starting.cancel()
-        return None
+        starting = self._starting
+        pending = starting is not None and not starting.done() and not starting.get_loop().is_closed()
+        if starting is not None and pending:
+            starting.cancel()
+        try:
+            ended = asyncio.get_running_loop().create_future()
+        except RuntimeError:
+            return None
+        if starting is not None and pending:
+            starting.add_done_callback(lambda _: _resolve(ended))
+        else:
+            ended.set_result(None)
+        return ended
 
     shutdown_background_loop = shutdown
 
@@ -260,11 +270,11 @@ class AsyncLLMEngine:
         if starting is None or self._ended:
             return
         loop = starting.get_loop()
-        if loop.is_closed():
-            _end(starting)
-            return
-        with suppress(RuntimeError):  # closed meanwhile
-            loop.call_soon_threadsafe(_end, starting)
+        with suppress(RuntimeError):  # closed meanwhile, or while it still started
+            if loop.is_closed():
+                _end(starting)
+            else:
+                loop.call_soon_threadsafe(_end, starting)
 
     # Inside
 
@@ -283,7 +293,9 @@ class AsyncLLMEngine:
         try:
             return await asyncio.shield(self._starting)
         except asyncio.CancelledError:
-            if self._ended and self._starting.cancelled():
+            waiter = asyncio.current_task()
+            is_ours = waiter is not None and waiter.cancelling() > 0
+            if self._ended and self._starting.cancelled() and not is_ours:
                 raise EngineError("this engine was shut down while it started: make a new one") from None
             raise
 
@@ -319,6 +331,11 @@ def _end(starting: "asyncio.Future[AsyncLLM]") -> None:
         starting.cancel()
     elif not starting.cancelled() and starting.exception() is None:
         starting.result().shutdown_now()
+
+
+def _resolve(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 def _start_quietly(config: EngineConfig) -> Awaitable[AsyncLLM]:

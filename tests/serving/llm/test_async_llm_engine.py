@@ -104,9 +104,17 @@ async def test_who_waits_for_one_that_is_shut_down_gets_an_error() -> None:
     engine = AsyncLLMEngine(ARGS.create_engine_config(), lambda _: never)
     waiting = asyncio.ensure_future(engine.check_health())
     await asyncio.sleep(0)
-    engine.shutdown()
+    leaving = asyncio.ensure_future(engine.check_health())
+    await asyncio.sleep(0)
+    ended = engine.shutdown()
+    leaving.cancel()
     with pytest.raises(EngineError, match="shut down while it started"):
         await waiting
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    for each in (ended, engine.shutdown()):
+        assert each is not None, "it can be awaited before it has started"
+        await each
     for shut_down in (False, True):
         other: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         engine = AsyncLLMEngine(ARGS.create_engine_config(), lambda _, start=other: start)  # type: ignore[misc]
@@ -115,6 +123,30 @@ async def test_who_waits_for_one_that_is_shut_down_gets_an_error() -> None:
         del engine
         await asyncio.sleep(0)
         assert other.cancelled(), "one that is dropped does not start"
+
+
+async def test_one_that_is_dropped_behind_its_event_loop_says_nothing() -> None:
+    """An error in `__del__` would be a warning, and fail the test."""
+
+    async def start(_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def make() -> AsyncLLMEngine:
+        engine = AsyncLLMEngine(ARGS.create_engine_config(), start)
+        await asyncio.sleep(0)
+        return engine
+
+    def drop(*, shut_down: bool) -> None:
+        loop = asyncio.new_event_loop()
+        engine = loop.run_until_complete(make())
+        assert isinstance(engine._starting, asyncio.Task)
+        engine._starting._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        if shut_down:
+            assert engine.shutdown() is None
+
+    for shut_down in (False, True):
+        await asyncio.to_thread(drop, shut_down=shut_down)
 
 
 async def test_wrong_options_are_found_when_it_is_made_and_wrong_models_by_the_first_request() -> None:
