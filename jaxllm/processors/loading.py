@@ -69,6 +69,11 @@ def _checked(name: str, found: Any) -> type:
     if issubclass(found, JaxLogitsProcessor):
         if found.dtype not in ("float32", "int32"):
             raise ConfigError(f"logits_processors={str(name)!r}: dtype={found.dtype!r} must be 'float32' or 'int32'")
+        shape: Any = found.shape
+        if not isinstance(shape, tuple) or any(type(size) is not int or size < 0 for size in shape):
+            raise ConfigError(
+                f"logits_processors={str(name)!r}: shape={shape!r} must be a tuple of integers of at least 0"
+            )
         return found
     lacking = [method for method in _METHODS if not callable(getattr(found, method, None))]
     if lacking:

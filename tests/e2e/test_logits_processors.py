@@ -119,6 +119,8 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
         ),
         ({"extra_args": {"bias": 3}}, "extra_args", "bias=3: must be an object"),
         ({"extra_args": {"ban": list(range(9))}}, "extra_args", r"CompiledBans made numbers \(9,\) of it"),
+        ({"extra_args": {"ban": [2**31]}}, "extra_args", "ValueError: a number does not fit int32"),
+        ({"extra_args": {"ban": [1.5]}}, "extra_args", "ValueError: numbers of float64 are not int32"),
         ({"extra_args": {"ban": "x"}}, "extra_args", "CompiledBans does not take it: ValueError"),
     ],
 )

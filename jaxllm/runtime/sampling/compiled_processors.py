@@ -45,6 +45,7 @@ class CompiledProcessors:
             if issubclass(kind, JaxLogitsProcessor):
                 try:
                     made.append(kind(resolved.config, size))
+                    made[-1].is_argmax_invariant()
                 except Exception as error:
                     raise _wrong(kind, f"{type(error).__name__}: {error}") from error
         if len(made) > MOST:
@@ -64,7 +65,7 @@ class CompiledProcessors:
             try:
                 skipped = each.is_argmax_invariant() and params.greedy
                 found = None if skipped else each.parameters(params)
-                part = None if found is None else np.asarray(found, each.dtype)
+                part = None if found is None else _numbers(found, each.dtype)
             except Exception as error:
                 message = f"the logits processor {name} does not take it: {type(error).__name__}: {error}"
                 raise RequestError(message, "extra_args") from error
@@ -113,6 +114,16 @@ class CompiledProcessors:
             raise _wrong(type(processor), f"apply returns {made}, and must return float32 {logits.shape}")
         invariant = processor.is_argmax_invariant()
         return hashlib.sha256(f"{invariant} {lowered.as_text()}".encode()).hexdigest()[:16]
+
+
+def _numbers(found: Any, dtype: str) -> npt.NDArray[Any]:
+    """What a processor made of a request, if that loses no more than digits. Raises `ValueError`."""
+    raw = np.asarray(found)
+    if not np.can_cast(raw.dtype, dtype, "same_kind"):
+        raise ValueError(f"numbers of {raw.dtype} are not {dtype}")
+    if dtype == "int32" and raw.size and not -(2**31) <= int(raw.min()) <= int(raw.max()) < 2**31:
+        raise ValueError("a number does not fit int32")
+    return raw.astype(dtype)
 
 
 def _changed(each: JaxLogitsProcessor, logits: jax.Array, temperature: jax.Array, own: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.processors.host import HostProcessor
-from jaxllm.processors.interface import LogitsProcessor
+from jaxllm.processors.interface import JaxLogitsProcessor, LogitsProcessor
 from jaxllm.processors.loading import load_classes
 from jaxllm.processors.names import ClassName
 from jaxllm.sampling_params import SamplingParams
@@ -72,6 +72,12 @@ def test_by_class_by_name_and_by_entry_point(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_wrong_is_told(given: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         loaded(given)
+
+
+@pytest.mark.parametrize("shape", [3, [3], (-1,), (1.0,)])
+def test_a_compiled_one_with_a_wrong_shape(shape: Any) -> None:
+    with pytest.raises(ConfigError, match="must be a tuple of integers"):
+        loaded(type("Wrong", (JaxLogitsProcessor,), {"shape": shape}))
 
 
 def test_a_class_that_cannot_be_made() -> None:
