@@ -5,7 +5,7 @@ What is ignored is named in a header of the response, and once in the log.
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
@@ -33,7 +33,7 @@ IGNORED = "jaxllm.ignored_fields"
 IGNORED_HEADER = "X-Ignored-Fields"
 
 _MOST_NAMES = 64
-"""Most different unknown fields of one request: each is compared with all known ones."""
+"""Most different unknown fields of one request, and most values of one list: each is compared with all known ones."""
 _MOST_LOGGED = 256
 _LONGEST_NAME = 64
 _LONGEST_HEADER = 1024
@@ -56,10 +56,17 @@ class FieldPolicy:
 
     def log(self, name: str) -> None:
         """Say in the log, once, that a field is ignored. Only so many names are logged: clients choose them."""
+        self._log("requests have the field %s, which is ignored (--strict-fields refuses it)", name)
+
+    def log_refused(self, name: str) -> None:
+        """Say in the log, once, that an unknown field is refused."""
+        self._log("requests have the unknown field %s, which is refused (--ignore-unknown-fields ignores it)", name)
+
+    def _log(self, text: str, name: str) -> None:
         if name in self._logged or len(self._logged) >= _MOST_LOGGED:
             return
         self._logged.add(name)
-        logger.warning("requests have the field %s, which is ignored (--strict-fields refuses it)", name)
+        logger.warning(text, name)
 
 
 class IgnoredFields:
@@ -73,8 +80,8 @@ class IgnoredFields:
         self._unknown: set[tuple[type[Body], str]] = set()
 
     def add(self, place: str) -> None:
-        """Ignore what stands at a place such as `messages[0].name`."""
-        name = _shown(re.sub(r"\[\d+\]", "", place))
+        """Ignore what stands at a place such as `messages[0].name`; names that clients choose are `_shown`."""
+        name = _without_places(place)
         if name not in self._names:
             self._names[name] = None
             self._policy.log(name)
@@ -83,23 +90,37 @@ class IgnoredFields:
         """Ignore a field that `kind` does not have, at `path`. Raises `BodyError` where it is to be refused."""
         if (kind, name) in self._unknown:
             return
-        place = f"{path}.{name}" if path else name
+        place = f"{path}.{_shown(name)}" if path else _shown(name)
         if len(self._unknown) == _MOST_NAMES:
-            raise BodyError(f"more than {_MOST_NAMES} unknown fields, {_shown(place)!r} among them",
-                            _shown(place), "unknown_parameter")  # fmt: skip
+            raise BodyError(f"more than {_MOST_NAMES} unknown fields, {place!r} among them", place, "unknown_parameter")
         self._unknown.add((kind, name))
         if not self._policy.ignore_unknown and name not in (INSIDE if path else IN_BODIES):
+            self._policy.log_refused(_without_places(place))
             hint = nearest(name, kind.__struct_fields__)
-            raise BodyError(f"unknown field {_shown(place)!r}{hint}", _shown(place), "unknown_parameter")
+            way_out = f"{' A' if hint else '; a'} server with --ignore-unknown-fields ignores it"
+            raise BodyError(f"unknown field {place!r}{hint}{way_out}", place, "unknown_parameter")
         self.add(place)
 
-    def refuse_typo(self, name: str, known: tuple[str, ...], place: str) -> None:
-        """Raise `BodyError` for a value that is close to a known one, unless what is unknown is ignored."""
-        if self._policy.ignore_unknown or len(name) > _LONGEST_NAME:
-            return
-        hint = nearest(name, known, alike=_TYPO)
-        if hint:
-            raise BodyError(f"unknown value {place!r}{hint}", place, "unknown_parameter")
+    def add_values(self, values: Mapping[str, int], known: tuple[str, ...], path: str) -> None:
+        """Ignore the values, each with its place, of the list at `path`.
+
+        Raises `BodyError` for too many, and for one that is close to a known one, unless what is unknown is ignored.
+        """
+        _check_number(values, path)
+        for name, index in values.items():
+            shown = _shown(name)
+            if not self._policy.ignore_unknown and len(name) <= _LONGEST_NAME:
+                hint = nearest(name, known, alike=_TYPO)
+                if hint:
+                    place = f"{path}[{index}]={shown}"
+                    raise BodyError(f"unknown value {place!r}{hint}", place, "unknown_parameter")
+            self.add(f"{path}={shown}")
+
+    def add_types(self, types: Collection[str], path: str) -> None:
+        """Ignore objects of these types in the list at `path`. Raises `BodyError` for too many."""
+        _check_number(types, f"{path}.type")
+        for name in types:
+            self.add(f"{path}.type={_shown(name)}")
 
     def header(self) -> str | None:
         """The value of a header that names them, if there are any."""
@@ -111,6 +132,15 @@ def ignored_by(scope: Scope, policy: FieldPolicy) -> IgnoredFields:
     """What becomes known to be ignored of a request; `http.operation` names it in the response."""
     ignored: IgnoredFields = scope.setdefault(IGNORED, IgnoredFields(policy))
     return ignored
+
+
+def _check_number(values: Collection[str], path: str) -> None:
+    if len(values) > _MOST_NAMES:
+        raise BodyError(f"{path}: more than {_MOST_NAMES} unknown values", path, "unknown_parameter")
+
+
+def _without_places(place: str) -> str:
+    return re.sub(r"\[\d+\]", "", place)
 
 
 def _shown(name: str) -> str:
@@ -188,7 +218,8 @@ def _go_through(value: Any, inside: Inside, path: str, ignored: IgnoredFields | 
 
 
 def _prune_object(value: dict[str, Any], kind: type[Body], path: str, ignored: IgnoredFields) -> None:
-    for name in value.keys() - _names(kind):
+    known = _names(kind)
+    for name in [name for name in value if name not in known]:
         ignored.add_unknown(kind, name, path)
         del value[name]
     before = f"{path}." if path else ""
@@ -205,14 +236,16 @@ def _leave_out(items: list[Any], inside: Inside, path: str, ignored: IgnoredFiel
     """Leave out of a list, in place, what is of no type or value that is known."""
     if inside.known is not None:
         known = inside.known.values
+        unknown: dict[str, int] = {}
         for index, name in enumerate(items):
             if isinstance(name, str) and name not in known:
-                ignored.refuse_typo(name, known, f"{path}[{index}]={name}")
-                ignored.add(f"{path}={name}")
+                unknown.setdefault(name, index)
+        ignored.add_values(unknown, known, path)
         items[:] = [name for name in items if not isinstance(name, str) or name in known]
     elif inside.items is not None and inside.items.one_of is not None and inside.items.one_of.drop_others:
-        for item in filter(inside.items.drops, items):
-            ignored.add(f"{path}.type={item.type if isinstance(item, Body) else item['type']}")  # type: ignore[attr-defined]
+        dropped = filter(inside.items.drops, items)
+        types = dict.fromkeys(item.type if isinstance(item, Body) else item["type"] for item in dropped)  # type: ignore[attr-defined]
+        ignored.add_types(types, path)
         items[:] = [item for item in items if not inside.items.drops(item)]
 
 

@@ -109,7 +109,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     """Whether the model may call several functions at once; default true."""
     reasoning: ReasoningSettings | None = None
     """Options of the reasoning."""
-    include: Annotated[list[str], KnownValues((LOGPROBS,))] | None = None
+    include: Annotated[list[str], KnownValues((LOGPROBS,)), at_most(64)] | None = None
     """What to add: message.output_text.logprobs; all else is ignored."""
     top_logprobs: OrMinusOne | None = None
     """Most likely alternatives to return at each place, -1: all; only with message.output_text.logprobs in include."""

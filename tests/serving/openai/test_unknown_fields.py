@@ -1,7 +1,7 @@
 """Fields that the server does not know or serve: refused by name, or ignored and named."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import anthropic
@@ -15,7 +15,9 @@ from openai.types import completion_create_params, embedding_create_params, resp
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 
+from jaxllm.errors import nearest
 from jaxllm.serving.anthropic.requests import BLOCK_KINDS, CountTokensRequest, MessagesRequest, MessagesTool
+from jaxllm.serving.http.body import ignored_fields
 from jaxllm.serving.http.body.base import Body, Ignored, UnsupportedError, refused_fields
 from jaxllm.serving.http.body.client_fields import IN_BODIES, INSIDE
 from jaxllm.serving.http.body.decode import decode
@@ -73,7 +75,9 @@ def test_fields_of_other_servers_are_ignored_and_named() -> None:
         # Without them the answer would be one to another question.
         ({"grammar": "root ::= x"}, "grammar", "'guided_grammar'"),
         ({"extra_body": {"top_k": 1}}, "extra_body", "extra_body"),
-        ({"cache_control": {}, "xyz": None}, "xyz", "unknown field 'xyz'"),
+        ({"cache_control": {}, "xyz": None}, "xyz", "unknown field 'xyz'; a server with --ignore-unknown-fields"),
+        # The first of several, whatever the order of a set.
+        ({f"wrong_{name}": 1 for name in "qwertyuiop"}, "wrong_q", "unknown field 'wrong_q'"),
         ({"messages": [{**MESSAGES[0], "client_note": 1}]}, "messages[0].client_note", "client_note"),
     ],
 )
@@ -254,11 +258,49 @@ def test_many_and_long_names_are_bounded() -> None:
              fresh(ignore_unknown=True))  # fmt: skip
     with pytest.raises(BodyError, match="unknown field") as caught:
         read({**CHAT, "y" * 10_000: 1}, ChatCompletionRequest)
-    assert len(str(caught.value)) < 100
+    assert len(str(caught.value)) < 160
     policy = FieldPolicy()
     for index in range(10_000):
         policy.log(f"thing{index}")
     assert len(policy._logged) <= 256
+
+
+@pytest.mark.parametrize("more", [{}, {"cache_prompt": True}])
+def test_many_values_and_types_are_bounded(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def nearest_counted(name: str, known: Iterable[str], *, alike: float) -> str:
+        compared.append(name)
+        return nearest(name, known, alike=alike)
+
+    monkeypatch.setattr(ignored_fields, "nearest", nearest_counted)
+    anagrams = [f"{index:04}sboprogl.txet_tuptuo.egassem" for index in range(2000)]
+    for values in (anagrams, [*anagrams[:3], *anagrams]):
+        with pytest.raises(BodyError) as caught:
+            read({"input": "x", "include": values, **more}, ResponsesRequest)
+        assert caught.value.parameter == "include"
+        assert len(compared) <= 64
+    compared.clear()
+    ignored = fresh()
+    made = read({"input": "x", "include": anagrams[:2] * 20, **more}, ResponsesRequest, ignored)
+    assert not made.include
+    assert compared == anagrams[:2]
+    with pytest.raises(BodyError, match="more than 64 unknown values") as caught:
+        read({"input": "x", "tools": [{"type": f"type{index}"} for index in range(100)], **more}, ResponsesRequest)
+    assert caught.value.parameter == "tools.type"
+    assert read({"input": "x", "tools": [{"type": "web_search"}] * 100, **more}, ResponsesRequest).tools == []
+
+
+def test_the_name_of_a_deep_place_is_whole() -> None:
+    call = {"id": "a", "function": {"name": "f", "internal_chat_message_metadata_passthrough": 1}}
+    body = {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]}
+    ignored = fresh()
+    read(body, ChatCompletionRequest, ignored)
+    assert names(ignored) == {"messages.tool_calls.function.internal_chat_message_metadata_passthrough"}
+    call["function"] = {"name": "f", "quite_a_long_name_of_some_client": 1}
+    with pytest.raises(BodyError) as caught:
+        read(body, ChatCompletionRequest)
+    assert caught.value.parameter == "messages[1].tool_calls[0].function.quite_a_long_name_of_some_client"
 
 
 def test_the_log_names_each_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -267,6 +309,13 @@ def test_the_log_names_each_once(caplog: pytest.LogCaptureFixture) -> None:
         read({**CHAT, "client_note": 1}, ChatCompletionRequest, IgnoredFields(policy))
     (line,) = [record.getMessage() for record in caplog.records]
     assert "client_note" in line
+    caplog.clear()
+    policy = FieldPolicy()
+    for _ in range(3):
+        with pytest.raises(BodyError):
+            read({**CHAT, "client_note": 1}, ChatCompletionRequest, IgnoredFields(policy))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "client_note, which is refused" in line
 
 
 def test_lists_say_what_they_ignore_once() -> None:
