@@ -91,3 +91,21 @@ def test_options_that_are_objects_are_dictionaries() -> None:
         jaxllm.EngineArgs(kv_transfer_config=KVTransferConfig(kv_role="kv_both")).create_engine_config()
     with pytest.raises(AttributeError, match="PoolerConfig: 'pooling_type' was not given"):
         PoolerConfig().pooling_type  # noqa: B018
+
+
+def test_loggers_written_for_vllm_can_be_made() -> None:
+    from jaxllm.v1.metrics.loggers import StatLoggerBase
+
+    class Mine(StatLoggerBase):
+        def __init__(self, vllm_config: object, engine_index: int = 0) -> None:
+            super().__init__(vllm_config, engine_index)
+            self.engine_index = engine_index
+
+        def record(self, scheduler_stats: object, iteration_stats: object, engine_idx: int = 0) -> None:
+            super().record(scheduler_stats, iteration_stats, engine_idx=engine_idx)
+
+    mine = Mine(None, 1)
+    mine.log_engine_initialized()
+    mine.record(None, None, 1)
+    mine.log()
+    assert mine.engine_index == 1

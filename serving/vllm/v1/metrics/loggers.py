@@ -1,8 +1,21 @@
 """What `stat_loggers` name. They have no effect: a server has its statistics at /metrics, a script in `get_metrics`."""
 
+from typing import Any
+
 
 class StatLoggerBase:
-    """What logs statistics."""
+    """What logs statistics. Nothing calls it; it takes the arguments that subclasses written for vLLM hand on."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def log(self) -> None:
+        """Nothing."""
+
+    def log_engine_initialized(self) -> None:
+        """Nothing."""
 
 
 class LoggingStatLogger(StatLoggerBase):
