@@ -20,6 +20,10 @@ from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.responses import any_of, any_of_or_ignored
 
 _ONE = "a message has one answer"
+_NO_TOOLS = "no tools run on this server"
+_NOT_BILLED = "nobody is billed"
+_NOT_COMPACTED = "nothing is compacted: ask for a summary in words"
+_NOT_EDITED = "nothing is edited or compacted"
 _OTHER = "a field of OpenAI's; the Messages API has "
 
 
@@ -158,13 +162,6 @@ class OutputSettings(Body, kw_only=True):
     format: MessagesFormat | None = None
 
 
-class MessagesMetadata(Body, kw_only=True):
-    """About the request."""
-
-    user_id: str | None = None
-    """Accepted, without effect."""
-
-
 _Messages = Annotated[list[MessagesMessage], at_most(MOST_MESSAGES, minItems=1)]
 _System = str | Annotated[list[Annotated[dict[str, Any], _TEXT, _TEXT_KIND]], at_most(MOST_PARTS)]
 _TOOL_KIND = OneOf({"custom": MessagesTool}, default=lambda _: "custom", drop_others=True)
@@ -193,8 +190,8 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     """Whether the model is to think."""
     output_config: OutputSettings | None = None
     """How the answer is to be."""
-    metadata: MessagesMetadata | None = None
-    """About the request."""
+    metadata: dict[str, Any] | None = None
+    """Accepted, without effect."""
     chat_template: str | None = None
     """A chat template (Jinja) for this request; refused unless the server trusts them."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -223,14 +220,14 @@ class MessagesRequest(GenerationRequest, kw_only=True):
     logprob_token_ids: Annotated[Any, Ignored("messages have no logprobs; see /v1/chat/completions")] = None
     return_token_ids: Annotated[Any, Ignored("messages have no token ids; see /v1/chat/completions", (False,))] = None
     return_tokens_as_token_ids: Annotated[Any, Ignored("messages have no logprobs", (False,))] = None
-    container: Annotated[Any, Ignored("no tools run on this server")] = None
-    mcp_servers: Annotated[Any, Ignored("no tools run on this server", ([],))] = None
-    context_management: Annotated[Any, Ignored("nothing is edited or compacted")] = None
+    container: Annotated[Any, Ignored(_NO_TOOLS)] = None
+    mcp_servers: Annotated[Any, Ignored(_NO_TOOLS, ([],))] = None
+    context_management: Annotated[Any, Ignored(_NOT_EDITED)] = None
     diagnostics: Annotated[Any, Ignored("there are none")] = None
-    billing_policy: Annotated[Any, Ignored("nobody is billed")] = None
+    billing_policy: Annotated[Any, Ignored(_NOT_BILLED)] = None
     fallbacks: Annotated[Any, Ignored("no other model takes over", ([],))] = None
-    fallback_credit_token: Annotated[Any, Ignored("nobody is billed")] = None
-    compaction: Annotated[Any, Refused("nothing is compacted: ask for a summary in words")] = None
+    fallback_credit_token: Annotated[Any, Ignored(_NOT_BILLED)] = None
+    compaction: Annotated[Any, Refused(_NOT_COMPACTED)] = None
     thread: Annotated[Any, Refused("conversations are not kept: send all messages", ({"type": "create"},))] = None
 
 
@@ -263,4 +260,7 @@ class CountTokensRequest(Body, kw_only=True):
     """Accepted, without effect."""
     workspace_id: str | None = None
     """Accepted, without effect."""
-    context_management: Annotated[Any, Ignored("nothing is edited or compacted")] = None
+    context_management: Annotated[Any, Ignored(_NOT_EDITED)] = None
+    mcp_servers: Annotated[Any, Ignored(_NO_TOOLS, ([],))] = None
+    billing_policy: Annotated[Any, Ignored(_NOT_BILLED)] = None
+    compaction: Annotated[Any, Refused(_NOT_COMPACTED)] = None

@@ -149,6 +149,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     previous_input_messages: Annotated[Any, Refused("use previous_response_id, or send all as input", ([],))] = None
     enable_response_messages: Annotated[Any, Ignored("not supported; see /tokenize", (False,))] = None
     context_management: Annotated[Any, Ignored("nothing is compacted; see truncation", ([],))] = None
+    personality: Annotated[Any, Ignored("this model has one personality; say in instructions how it is to be")] = None
     moderation: Annotated[Any, Ignored("there is no moderation")] = None
     prompt: Annotated[Any, Refused("there are no prompt templates: send instructions and input")] = None
 

@@ -9,11 +9,12 @@ import httpx
 import msgspec
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_counts
 from anthropic.types.beta import message_create_params as beta_messages
 from openai.types import chat as chat_types
 from openai.types import completion_create_params, embedding_create_params, responses, shared_params
 from openai.types.chat import completion_create_params as chat_params
-from openai.types.responses import response_create_params
+from openai.types.responses import input_token_count_params, response_create_params
 
 from jaxllm.errors import nearest
 from jaxllm.serving.anthropic.requests import BLOCK_KINDS, CountTokensRequest, MessagesRequest, MessagesTool
@@ -172,6 +173,7 @@ LOST = {
     (ResponsesRequest, "conversation"),
     (ResponsesRequest, "prompt"),
     (MessagesRequest, "compaction"),
+    (CountTokensRequest, "compaction"),
     (MessagesRequest, "stop"),
     (MessagesRequest, "thread"),
 }
@@ -186,6 +188,8 @@ def schemas() -> Iterator[tuple[type[Body], str]]:
         (MessagesRequest, message_create_params.MessageCreateParamsBase),
         (CountTokensRequest, message_count_tokens_params.MessageCountTokensParams),
         (MessagesRequest, beta_messages.MessageCreateParamsBase),
+        (CountTokensRequest, beta_counts.MessageCountTokensParams),
+        (ResponsesRequest, input_token_count_params.InputTokenCountParams),
     ]
     for kind, schema in pairs:
         yield from ((kind, name) for name in get_type_hints(schema))
