@@ -16,7 +16,7 @@ from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.text.chat import render_chat
 
 _NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
-_WITHOUT_EFFECT = {"annotations", "refusal", "reasoning_content"}
+_WITHOUT_EFFECT = {"annotations", "images", "partial", "prefix", "refusal", "reasoning_content"}
 _NAMES_DEVELOPER = "developer"
 
 

@@ -31,7 +31,7 @@ async def create_embedding(request: Request) -> Response:
     params = PoolingParams(
         task="embed",
         dimensions=body.dimensions,
-        normalize=body.normalize,
+        normalize=body.is_normalized,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side,
     )
@@ -55,7 +55,7 @@ async def create_pooling(request: Request) -> Response:
     params = PoolingParams(
         task=body.task,
         dimensions=body.dimensions,
-        normalize=body.normalize,
+        normalize=body.is_normalized,
         use_activation=body.use_activation,
         activation=body.activation,
         softmax=body.softmax,

@@ -28,6 +28,8 @@ _BACKEND = "grammars are compiled by llguidance"
 _ONE_EACH = "each conversation has one answer; see /v1/chat/completions"
 _TRANSFER = "there is no transfer of KV caches between servers"
 _TEXT_ONLY = "this model reads text only"
+_LENGTH = "the length is limited by max_tokens (in responses: max_output_tokens)"
+_OPTIONS = "send options beside the others, by the names they have here, such as temperature and max_tokens"
 
 
 class StreamOptions(Body, kw_only=True):
@@ -158,6 +160,9 @@ class GenerationRequest(Body, kw_only=True):
     return_prompt_text: Annotated[Any, Ignored("not supported; see /tokenize", (False,))] = None
     return_mm_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, (True, False))] = None
     mm_payload: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    n_predict: Annotated[Any, Refused(_LENGTH)] = None
+    num_predict: Annotated[Any, Refused(_LENGTH)] = None
+    options: Annotated[Any, Refused(_OPTIONS, ({},))] = None
     media_io_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
     mm_processor_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, ({},))] = None
     routed_experts_prompt_start: Annotated[Any, Ignored("routing of experts is not returned", (0,))] = None

@@ -6,6 +6,7 @@ from jaxllm.serving.http.body.base import Body, Refused
 from jaxllm.serving.http.body.bounds import MOST_CALLS, MOST_PARTS, Text, at_most
 
 _TEXT_ONLY = "this model reads text only"
+_CONTINUE = "continue the last message with continue_final_message beside the messages"
 
 
 class ContentPart(Body, kw_only=True):
@@ -67,6 +68,9 @@ class Message(Body, kw_only=True):
     annotations: Any = None
     """Accepted, without effect."""
     audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    images: Annotated[Any, Refused(_TEXT_ONLY, ([],))] = None
+    prefix: Annotated[Any, Refused(_CONTINUE, (False,))] = None
+    partial: Annotated[Any, Refused(_CONTINUE, (False,))] = None
 
 
 class Function(Body, kw_only=True):

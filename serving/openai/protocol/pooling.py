@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.http.body.base import Answer, Body, Ignored
+from jaxllm.serving.http.body.base import Answer, Body, Ignored, Refused
 from jaxllm.serving.http.body.bounds import (
     MOST_MESSAGES,
     AtLeastOne,
@@ -68,12 +68,20 @@ class EmbeddingRequest(TextsRequest, kw_only=True):
     """Keep this many first numbers; for models trained for it (Matryoshka)."""
     normalize: bool | None = None
     """Scale embeddings to length 1; by default as the model says, mostly true."""
+    normalized: bool | None = None
+    """Jina's name of normalize, which comes before it."""
     embed_dtype: Annotated[str, documented(enum=["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])] | None = (
         None
     )
     """Numbers of such arrays; default float32."""
     endianness: Annotated[str, documented(enum=["native", "little", "big"])] | None = None
     """Order of the bytes of such numbers; default native, the server's."""
+    truncate: Annotated[Any, Refused("see truncate_prompt_tokens and truncation_side", ("NONE",))] = None
+
+    @property
+    def is_normalized(self) -> bool | None:
+        """Whether to scale embeddings, by either name."""
+        return self.normalized if self.normalize is None else self.normalize
 
 
 class PoolingBody(EmbeddingRequest, kw_only=True):

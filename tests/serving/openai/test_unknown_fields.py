@@ -1,5 +1,6 @@
 """Fields that the server does not know or serve: refused by name, or ignored and named."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,6 +25,7 @@ from jaxllm.serving.http.body.client_fields import IN_BODIES, INSIDE
 from jaxllm.serving.http.body.decode import decode
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields, settle
 from jaxllm.serving.http.errors import BodyError
+from jaxllm.serving.openai.chat.prompt import conversation
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.protocol.generation import StreamOptions
@@ -32,6 +34,7 @@ from jaxllm.serving.openai.protocol.pooling import EmbeddingRequest
 from jaxllm.serving.openai.protocol.response_format import JsonSchemaFormat
 from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS, TOOL_KINDS
 from jaxllm.serving.openai.protocol.responses import ReasoningSettings, ResponsesRequest, TextSettings
+from jaxllm.serving.server.interfaces import OPERATIONS
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = {"messages": MESSAGES}
@@ -87,6 +90,89 @@ def test_unknown_fields_are_refused(change: dict[str, Any], field: str, says: st
         read({**CHAT, "cache_prompt": True, **change}, ChatCompletionRequest)
     assert (caught.value.parameter, caught.value.code) == (field, "unknown_parameter")
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        ("mistralai", {"content": "x", "tool_calls": None, "prefix": False}),
+        ("moonshot", {"content": "x", "partial": False}),
+        ("litellm", {"content": "x", "reasoning_items": [{"id": "a"}], "provider_specific_fields": {}}),
+        ("groq", {"content": "x", "executed_tools": [{"index": 0}]}),
+        ("agents", {"content": "x", "created_by": "me", "end_turn": True}),
+        ("langchain", {"content": [{"type": "text", "text": "x", "index": 0, "annotations": []}]}),
+        ("copilot", {"content": [{"type": "text", "text": "x", "copilot_cache_control": {"type": "ephemeral"}}],
+                     "copilot_cache_control": {"type": "ephemeral"}}),
+        ("ollama", {"content": "x", "images": []}),
+    ],
+)  # fmt: skip
+def test_replayed_messages_of_clients_are_taken(client: str, message: dict[str, Any]) -> None:
+    del client
+    ignored = fresh()
+    body = {"messages": [*MESSAGES, {"role": "assistant", **message}]}
+    made = read(body, ChatCompletionRequest, ignored)
+    marked = {"content", "tool_calls", "prefix", "partial", "images"}
+    own = {f"messages.{name}" for name in message.keys() - marked}
+    part = message["content"][0] if isinstance(message["content"], list) else {}
+    assert names(ignored) == own | {f"messages.content.{name}" for name in part.keys() - {"type", "text"}}
+    assert conversation(made.messages, "")[-1] == {
+        "role": "assistant", "content": [{"type": "text", "text": "x"}] if part else "x",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        (ChatCompletionRequest, {"messages": [{**MESSAGES[0], "prefix": True}]}, "continue_final_message"),
+        (ChatCompletionRequest, {"messages": [{**MESSAGES[0], "partial": True}]}, "continue_final_message"),
+        (ChatCompletionRequest, {"messages": [{**MESSAGES[0], "images": ["x"]}]}, "text only"),
+        (ChatCompletionRequest, {**CHAT, "num_predict": 5}, "max_tokens"),
+        (CompletionRequest, {"prompt": "x", "n_predict": 5}, "max_tokens"),
+        (ChatCompletionRequest, {**CHAT, "options": {"num_predict": 5}}, "max_tokens"),
+        (EmbeddingRequest, {"input": "x", "truncate": "END"}, "truncate_prompt_tokens"),
+    ],
+)
+@pytest.mark.parametrize("ignore_unknown", [False, True])
+def test_what_would_change_the_answer_is_refused(
+    kind: type[Body], change: dict[str, Any], says: str, *, ignore_unknown: bool
+) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        read(change, kind, fresh(ignore_unknown=ignore_unknown))
+
+
+def test_embeddings_by_the_names_of_others() -> None:
+    body = {"input": "x", "truncate": "NONE"}
+    assert read(body, EmbeddingRequest).is_normalized is None
+    assert read({**body, "normalized": False}, EmbeddingRequest).is_normalized is False
+    assert read({**body, "normalized": False, "normalize": True}, EmbeddingRequest).is_normalized is True
+
+
+def test_metadata_of_messages_may_have_any_keys() -> None:
+    ignored = fresh()
+    read({**CHAT, "max_tokens": 1, "metadata": {"user_id": "a", "session": 1}}, MessagesRequest, ignored)
+    assert not names(ignored)
+
+
+REQUESTS: dict[str, Any] = {each.path: each.request for each in OPERATIONS if isinstance(each.request, type)}
+
+
+@pytest.mark.parametrize("path", sorted(path for path, kind in REQUESTS.items() if issubclass(kind, Body)))
+def test_every_request_refuses_what_it_does_not_know(path: str) -> None:
+    kind, ignored = REQUESTS[path], fresh()
+    with pytest.raises(BodyError, match="unknown field 'client_note'"):
+        decode(b'{"client_note": 1}', kind, ignored)
+    shared = {"metadata": {}, "store": False, "service_tier": "auto", "safety_identifier": "x",
+              "prompt_cache_key": "x", "verbosity": "low", "rid": "a"}  # fmt: skip
+    # What the request needs may be missing behind it.
+    with contextlib.suppress(BodyError):
+        read(shared, kind, ignored)
+    assert "rid" in names(ignored)
+    assert shared.keys() - names(ignored) <= set(kind.__struct_fields__)
+
+
+def test_requests_of_all_interfaces_are_tested() -> None:
+    wanted = {"/v1/embeddings", "/classify", "/pooling", "/score", "/rerank", "/v2/embed", "/v1/batches", "/tokenize"}
+    assert wanted <= REQUESTS.keys()
 
 
 def test_unknown_fields_are_ignored_and_named_where_the_operator_says_so() -> None:
