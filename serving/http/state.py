@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from jaxllm.serving.http import errors
+from jaxllm.serving.http.body.base import Ignored
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
 from jaxllm.serving.http.body.read import Bodies
 from jaxllm.serving.http.limits import AdmissionLimits, JsonLimits
@@ -18,6 +19,8 @@ from jaxllm.serving.tenancy.access import Access
 from jaxllm.serving.text.token_bytes import TokenBytes
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.version import __version__
+
+_NO_PROCESSORS = Ignored("logits processors read it, and this server has none (--logits-processors)", ({},))
 
 
 @dataclass(kw_only=True)
@@ -51,9 +54,11 @@ class ServerState:
         assert self.llm.tokenizer is not None
         self.tokenizer = self.llm.tokenizer
         self.token_bytes = TokenBytes(self.tokenizer)
-        self.bodies = Bodies(
-            JsonLimits.of(info), FieldPolicy(strict=options.strict_fields, ignore_unknown=options.ignore_unknown_fields)
+        without_effect = {} if self.llm.config.output.logits_processors else {"vllm_xargs": _NO_PROCESSORS}
+        fields = FieldPolicy(
+            strict=options.strict_fields, ignore_unknown=options.ignore_unknown_fields, without_effect=without_effect
         )
+        self.bodies = Bodies(JsonLimits.of(info), fields)
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
         own = self.llm.chat_template or self.tokenizer.hf.chat_template

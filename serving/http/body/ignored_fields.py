@@ -48,9 +48,15 @@ class FieldPolicy:
     those that clients of other servers send (`client_fields`).
     """
 
-    def __init__(self, *, strict: bool = False, ignore_unknown: bool = False) -> None:
-        """`strict`: nothing is ignored. `ignore_unknown`: unknown fields are ignored."""
+    def __init__(
+        self, *, strict: bool = False, ignore_unknown: bool = False, without_effect: Mapping[str, Ignored] | None = None
+    ) -> None:
+        """`strict`: nothing is ignored. `ignore_unknown`: unknown fields are ignored.
+
+        `without_effect` are fields of bodies that this server does not serve, though others do.
+        """
         self.strict = strict
+        self.without_effect = without_effect or {}
         self.ignore_unknown = ignore_unknown
         self._logged: set[str] = set()
 
@@ -75,6 +81,7 @@ class IgnoredFields:
     def __init__(self, policy: FieldPolicy) -> None:
         self.strict = policy.strict
         """Whether nothing may be ignored."""
+        self.without_effect = policy.without_effect
         self._policy = policy
         self._names: dict[str, None] = {}
         self._unknown: set[tuple[type[Body], str]] = set()
@@ -176,7 +183,11 @@ def settle(body: Body, path: str = "", ignored: IgnoredFields | None = None) -> 
     Without `ignored`, or where it is strict, and for what cannot be ignored, raises `UnsupportedError`. `path` is what
     stands before the names of the body's fields in messages.
     """
-    for name, mark in refused_fields(type(body)).items():
+    marks = refused_fields(type(body))
+    if ignored is not None and ignored.without_effect:
+        known = body.__struct_fields__
+        marks = {name: mark for name, mark in ignored.without_effect.items() if name in known} | marks
+    for name, mark in marks.items():
         value = getattr(body, name)
         if value is None or mark.allows(value):
             continue

@@ -408,6 +408,18 @@ def test_the_log_names_each_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "client_note, which is refused" in line
 
 
+def test_what_this_server_alone_does_not_serve() -> None:
+    mark = {"vllm_xargs": Ignored("it has no logits processors", ({},))}
+    ignored = IgnoredFields(FieldPolicy(without_effect=mark))
+    assert read({**CHAT, "vllm_xargs": {"mine": 1}}, ChatCompletionRequest, ignored).vllm_xargs is None
+    assert names(ignored) == {"vllm_xargs"}
+    strict = IgnoredFields(FieldPolicy(strict=True, without_effect=mark))
+    assert read({**CHAT, "vllm_xargs": {}}, ChatCompletionRequest, strict).vllm_xargs == {}
+    with pytest.raises(UnsupportedError, match="vllm_xargs: it has no logits processors"):
+        read({**CHAT, "vllm_xargs": {"mine": 1}}, ChatCompletionRequest, strict)
+    assert read({**CHAT, "vllm_xargs": {"mine": 1}}, ChatCompletionRequest).vllm_xargs == {"mine": 1}
+
+
 def test_lists_say_what_they_ignore_once() -> None:
     body = {"messages": [{"role": "user", "content": "x", "timestamp": index} for index in range(5000)]}
     ignored = fresh()
