@@ -81,6 +81,12 @@ def identify(request: Request, server: ServerState, body: Named, prefix: str, nu
     return Identity(name, engine_ids, int(time.time()), model_name(server, body.model))
 
 
+def names_outside(engine_id: str) -> tuple[str, ...]:
+    """What clients may call a request of the engine: the `id` of its answer, and that without its prefix."""
+    name = re.sub(r"-[0-9a-f]{8}(-\d+)?$", "", engine_id)
+    return name, name.partition("-")[2]
+
+
 def model_name(server: ServerState, asked: str | None) -> str:
     """The name to answer with. Raises an error of status 404 for one that is not served."""
     if asked is None:

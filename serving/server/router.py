@@ -96,6 +96,14 @@ OPERATIONS = (
         response=sleep.Status,
     ),
     Operation(
+        path="/abort_requests",
+        methods=("POST",),
+        handler=sleep.abort_requests,
+        tag="Operation",
+        request=sleep.AbortRequest,
+        response=sleep.Aborted,
+    ),
+    Operation(
         path="/is_paused",
         handler=sleep.is_paused,
         tag="Operation",

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.errors import not_enabled
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.generate import json_response, names_outside
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.llm.async_llm import AsyncLLM
 
@@ -31,6 +31,21 @@ class Status(Answer, kw_only=True):
     """What was done."""
 
     status: str
+
+
+class AbortRequest(Body, kw_only=True):
+    """Which requests end."""
+
+    request_ids: list[str] | None = None
+    """As answers have them in `id`, or as `request_id` named them; null, or none: all."""
+
+
+class Aborted(Answer, kw_only=True):
+    """Requests were ended."""
+
+    status: str
+    aborted: int
+    """How many prompts."""
 
 
 class UpdateInfo(Body, kw_only=True):
@@ -103,6 +118,18 @@ async def resume(request: Request) -> Response:
 async def is_paused(request: Request) -> Response:
     """Tell whether the engine is paused."""
     return json_response(IsPaused(is_paused=await _llm(request).is_paused()))
+
+
+async def abort_requests(request: Request) -> Response:
+    """End requests with what there is of them: those that are named, or all of this API server."""
+    llm = _llm(request)
+    body = await server_of(request).bodies.read(request, AbortRequest)
+    found = llm.engines.request_ids
+    if body.request_ids:
+        asked = set(body.request_ids)
+        found = [name for name in found if not asked.isdisjoint(names_outside(name))]
+    llm.abort(found)
+    return json_response(Aborted(status="aborted", aborted=len(found)))
 
 
 async def update_weights(request: Request) -> Response:

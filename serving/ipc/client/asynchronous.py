@@ -88,6 +88,11 @@ class AsyncEngine:
         return len(self._in_flight)
 
     @property
+    def request_ids(self) -> list[str]:
+        """The requests in flight."""
+        return self._in_flight.ids()
+
+    @property
     def idle(self) -> asyncio.Event:
         """Set while no request is in flight."""
         return self._in_flight.idle

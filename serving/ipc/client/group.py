@@ -53,6 +53,11 @@ class EngineGroup:
 
     # Requests
 
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests in flight."""
+        return [name for engine in self.engines for name in engine.request_ids]
+
     def submit(
         self,
         requests: Sequence[Any],

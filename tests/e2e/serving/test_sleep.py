@@ -123,6 +123,24 @@ def test_what_a_pause_makes_of_requests(client: httpx.Client, mode: str) -> None
     assert client.get("/is_paused").json() == {"is_paused": False}
 
 
+def test_requests_are_ended_by_their_names(client: httpx.Client) -> None:
+    many = {"max_tokens": 450}
+    whole = complete(client, **many)
+    with ThreadPoolExecutor(4) as pool:
+        names = ("one", "two-1a2b3c4d", "three")
+        post(client, "/pause", params={"mode": "keep"})
+        one, two, three = (pool.submit(complete, client, **many, request_id=name) for name in names)
+        while waiting(client) < len(names):
+            pass
+        ended = post(client, "/abort_requests", json={"request_ids": ["one", "cmpl-two-1a2b3c4d", "nobody"]}).json()
+        assert ended == {"status": "aborted", "aborted": 2}
+        assert [len(each.result()) for each in (one, two)] == [0, 0]
+        assert not three.done()
+        post(client, "/resume")
+        assert three.result() == whole
+    assert post(client, "/abort_requests", json={}).json()["aborted"] == 0
+
+
 def test_weights_of_another_folder(client: httpx.Client, other: Path, demo_folder: Path, tmp_path: Path) -> None:
     before = complete(client)
     updated = post(client, "/update_weights", json={"update_info": {"path": str(other)}}).json()
@@ -178,7 +196,7 @@ def test_what_is_wrong_is_refused_by_name(client: httpx.Client, path: str, query
     assert client.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
-@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/pause", "/resume", "/update_weights"])
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/pause", "/resume", "/update_weights", "/abort_requests"])
 def test_other_servers_offer_nothing_of_this(http: httpx.Client, path: str) -> None:
     refused = http.post(path)
     assert refused.status_code == 404
