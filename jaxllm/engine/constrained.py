@@ -76,9 +76,6 @@ class ConstrainedDecoding(Collaborator):
         """Whether the tokens of the request are limited, or logits processors have a say."""
         if self._processing is not None and self._processing.concerns(request):
             return True
-        return self._is_limited(request)
-
-    def _is_limited(self, request: Request) -> bool:
         params = request.params
         limited = params.structured_outputs is not None or params.thinking_token_budget is not None
         return limited and params.uses_grammar
@@ -92,7 +89,7 @@ class ConstrainedDecoding(Collaborator):
             except RequestError as error:
                 self._wrong.append((request, error))
                 return
-        if not self._is_limited(request) or self._constraints.begin(request):
+        if not request.params.uses_grammar or self._constraints.begin(request):
             self._scheduler.release(request)
 
     def ended(self, request: Request) -> None:
