@@ -124,6 +124,7 @@ def laid_out(programs: ProgramSet[DeviceState], arrays: Any) -> int:
     return bytes_on_device(arrays) if stats is None else int(stats.argument_size_in_bytes)
 
 
+@without_compilation_cache()
 def compile_step(resolved: ResolvedConfig, bucket: Bucket, network: Network | None = None) -> CompiledStep:
     """Compile the step of a bucket with a small KV cache, whose size changes nothing but the arguments.
 
