@@ -17,7 +17,7 @@ from jaxllm.pallas_kernels.linear.cpu.quantized.layout import PackedFours, Quant
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused, Norm
 from jaxllm.pallas_kernels.linear.quantized import QuantizedRowMajor
 from jaxllm.pallas_kernels.linear.quantized_cases import NF4, packed, quantized_like, random_matrix
-from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, Activations, QuantizedMatrix, Values, WeightType
+from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, QuantizedMatrix, Values, WeightType
 from jaxllm.pallas_kernels.numba.targets import Target
 
 INT8 = WeightType(Values.INT8)
@@ -29,6 +29,8 @@ KINDS = {
     "int8 x int8": W8A8,
     "int4": CODES,
     "int4 x int8": W4A8,
+    "fp4": WeightType(Values.CODES, group=32, code=FP4),
+    "uint4": WeightType(Values.CODES, group=64, code=UINT4, scales="float16", has_offsets=True),
     "nf4": WeightType(Values.CODES, group=32, code=NF4),
     "e4m3": WeightType(Values.FLOAT8_E4M3),
 }
@@ -163,7 +165,7 @@ def test_which_kernel_a_matrix_gets() -> None:
     assert form_of(W8A8, ARM) is form_of(W4A8, ARM) is None
     assert form_of(W4A8, VNNI) == form_of(W4A8, AVX2) == Form(Values.CODES, 1)
     for code in (INT4, FP4):
-        assert form_of(WeightType(Values.CODES, code=code), VNNI) == Form(Values.CODES, 3)
+        assert form_of(WeightType(Values.CODES, code=code), VNNI) == Form(Values.CODES, 3, is_looked_up=code == FP4)
     assert form_of(nf4, VNNI) == form_of(nf4, AVX2) == Form(Values.CODES, 0)
     assert form_of(e4m3, VNNI) == form_of(e4m3, ARM) == Form(Values.FLOAT8_E4M3, 0)
     assert form_of(replace(e4m3, activations=Activations.PER_TOKEN), VNNI) is None

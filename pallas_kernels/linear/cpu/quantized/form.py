@@ -26,6 +26,8 @@ class Form:
     digits: int
     is_widened: bool = False
     """Whether weights are not as they lie in memory, but as arithmetic wants them: bytes without signs, or float32."""
+    is_looked_up: bool = False
+    """Whether bytes of codes are found in a table: others are the codes themselves."""
 
     @property
     def is_coded(self) -> bool:
@@ -55,7 +57,7 @@ class Form:
     @property
     def name(self) -> str:
         """Of its kernel."""
-        return f"quantized_{self.values.name.lower()}_{self.digits}"
+        return f"quantized_{self.values.name.lower()}_{self.digits}{'_looked_up' if self.is_looked_up else ''}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Code:
     bias: int
     unit: float
     table: tuple[int, ...]
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether codes are not what the table has for them."""
+        return self.table != tuple(range(16))
 
 
 def as_integers(kind: WeightType) -> Code | None:
@@ -112,7 +119,8 @@ def form_of(kind: WeightType, processor: Processor) -> Form | None:
     if not processor.is_x86 and (is_quantized or kind.code is not None):
         return None
     if code is not None and (is_quantized or processor.has_dot):
-        return Form(kind.values, 1 if is_quantized else EXACT_DIGITS)
+        is_looked_up = kind.values == Values.CODES and code.is_looked_up
+        return Form(kind.values, 1 if is_quantized else EXACT_DIGITS, is_looked_up=is_looked_up)
     if code is not None:
         _say()
     return Form(kind.values, 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
+from jaxllm.pallas_kernels.linear.cpu.quantized.one_row import make_one_row
 from jaxllm.pallas_kernels.linear.cpu.quantized.prepare import make_prepare, meta_words
 from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import make_tile, make_widen
 from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
@@ -276,6 +277,27 @@ def _make_strip(form: Form, blocks: int, most: int, widens: bool = False) -> Any
     return strip
 
 
+def _make_alone(form: Form) -> Any:
+    """One row times some blocks."""
+    one_row, step, inputs, digits = make_one_row(form), form.step_bytes, form.inputs_per_step, form.digits
+
+    @compiled
+    def alone(work: int, block: int, row: int, blocks: int, column: int, then: int) -> None:
+        """`block` is the first one in the array, whose results begin at `column`; `then` bytes on is the next strip."""
+        depth, columns, plus = word(work, _K), word(work, _P) * BLOCK, word(work, _PLUS_ROWS)
+        stride, behind = depth // inputs * step, 4 * (row * columns + column)
+        scale_kind, offsets = word(work, _SCALE_KIND), word(work, _OFFSET)
+        place = (2 if scale_kind else 4) * block * word(work, _GROUPS) * BLOCK
+        x, meta = word(work, _TO) + row * digits * depth, word(work, _META) + 4 * row * word(work, _META_STRIDE)
+        one_row(
+            x, depth, word(work, _SEGMENT), word(work, _W) + block * stride, blocks, meta, word(work, _SCALE) + place,
+            offsets + place if offsets else 0, scale_kind, word(work, _LOOKUP), plus + behind if plus else 0,
+            word(work, _Y) + behind, then - blocks * stride if then else 0,
+        )  # fmt: skip
+
+    return alone
+
+
 @compiled
 def _find(table: int, active: int, index: int) -> int:
     """Which entry of the table an item is of."""
@@ -299,8 +321,8 @@ def make_kernel(form: Form) -> Kernel:
     widens = form.is_coded or not form.digits
     of_many = _make_strip(form, blocks_each, rows, True) if widens else wide
     step, inputs = form.step_bytes, form.inputs_per_step
-    # Sums of whole numbers may be added up in any order.
-    goes_on = form.digits > 0
+    is_integer = form.digits > 0
+    alone: Any = _make_alone(form) if is_integer else None
 
     @compiled
     def item(work: int, index: int, scratch: int) -> None:
@@ -325,12 +347,8 @@ def make_kernel(form: Form) -> Kernel:
         on = (word(work, THREADS) + chunks - 1) // chunks * blocks_each
         stride = word(work, _K) // inputs * step
         then = on * stride if block + on < blocks else 0
-        if goes_on and last - first == 1:
-            # Memory is read fastest from one place on: block after block.
-            count = min(blocks_each, blocks - block)
-            for each in range(count):
-                further = stride if each + 1 < count else max(then - each * stride, 0)
-                narrow(work, number + each, first, last, (block + each) * BLOCK, further, scratch)
+        if is_integer and last - first == 1:
+            alone(work, number, first, min(blocks_each, blocks - block), block * BLOCK, then)
         elif block + blocks_each <= blocks and last - first > rows and widens:
             of_many(work, number, first, last, block * BLOCK, then, scratch)
         elif block + blocks_each <= blocks:

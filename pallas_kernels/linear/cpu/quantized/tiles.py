@@ -104,72 +104,68 @@ def _prefetched(builder: ir.IRBuilder, operands: _Operands, starts: list[ir.Valu
         emit_prefetch(builder, pointer(builder, start, there, BYTE))
 
 
-def _constant(value: int) -> ir.Constant:
+def constant(value: int) -> ir.Constant:
+    """A word."""
     return ir.Constant(WORD, value)
 
 
 def _integer_sums(builder: ir.IRBuilder, operands: _Operands, form: Form, rows: int, blocks: int) -> list[ir.Value]:
     """Sums of each row and each register, whole numbers made of those of digits, as float32."""
     digits, vectors = form.digits, blocks * REGISTERS
-    # A few sums wait for those of the step before: then every second step has its own, and every half of a byte.
-    parts, steps = (2 if form.is_coded else 1), (2 if rows * vectors == REGISTERS else 1)
+    parts = 2 if form.is_coded else 1
     x_rows = [builder.add(operands.x, start) for start in multiples(builder, operands.depth, rows * digits)]
     starts = [builder.add(operands.w, start) for start in multiples(builder, operands.w_stride, blocks)]
     totals = []
     for row in multiples(builder, operands.meta_stride, rows):
         for digit in range(digits):
-            place = builder.add(row, _constant(FIRST_DIGIT + digit))
+            place = builder.add(row, constant(FIRST_DIGIT + digit))
             first = splat_int(builder, builder.load(pointer(builder, operands.meta, place, INT)))
             totals += [cgutils.alloca_once_value(builder, first) for _ in range(vectors)]
-    chains = parts * steps if steps > 1 else 1
-    others = [
-        [cgutils.alloca_once_value(builder, ir.Constant(INTS, [0] * LANES)) for _ in totals] for _ in range(chains - 1)
-    ]
-    table = load_ints(builder, operands.table, 0)
-    with cgutils.for_range(builder, builder.udiv(operands.steps, _constant(steps))) as loop:
-        for step in range(steps):
-            index = builder.add(builder.mul(loop.index, _constant(steps)), _constant(step))
-            _prefetched(builder, operands, starts, index)
-            behind = builder.mul(index, _constant(4 * BLOCK))
-            raw = [
-                load_ints(builder, builder.add(start, behind), each * LANES)
-                for start in starts
-                for each in range(REGISTERS)
-            ]
-            place = builder.mul(index, _constant(parts))
-            for part in range(parts):
-                weights = [_unsigned(builder, each, form, part, table) for each in raw]
-                left = iter([totals, *others][(step * parts + part) % chains])
-                for row in x_rows:
-                    scalar = builder.load(pointer(builder, row, builder.add(place, _constant(part)), INT))
-                    spread = splat_int(builder, scalar)
-                    for weight in weights:
-                        total = next(left)
-                        builder.store(emit_dot(builder, builder.load(total), weight, spread), total)
-    for own in others:
-        for total, other in zip(totals, own, strict=True):
-            builder.store(builder.add(builder.load(total), builder.load(other)), total)
+    table = load_ints(builder, operands.table, 0) if form.is_looked_up else None
+    with cgutils.for_range(builder, operands.steps) as loop:
+        _prefetched(builder, operands, starts, loop.index)
+        behind = builder.mul(loop.index, constant(4 * BLOCK))
+        raw = [
+            load_ints(builder, builder.add(start, behind), each * LANES)
+            for start in starts
+            for each in range(REGISTERS)
+        ]
+        place = builder.mul(loop.index, constant(parts))
+        for part in range(parts):
+            weights = [unsigned(builder, each, form, part, table) for each in raw]
+            left = iter(totals)
+            for row in x_rows:
+                scalar = builder.load(pointer(builder, row, builder.add(place, constant(part)), INT))
+                spread = splat_int(builder, scalar)
+                for weight in weights:
+                    total = next(left)
+                    builder.store(emit_dot(builder, builder.load(total), weight, spread), total)
     found = []
     for row in range(rows):
         for each in range(vectors):
-            whole = None
-            for digit in range(digits):
-                total = builder.load(totals[(row * digits + digit) * vectors + each])
-                part_sum = builder.sitofp(total, VECTOR)
-                whole = part_sum if whole is None else emit_fma(builder, whole, number(256.0), part_sum)
-            found.append(whole)
+            own = [totals[(row * digits + digit) * vectors + each] for digit in range(digits)]
+            found.append(join_digits(builder, [builder.load(total) for total in own]))
     return found
 
 
-def _unsigned(builder: ir.IRBuilder, raw: ir.Value, form: Form, part: int, table: ir.Value) -> ir.Value:
-    """Bytes of weights without signs: int8 plus 128, or what a table has for the lower or upper codes."""
+def join_digits(builder: ir.IRBuilder, digits: list[ir.Value]) -> ir.Value:
+    """Sums of digits to the base of 256 as one of float32; the highest comes first."""
+    whole = builder.sitofp(digits[0], VECTOR)
+    for digit in digits[1:]:
+        whole = emit_fma(builder, whole, number(256.0), builder.sitofp(digit, VECTOR))
+    return whole
+
+
+def unsigned(builder: ir.IRBuilder, raw: ir.Value, form: Form, part: int, table: ir.Value | None) -> ir.Value:
+    """Bytes of weights without signs: int8 plus 128, the lower or upper codes, or what a table has for those."""
     if form.is_widened:
         return raw
     if not form.is_coded:
         return builder.xor(raw, every_byte(128))
     if part:
         raw = builder.lshr(raw, ir.Constant(INTS, [4] * LANES))
-    return emit_byte_table(builder, table, builder.and_(raw, every_byte(15)))
+    codes = builder.and_(raw, every_byte(15))
+    return codes if table is None else emit_byte_table(builder, table, codes)
 
 
 def _float_sums(builder: ir.IRBuilder, operands: _Operands, form: Form, rows: int, blocks: int) -> list[ir.Value]:
@@ -178,26 +174,26 @@ def _float_sums(builder: ir.IRBuilder, operands: _Operands, form: Form, rows: in
     x_rows = [pointer(builder, operands.x, start, FLOAT) for start in multiples(builder, operands.depth, rows)]
     starts = [builder.add(operands.w, start) for start in multiples(builder, operands.w_stride, blocks)]
     totals = [cgutils.alloca_once_value(builder, number(0.0)) for _ in range(rows * vectors)]
-    table = [emit_load(builder, operands.table, _constant(start)) for start in range(0, 16, LANES)]
+    table = [emit_load(builder, operands.table, constant(start)) for start in range(0, 16, LANES)]
     inputs = 8 if form.is_coded else 1
     with cgutils.for_range(builder, operands.steps) as loop:
         _prefetched(builder, operands, starts, loop.index)
         places = [
-            (builder.add(start, builder.mul(loop.index, _constant(form.step_bytes))), each * LANES)
+            (builder.add(start, builder.mul(loop.index, constant(form.step_bytes))), each * LANES)
             for start in starts
             for each in range(REGISTERS)
         ]
         raw = [load_ints(builder, *place) for place in places] if form.is_coded else []
-        first = builder.mul(loop.index, _constant(inputs))
+        first = builder.mul(loop.index, constant(inputs))
         for each in range(inputs):
             if form.is_coded:
                 shift = ir.Constant(INTS, [4 * each] * LANES)
                 weights = [emit_float_table(builder, table, builder.lshr(code, shift)) for code in raw]
             else:
-                weights = [emit_load(builder, start, _constant(offset), _kind(form)) for start, offset in places]
+                weights = [emit_load(builder, start, constant(offset), _kind(form)) for start, offset in places]
             left = iter(totals)
             for row in x_rows:
-                scalar = emit_splat(builder, builder.load(builder.gep(row, [builder.add(first, _constant(each))])))
+                scalar = emit_splat(builder, builder.load(builder.gep(row, [builder.add(first, constant(each))])))
                 for weight in weights:
                     total = next(left)
                     builder.store(emit_fma(builder, scalar, weight, builder.load(total)), total)
@@ -223,17 +219,17 @@ def make_widen(form: Form, blocks: int) -> Any:
         steps: ir.Value,
         table: ir.Value,
     ) -> None:
-        codes = [emit_load(builder, table, _constant(start)) for start in range(0, 16, LANES)]
+        codes = [emit_load(builder, table, constant(start)) for start in range(0, 16, LANES)]
         for block in range(blocks):
-            source = builder.add(w, builder.mul(w_stride, _constant(block)))
-            target = builder.add(to, builder.mul(to_stride, _constant(block)))
+            source = builder.add(w, builder.mul(w_stride, constant(block)))
+            target = builder.add(to, builder.mul(to_stride, constant(block)))
             with cgutils.for_range(builder, steps) as loop:
-                here = builder.add(source, builder.mul(loop.index, _constant(form.step_bytes)))
-                there = builder.add(target, builder.mul(loop.index, _constant(out_bytes)))
-                emit_prefetch(builder, pointer(builder, here, _constant(WIDEN_AHEAD), BYTE))
+                here = builder.add(source, builder.mul(loop.index, constant(form.step_bytes)))
+                there = builder.add(target, builder.mul(loop.index, constant(out_bytes)))
+                emit_prefetch(builder, pointer(builder, here, constant(WIDEN_AHEAD), BYTE))
                 for each in range(REGISTERS):
                     for place, found in enumerate(_widened(builder, here, each * LANES, form, table, codes)):
-                        emit_store(builder, there, _constant(place * BLOCK + each * LANES), found)
+                        emit_store(builder, there, constant(place * BLOCK + each * LANES), found)
 
     return operation(types.void, (types.intp,) * 6, emit)
 
@@ -243,11 +239,11 @@ def _widened(
 ) -> list[ir.Value]:
     """Vectors that the weights of a step become."""
     if not form.is_coded:
-        return [emit_load(builder, here, _constant(offset), form.values.value)]
+        return [emit_load(builder, here, constant(offset), form.values.value)]
     raw = load_ints(builder, here, offset)
     if form.digits:
-        bytes_of = load_ints(builder, table, 0)
-        return [builder.bitcast(_unsigned(builder, raw, form, part, bytes_of), VECTOR) for part in range(2)]
+        bytes_of = load_ints(builder, table, 0) if form.is_looked_up else None
+        return [builder.bitcast(unsigned(builder, raw, form, part, bytes_of), VECTOR) for part in range(2)]
     shifts = [ir.Constant(INTS, [4 * place] * LANES) for place in range(8)]
     return [emit_float_table(builder, codes, builder.lshr(raw, shift)) for shift in shifts]
 
@@ -257,43 +253,43 @@ def _scaled(
 ) -> None:
     """Multiply sums with the scales, add offsets, and what is at `base`; write them down."""
     bases = multiples(builder, operands.scale_stride, blocks)
-    places = [builder.add(base, _constant(each * LANES)) for base in bases for each in range(REGISTERS)]
+    places = [builder.add(base, constant(each * LANES)) for base in bases for each in range(REGISTERS)]
     metas = multiples(builder, operands.meta_stride, rows)
 
     def starts_of(stride: ir.Value) -> list[ir.Value]:
         """Where the vectors of rows lie."""
         found = multiples(builder, stride, rows)
-        return [builder.add(row, _constant(index * LANES)) for row in found for index in range(len(places))]
+        return [builder.add(row, constant(index * LANES)) for row in found for index in range(len(places))]
 
     starts = starts_of(operands.y_stride)
     zero = number(0.0)
 
     def known(word: int) -> list[ir.Value]:
         """A word of what is known of each row."""
-        at = [pointer(builder, operands.meta, builder.add(meta, _constant(word)), FLOAT) for meta in metas]
+        at = [pointer(builder, operands.meta, builder.add(meta, constant(word)), FLOAT) for meta in metas]
         return [emit_splat(builder, builder.load(each)) for each in at]
 
     totals = [cgutils.alloca_once_value(builder, zero) for _ in starts]
-    with builder.if_then(builder.icmp_signed("!=", operands.base, _constant(0))):
+    with builder.if_then(builder.icmp_signed("!=", operands.base, constant(0))):
         for total, at in zip(totals, starts_of(operands.base_stride), strict=True):
             builder.store(emit_load(builder, operands.base, at), total)
-    with builder.if_then(builder.icmp_signed("!=", operands.offsets, _constant(0))):
-        offsets = _of_any_kind(builder, operands.offsets, places, operands.scale_kind)
+    with builder.if_then(builder.icmp_signed("!=", operands.offsets, constant(0))):
+        offsets = of_any_kind(builder, operands.offsets, places, operands.scale_kind)
         row_sums = [each for each in known(SUM) for _ in places]
         for total, row_sum, offset in zip(totals, row_sums, offsets * rows, strict=True):
             builder.store(emit_fma(builder, row_sum, offset, builder.load(total)), total)
-    scales = _of_any_kind(builder, operands.scales, places, operands.scale_kind)
+    scales = of_any_kind(builder, operands.scales, places, operands.scale_kind)
     units = [each for each in known(UNIT) for _ in places]
     for total, unit, scale, found, at in zip(totals, units, scales * rows, sums, starts, strict=True):
         value = emit_fma(builder, builder.fmul(found, unit), scale, builder.load(total))
         emit_store(builder, operands.y, at, value)
 
 
-def _of_any_kind(builder: ir.IRBuilder, address: ir.Value, places: list[ir.Value], kind: ir.Value) -> list[ir.Value]:
+def of_any_kind(builder: ir.IRBuilder, address: ir.Value, places: list[ir.Value], kind: ir.Value) -> list[ir.Value]:
     """Vectors of one of the types of scales, which one is known when the kernel runs."""
     found = [cgutils.alloca_once(builder, VECTOR) for _ in places]
     for index, name in enumerate(SCALE_KINDS):
-        with builder.if_then(builder.icmp_signed("==", kind, _constant(index))):
+        with builder.if_then(builder.icmp_signed("==", kind, constant(index))):
             for to, place in zip(found, places, strict=True):
                 builder.store(emit_load(builder, address, place, name), to)
     return [builder.load(each) for each in found]
