@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxllm.models.checkpoint.safetensors_file import aligned_empty
 from jaxllm.models.checkpoint.slots import SCAN, ParameterPath, Slot, Slots, Specs
 from jaxllm.models.layers.parameter import ParameterSpec, Part, Rows
+from jaxllm.models.sharding import put
 
 
 def random_arrays(
@@ -45,11 +47,24 @@ def random_arrays(
         ]
         make = partial(_random_parameter, shape=shape, spec=spec, slots=parts)
         # Compiled for its place, so that no device makes more than its part.
-        arrays[path] = jax.jit(make, out_shardings=array.sharding)(keys)
+        arrays[path] = _as_loaded(jax.jit(make, out_shardings=array.sharding)(keys))
         done += array.size * array.dtype.itemsize
         if progress:
             progress(done, total)
     return arrays
+
+
+def _as_loaded(array: jax.Array) -> jax.Array:
+    """The array in memory like that of weights which are read, so that one can measure with it.
+
+    On a CPU that is NumPy's, which has large pages where there are any: products read it faster than XLA's.
+    """
+    devices = array.devices()
+    if len(devices) > 1 or next(iter(devices)).platform != "cpu":
+        return array
+    host = aligned_empty(array.shape, array.dtype)
+    np.copyto(host, array)
+    return put(host, array.sharding)
 
 
 def _random_parameter(
