@@ -26,11 +26,11 @@ class ModelOptions(Section):
         None, "Token for the Hugging Face hub. Better in the environment, as HF_TOKEN: flags are visible to everybody."
     )
     download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
+    load_format: Literal["auto", "safetensors", "gguf", "dummy", "sharded_state"] = option(
         "auto",
         "How weights are read. 'auto' takes safetensors or, without them, a GGUF file, or pytorch_model.bin, of which "
         "nothing is run; 'gguf' takes the GGUF file beside them; 'dummy' makes random weights from the configuration "
-        "alone.",
+        "alone; 'sharded_state' reads what LLM.save_sharded_state has written. See docs/sleep_and_weights.md.",
         synonyms={
             **dict.fromkeys(("hf", "pt", "npcache"), "auto"),
             **dict.fromkeys(("fastsafetensors", "instanttensor", "runai_streamer"), "safetensors"),

@@ -217,6 +217,18 @@ class EngineControl:
         self._asleep.discard("weights")
         return self._end_update()
 
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None, progress: Progress = silent
+    ) -> None:
+        """Write the weights to a folder as they lie on the devices, for `load_format` "sharded_state".
+
+        `pattern` names the files, by {rank}, {part} and, of stages, {pp_rank}; a file has at most `max_size` bytes
+        where its tensors allow that. Raises `RequestError`.
+        """
+        if not self._engine.runner.calls.is_alone:
+            raise RequestError("save_sharded_state: an engine on several hosts saves none: save it on one host")
+        self._weights().save(path, pattern, max_size, progress)
+
     def distrust_weights(self, reason: str) -> None:
         """The weights are not those that are wanted: nothing is computed before an update."""
         self._weights().distrust(reason)

@@ -218,6 +218,11 @@ def load_weights(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Arra
         progress("Loading weights", done, total)
 
     options = resolved.config.model
+    if options.load_format == "sharded_state":
+        # Few engines read one: starts are faster without the import.
+        from jaxllm.runtime.weights.sharded.load import load_state
+
+        return load_state(resolved, progress)
     model = load_model(
         resolved.folder,
         resolved.model,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.other_formats import advice_for_names, advice_for_other_weights
+from jaxllm.models.checkpoint.other_formats import STATE_FILE, advice_for_names, advice_for_other_weights
 from jaxllm.models.checkpoint.overrides import overridden
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
@@ -189,6 +189,8 @@ def _dtype(folder: Path, file: ConfigFile) -> str:
         return name
     from jaxllm.models.checkpoint.weight_files import checkpoint_files, read_tensors
 
+    if (folder / STATE_FILE).is_file():
+        return ConfigFile.read(folder / STATE_FILE).text("dtype", "float32")
     try:
         tensors = read_tensors(checkpoint_files(folder)[0])
     except ModelError:

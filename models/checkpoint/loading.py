@@ -75,6 +75,8 @@ def load_into(
             folder, sought, slots, (*ignored, *unused), renamed or {}, load_format, known_format, elsewhere
         )
         arrays = load_arrays(matching, sought, progress)
+    elif load_format == "sharded_state":
+        raise ModelError("load format 'sharded_state' is for models that generate; read this one from its checkpoint")
     else:
         raise ModelError(f"unknown load format {load_format!r} (known: auto, safetensors, gguf, dummy)")
     arrays.update({path: whole_parameter(specs[path], tensor) for path, tensor in given.items()})

@@ -5,6 +5,8 @@ from pathlib import Path
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 NO_GGUF = "give one GGUF file, downloaded to a local folder, by its path"
+STATE_FILE = "sharded_state.json"
+"""Says of a folder that it has an engine's parameters as they lay on its devices."""
 TOKENIZER_PROBLEM = "tokenizer_problem.txt"
 """Says, in a folder that stands for a GGUF file, why there is no tokenizer."""
 NO_PICKLES = (
@@ -21,6 +23,9 @@ def advice_for_other_weights(folder: Path) -> str:
 
 def advice_for_names(files: Iterable[str]) -> str:
     """Likewise of the files with these names."""
+    files = list(files)
+    if STATE_FILE in files:
+        return " (found a saved state): read it with load_format='sharded_state' (--load-format sharded_state)"
     names = sorted(name for name in files if name.endswith(OTHER_WEIGHTS))
     if not names:
         return ""

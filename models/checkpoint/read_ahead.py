@@ -6,7 +6,8 @@ A fast disk, and even more a file system on the network, gives one thread only a
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     """A tensor, the type of its values, and which of its rows are wanted; None: all. One of few bits has its own."""
     Values = np.ndarray | QuantizedMatrix
 
+T = TypeVar("T")
+Job = tuple[int, Callable[[ThreadPoolExecutor], Callable[[], T]]]
+"""Bytes to be read, and what has them read and returns what waits for the result."""
+
 THREADS = 4
 AHEAD_BYTES = 128 * 2**20
 """Of tensors that nobody has taken yet. One tensor is read ahead however large it is."""
@@ -33,8 +38,13 @@ def read_ahead(wanted: "Iterable[Wanted]") -> "Generator[tuple[Tensor | MatrixTe
 
     While one is in use the next ones are read, up to `AHEAD_BYTES`. Raises `ModelError` as `Tensor.read` does.
     """
+    yield from in_order(_job(*each) for each in wanted)
+
+
+def in_order(jobs: "Iterable[Job[T]]") -> Generator[T, None, None]:
+    """The results of jobs, in the order given; while one is in use the next ones are read, up to `AHEAD_BYTES`."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="weights") as pool:
-        ahead = _Ahead(pool, wanted)
+        ahead = _Ahead(pool, jobs)
         try:
             while ahead.fill():
                 yield ahead.take()
@@ -42,59 +52,74 @@ def read_ahead(wanted: "Iterable[Wanted]") -> "Generator[tuple[Tensor | MatrixTe
             pool.shutdown(cancel_futures=True)
 
 
-class _Ahead:
-    """The tensors that are read or being read, and that nobody has taken."""
+class _Ahead(Generic[T]):
+    """The jobs that are begun, and whose results nobody has taken."""
 
-    def __init__(self, pool: ThreadPoolExecutor, wanted: "Iterable[Wanted]") -> None:
+    def __init__(self, pool: ThreadPoolExecutor, jobs: "Iterable[Job[T]]") -> None:
         self._pool = pool
-        self._wanted = deque(wanted)
-        self._begun = deque["tuple[Tensor | MatrixTensor, int, Callable[[], Values]]"]()
+        self._jobs = deque(jobs)
+        self._begun = deque[tuple[int, Callable[[], T]]]()
         self._bytes = 0
 
     def fill(self) -> bool:
-        """Begin to read what there is room for; False when nothing is left."""
-        while self._wanted:
-            tensor, dtype, rows = self._wanted[0]
-            size = tensor.size * dtype.itemsize if isinstance(tensor, Tensor) else tensor.num_bytes
+        """Begin what there is room for; False when nothing is left."""
+        while self._jobs:
+            size, begin = self._jobs[0]
             if self._begun and self._bytes + size > AHEAD_BYTES:
                 break
-            self._wanted.popleft()
-            self._begun.append((tensor, size, self._begin(tensor, dtype, rows)))
+            self._jobs.popleft()
+            self._begun.append((size, begin(self._pool)))
             self._bytes += size
         return bool(self._begun)
 
-    def take(self) -> "tuple[Tensor | MatrixTensor, Values]":
-        """The first tensor, once it is read."""
-        tensor, size, finish = self._begun.popleft()
-        values = finish()
+    def take(self) -> T:
+        """The first result, once it is there."""
+        size, finish = self._begun.popleft()
+        result = finish()
         self._bytes -= size
         # The next ones are read while this one is in use.
         self.fill()
-        return tensor, values
+        return result
 
-    def _begin(
-        self, tensor: "Tensor | MatrixTensor", dtype: np.dtype[Any], rows: npt.NDArray[np.bool_] | None
-    ) -> "Callable[[], Values]":
-        """Have it read, and return what waits for it."""
-        if not isinstance(tensor, Tensor):
-            return self._pool.submit(tensor.read).result
-        values = aligned_empty(tensor.stored_shape, dtype)
-        pieces = self._read(tensor, values.reshape(-1), rows)
 
-        def finish() -> np.ndarray:
-            for piece in pieces:
-                piece.result()
-            return tensor.present(values)
+def _job(
+    tensor: "Tensor | MatrixTensor", dtype: np.dtype[Any], rows: npt.NDArray[np.bool_] | None
+) -> "Job[tuple[Tensor | MatrixTensor, Values]]":
+    """Reads a tensor."""
+    size = tensor.size * dtype.itemsize if isinstance(tensor, Tensor) else tensor.num_bytes
+    return size, partial(_begin, tensor, dtype, rows)
 
-        return finish
 
-    def _read(self, tensor: Tensor, flat: np.ndarray, rows: npt.NDArray[np.bool_] | None) -> list[Future[None]]:
-        step = PIECE_BYTES // flat.itemsize
-        return [
-            self._pool.submit(tensor.read_into, flat[begin : min(begin + step, end)], begin)
-            for first, end in ([(0, flat.size)] if rows is None else runs(rows, flat.size // len(rows)))
-            for begin in range(first, end, step)
-        ]
+def _begin(
+    tensor: "Tensor | MatrixTensor",
+    dtype: np.dtype[Any],
+    rows: npt.NDArray[np.bool_] | None,
+    pool: ThreadPoolExecutor,
+) -> "Callable[[], tuple[Tensor | MatrixTensor, Values]]":
+    """Have it read, and return what waits for it."""
+    if not isinstance(tensor, Tensor):
+        reading = pool.submit(tensor.read)
+        return lambda: (tensor, reading.result())
+    values = aligned_empty(tensor.stored_shape, dtype)
+    pieces = _read(pool, tensor, values.reshape(-1), rows)
+
+    def finish() -> "tuple[Tensor | MatrixTensor, Values]":
+        for piece in pieces:
+            piece.result()
+        return tensor, tensor.present(values)
+
+    return finish
+
+
+def _read(
+    pool: ThreadPoolExecutor, tensor: Tensor, flat: np.ndarray, rows: npt.NDArray[np.bool_] | None
+) -> list[Future[None]]:
+    step = PIECE_BYTES // flat.itemsize
+    return [
+        pool.submit(tensor.read_into, flat[begin : min(begin + step, end)], begin)
+        for first, end in ([(0, flat.size)] if rows is None else runs(rows, flat.size // len(rows)))
+        for begin in range(first, end, step)
+    ]
 
 
 def runs(rows: npt.NDArray[np.bool_], size: int) -> list[tuple[int, int]]:

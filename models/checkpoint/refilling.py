@@ -1,12 +1,13 @@
 """Parameters that are on the devices get the tensors of another checkpoint, or some of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
+from jaxllm.models.checkpoint.leaves import shown
 from jaxllm.models.checkpoint.slots import ParameterPath, Slot, Specs
 from jaxllm.models.checkpoint.weights import Filling
 from jaxllm.models.errors import ModelError
@@ -40,6 +41,13 @@ class Refilling(Filling):
         if isinstance(tensor, np.ndarray) and not all_finite(tensor):
             raise ModelError(f"tensor {name!r} has numbers that are not finite")
         super().take(name, slot, tensor)
+
+    def replace(self, path: ParameterPath, make: Callable[[], jax.Array]) -> None:
+        """Give a parameter the array that `make` returns."""
+        # The old one goes before the new one comes.
+        self.arrays.pop(path, None)
+        self.has_changed = True
+        self.arrays[path] = make()
 
     def add(self, slot: Slot, values: np.ndarray) -> None:
         """See `Filling`."""
@@ -81,7 +89,7 @@ class Refilling(Filling):
         """
         for path in dict.fromkeys(path for path, _ in self._pieces):
             if path not in self.arrays:
-                raise ModelError(f"only some of the tensors of {_shown(path)} were given, and it had no values before")
+                raise ModelError(f"only some of the tensors of {shown(path)} were given, and it had no values before")
             keys = [key for key in self._pieces if key[0] == path]
             pieces = [piece for key in keys for piece in self._pieces.pop(key)]
             spec = self._specs[path]
@@ -93,7 +101,7 @@ class Refilling(Filling):
 
     def missing(self) -> list[str]:
         """Parameters that have no values."""
-        return [_shown(path) for path in self._specs if path not in self.arrays]
+        return [shown(path) for path in self._specs if path not in self.arrays]
 
 
 def all_finite(values: np.ndarray) -> bool:
@@ -104,10 +112,6 @@ def all_finite(values: np.ndarray) -> bool:
 def _rows(piece: _Piece) -> int:
     """Rows of the parameter that a piece has."""
     return len(piece[1])
-
-
-def _shown(path: ParameterPath) -> str:
-    return ".".join(map(str, path))
 
 
 def _patch(whole: np.ndarray, spec: ParameterSpec, pieces: Sequence[_Piece]) -> None:

@@ -1,6 +1,6 @@
 """New weights for a model whose parameters are on the devices, tensor by tensor, in the order in which they come."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -8,13 +8,13 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.models.checkpoint.host_parameter import whole_parameter
+from jaxllm.models.checkpoint.leaves import leaf_specs
 from jaxllm.models.checkpoint.matching import match, new_name
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.refilling import Refilling, check_names
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.slots import ParameterPath, Slot, checkpoint_slots
 from jaxllm.models.checkpoint.weights import Progress, load_arrays
-from jaxllm.models.layers.parameter import ParameterSpec
 
 if TYPE_CHECKING:
     from jaxllm.models.checkpoint.matching import Found
@@ -34,17 +34,12 @@ class Replacement:
 
         They are this object's until `leaves` gives them back.
         """
-        graph, state = nnx.split(model)
-        flat = nnx.to_flat_state(state)
-        numbered = [(path, variable.replace(number)) for number, (path, variable) in enumerate(flat)]
-        self._order: list[int] = jax.tree.leaves(nnx.split(nnx.merge(graph, nnx.from_flat_state(numbered)))[1])
-        self._paths: list[ParameterPath] = [path for path, _ in flat]
-        specs = {path: ParameterSpec.of(variable) for path, variable in flat}
+        specs = leaf_specs(model)
         # Scales of keys and values are no weights, but they lie beside them.
         self._sought = {path: spec for path, spec in specs.items() if path[-1] != "kv_scales"}
         self._specs, self._names = specs, names
         self.slots = checkpoint_slots(self._sought, names.names, names.first_layer)
-        arrays = {} if leaves is None else dict(zip((self._paths[each] for each in self._order), leaves, strict=True))
+        arrays = {} if leaves is None else dict(zip(specs, leaves, strict=True))
         self._filling = Refilling(specs, arrays)
         self._seen: set[str] = set()
 
@@ -86,6 +81,12 @@ class Replacement:
         for path, values in scales.items():
             self._filling.arrays[path] = whole_parameter(self._specs[path], values)
 
+    def take_saved(self, saved: Iterable[tuple[ParameterPath, Callable[[], jax.Array]]]) -> None:
+        """Replace parameters by whole ones, each made when the old one is gone; these are all there are."""
+        for path, make in saved:
+            self._filling.replace(path, make)
+        self._seen |= self.slots.keys()
+
     def finish(self) -> None:
         """No more tensors come. Raises `ModelError` where a parameter lacks some."""
         self._filling.finish()
@@ -99,9 +100,9 @@ class Replacement:
     def leaves(self) -> Leaves | None:
         """The parameters, in the order of the programs' arguments; None where some have no values."""
         arrays = self._filling.arrays
-        if any(path not in arrays for path in self._paths):
+        if any(path not in arrays for path in self._specs):
             return None
-        return tuple(arrays[self._paths[number]] for number in self._order)
+        return tuple(arrays[path] for path in self._specs)
 
     def missing(self) -> list[str]:
         """Names of the parameters without values."""

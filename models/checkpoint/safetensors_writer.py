@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 _ALIGNMENT = 8
+_SYNC_BYTES = 256 * 2**20
+"""Are brought to the disk at once: all of a large file together may take minutes, in which nobody hears of it."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,18 @@ def write_file(path: Path, entries: Sequence[Entry], arrays: Iterable[tuple[str,
     text = _header(ordered, places)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
+        unsynced = 0
         for name, array in arrays:
             start, stop = places[name]
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             assert data.size <= stop - start, name
             file.seek(8 + len(text) + start)
             file.write(data.data)
+            unsynced += data.size
+            if unsynced >= _SYNC_BYTES:
+                file.flush()
+                os.fsync(file.fileno())
+                unsynced = 0
             places[name] = start + data.size, stop
         assert all(start == stop for start, stop in places.values()), places
         file.flush()

@@ -181,6 +181,7 @@ ControlMethod = Literal[
     "update_weights_from",
     "finish_weight_update",
     "abandon_weight_update",
+    "save_sharded_state",
 ]
 """Methods of `jaxllm.engine.control.EngineControl`."""
 EngineMethod = Literal["reset_prefix_cache", "start_profile", "stop_profile", ControlMethod]

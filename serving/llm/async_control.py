@@ -107,6 +107,10 @@ class AsyncControl:
         """Read the weights of the model's checkpoint again."""
         return int(await self.engines.call("update_weights_from") or 0)
 
+    async def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Write the weights to a folder as they lie on the devices; see `LLM.save_sharded_state`."""
+        await self.engines.call("save_sharded_state", path=str(path), pattern=pattern, max_size=max_size)
+
 
 def _pause_mode(mode: PauseMode, *, wait_for_inflight_requests: bool) -> PauseMode:
     """The mode that is asked for; vLLM's old name of "wait" is a flag. Raises `RequestError` for both."""

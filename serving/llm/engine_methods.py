@@ -67,12 +67,15 @@ class EngineMethods:
         """What a method of the worker returns, or a function of it: a list of one, as one worker has all devices.
 
         The worker has the methods of `worker_extension_cls`; its `engine` is the engine of token ids. `timeout` changes
-        nothing. Every engine knows "reload_weights". Raises `EngineError` for other methods of one in another process,
-        and `RequestError` for an unknown method.
+        nothing. Every engine knows "reload_weights" and "save_sharded_state". Raises `EngineError` for other methods of
+        one in another process, and `RequestError` for an unknown method.
         """
         del timeout
         if method == "reload_weights":
             return [self.reload_weights()]
+        if method == "save_sharded_state":
+            self.save_sharded_state(*args, **(kwargs or {}))
+            return [None]
         with self._runs.lock:
             worker = worker_of(self._open().engine, self._worker_extension)
             return [call(worker, method, args, kwargs or {})]
@@ -123,6 +126,18 @@ class EngineMethods:
         """Read all weights from the model's checkpoint again."""
         with self._runs.lock:
             return int(control_of(self._open().engine).update_weights_from())
+
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Write the weights to a folder as they lie on the devices, with what else a model's folder has.
+
+            llm.save_sharded_state("/models/fast")
+            LLM("/models/fast", load_format="sharded_state")
+
+        `pattern` names the files, by {rank}, {part} and, with stages, {pp_rank}; a file has at most `max_size` bytes
+        where its tensors allow that. Raises `RequestError`. See docs/sleep_and_weights.md.
+        """
+        with self._runs.lock:
+            control_of(self._open().engine).save_sharded_state(str(path), pattern, max_size)
 
     def start_profile(self, profile_prefix: str | None = None) -> str:
         """Begin a trace in `profiler_dir`, which it returns. Raises `RequestError` where none is given."""

@@ -34,6 +34,7 @@ PRINTED = {
     "openai_responses_client.py": "42",
     "reinforcement_learning.py": "step ",
     "reproducibility.py": "the same: True",
+    "save_sharded_state.py": "the same: True",
     "simple_profiling.py": "trace in ",
     "structured_outputs.py": 'json: {"name":',
 }

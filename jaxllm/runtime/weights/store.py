@@ -11,6 +11,7 @@ import numpy as np
 from jaxllm.errors import RequestError
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names, kv_scales_of
 from jaxllm.models.checkpoint.array_tensor import ArrayTensor
+from jaxllm.models.checkpoint.other_formats import STATE_FILE
 from jaxllm.models.checkpoint.refilling import all_finite
 from jaxllm.models.checkpoint.replacement import Replacement
 from jaxllm.models.checkpoint.weight_files import tensors_in
@@ -171,7 +172,10 @@ class WeightStore:
         if load_format == "dummy" and folder == self._parts[0][0].folder:
             self._make_again(progress)
             return
-        load_format = "auto" if load_format == "dummy" else load_format
+        load_format = "auto" if load_format in ("dummy", "sharded_state") else load_format
+        if (folder / STATE_FILE).is_file():
+            self._update_from_state(folder, progress)
+            return
         self.begin(progress)
         with self._over_if_it_fails():
             tensors = tensors_in(folder, load_format)
@@ -184,6 +188,27 @@ class WeightStore:
                 replacement.take(own, lambda done, total: progress("Loading weights", done, total))
                 replacement.take_scales(beside)
         self.finish(folder)
+
+    def _update_from_state(self, folder: Path, progress: Progress) -> None:
+        """Replace all weights by those of a saved state, which is checked before anything changes."""
+        from jaxllm.runtime.weights.sharded.load import SavedWeights
+
+        self.begin(progress)
+        with self._over_if_it_fails():
+            saved = [SavedWeights(folder, part) for part, _ in self._parts]
+            for replacement, own in zip(self._replacing, saved, strict=True):
+                replacement.take_saved(own.read(progress))
+        self.finish(folder)
+
+    def save(self, path: str, pattern: str | None, max_size: int | None, progress: Progress = silent) -> None:
+        """Write the weights to a folder as they lie on the devices. Raises `RequestError`."""
+        if self._replacing or self.place != "devices" or self.needs is not None:
+            why = self.needs or ("a weight update has begun" if self._replacing else "the weights sleep: wake them up")
+            raise RequestError(f"save_sharded_state: {why}")
+        # Few engines do it: others are faster without the import.
+        from jaxllm.runtime.weights.sharded.save import save_state
+
+        save_state([(part, calls.parameters) for part, calls in self._parts], path, pattern, max_size, progress)
 
     def _make_again(self, progress: Progress) -> None:
         """Random weights, the same as at the start."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -165,7 +166,7 @@ class BackgroundEngine:
     @property
     def control(self) -> BackgroundControl:
         """Sleep, pauses and weight updates of all engines."""
-        return BackgroundControl(self._ask)
+        return BackgroundControl(self._ask, partial(self._ask, only_first=True))
 
     def state(self) -> StepStats:
         """What the engines said last of themselves."""
@@ -174,15 +175,16 @@ class BackgroundEngine:
     def _call(self, method: EngineMethod) -> list[CallResult]:
         return self._ask(called(method))
 
-    def _ask(self, make: Callable[[int], Call | UpdateWeights]) -> list[CallResult]:
-        """What each engine answers to a message. Raises the `RequestError` that one raises."""
+    def _ask(self, make: Callable[[int], Call | UpdateWeights], *, only_first: bool = False) -> list[CallResult]:
+        """What each engine answers to a message, or the first one. Raises the `RequestError` that one raises."""
         self._check_alive()
         self._calls += 1
         question = make(self._calls)
-        for connection in self._connections:
+        asked = self._connections[:1] if only_first else self._connections
+        for connection in asked:
             connection.send(question)
         called: dict[int, Called] = {}
-        while len(called) < len(self._connections):
+        while len(called) < len(asked):
             number, message = self._events.get()
             if isinstance(message, Called):
                 # Whoever asked before may have been interrupted.
@@ -190,7 +192,7 @@ class BackgroundEngine:
                     called[number] = message
             else:
                 self._waiting += self._take(number, message)
-        return [called[number].outcome() for number in self._numbers]
+        return [each.outcome() for _, each in sorted(called.items())]
 
     def close(self) -> None:
         """End the processes. The engine cannot be used afterwards."""

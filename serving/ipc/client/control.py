@@ -27,8 +27,9 @@ def weights_message(tensors: Sequence[tuple[str, Any]]) -> Callable[[int], Updat
 class BackgroundControl:
     """Asks every engine; methods are those of `EngineControl`."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, send_first: Send) -> None:
+        """`send_first` asks the first engine alone."""
+        self._send, self._send_first = send, send_first
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort", *, again: bool = False) -> bool:
         """See `EngineControl.sleep`."""
@@ -66,6 +67,10 @@ class BackgroundControl:
         """See `EngineControl.update_weights_from`."""
         del progress
         return _version(self._call("update_weights_from", folder=folder))
+
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """See `EngineControl.save_sharded_state`; all engines have the same weights."""
+        self._send_first(called("save_sharded_state", path=path, pattern=pattern, max_size=max_size))
 
     def _call(self, method: EngineMethod, **arguments: Any) -> list[CallResult]:
         return self._send(called(method, **arguments))

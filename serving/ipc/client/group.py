@@ -127,6 +127,10 @@ class EngineGroup:
             for engine in self.members.there:
                 if not engine.health.is_up:
                     raise EngineError(f"engine {engine.number} is started again: update when it is back", RETRY_AFTER)
+        if method == "save_sharded_state":
+            # All engines have the same weights.
+            first = next((engine for engine in self.engines if engine.health.is_up), self.engines[0])
+            return await first.ask(called(method, **arguments))
         ask = self._ask_to_update if method in ("update_weights_from", "finish_weight_update") else self.ask
         results = await ask(called(method, **arguments))
         is_question = method in ("is_sleeping", "is_paused")

@@ -111,12 +111,16 @@ def _call(message: Call | UpdateWeights, engine: AnyEngine, clients: Clients) ->
         return Called(message.number, refusal=str(error), parameter=error.parameter)
 
 
+_LONG = ("sleep", "wake_up", "start_weight_update", "update_weights_from", "save_sharded_state")
+"""Methods that read, copy or write weights."""
+
+
 def _control(message: Call | UpdateWeights, engine: Engine, clients: Clients) -> CallResult:
     if isinstance(message, UpdateWeights):
         engine.control.update_weights([(each.name, each.array()) for each in message.weights])
         return None
     arguments = message.arguments
-    if message.method in ("sleep", "wake_up", "start_weight_update", "update_weights_from"):
+    if message.method in _LONG:
         # Reading and copying take long, and an engine that says nothing counts as one that hangs.
         arguments = {**arguments, "progress": clients.beat}
     found: CallResult = getattr(engine.control, message.method)(**arguments)

@@ -331,6 +331,39 @@ def test_weights_of_a_folder_wait_for_an_update_under_way(llm: LLM, new_folder: 
     assert tokens_of(llm) == before
 
 
+def test_a_saved_state_of_an_engine(
+    llm: LLM, new: Weights, old: Weights, wanted: list[list[int]], tmp_path: Path, compiled: list[str]
+) -> None:
+    """An engine saves what a trainer has made, takes it back, and finds it again when it wakes up."""
+    llm.update_weights(new)
+    assert llm.collective_rpc("save_sharded_state", kwargs={"path": str(tmp_path / "state")}) == [None]
+    with pytest.raises(RequestError, match="unknown"):
+        llm.llm_engine.engine_core.save_sharded_state(str(tmp_path), pattern="{number}.safetensors")
+    llm.update_weights(old)
+    assert tokens_of(llm) != wanted
+    llm.update_weights(tmp_path / "state")
+    assert tokens_of(llm) == wanted
+    llm.sleep(2)
+    with pytest.raises(RequestError, match="the weights sleep"):
+        llm.save_sharded_state(str(tmp_path / "other"))
+    llm.wake_up()
+    assert tokens_of(llm) == wanted
+    (file,) = (tmp_path / "state").glob("*.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    # Before anything changes.
+    with pytest.raises(RequestError, match="truncated"):
+        llm.update_weights(tmp_path / "state")
+    assert tokens_of(llm) == wanted
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(RequestError, match="checksum"):
+        llm.update_weights(tmp_path / "state")
+    file.write_bytes(whole)
+    llm.update_weights(tmp_path / "state")
+    assert tokens_of(llm) == wanted
+    assert not compiled
+
+
 def test_an_interrupt_ends_an_update(llm: LLM, new_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = tokens_of(llm)
 
@@ -408,11 +441,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "processes": {"data_parallel_size": 2},
     "int8 scan": {"quantization": "int8", "layer_stack": "scan"},
 }
+SAVED = ("int8 scan", "tensor parallel", "stages", "processes")
+"""Of these the weights are saved, too."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
-def test_other_engines(name: str, old: Weights, new: Weights, new_folder: Path) -> None:
+def test_other_engines(name: str, old: Weights, new: Weights, new_folder: Path, tmp_path: Path) -> None:
     # Fewer shapes of steps, which take nearly all the time.
     options = {**OPTIONS, "max_num_batched_tokens": 8, **VARIANTS[name]}
     with LLM(str(new_folder), **options) as fresh:
@@ -438,3 +473,13 @@ def test_other_engines(name: str, old: Weights, new: Weights, new_folder: Path) 
         llm.sleep(2)
         llm.wake_up()
         assert tokens_of(llm) == wanted
+        if name not in SAVED:
+            return
+        llm.save_sharded_state(str(tmp_path))
+    with LLM(str(tmp_path), load_format="sharded_state", **options) as again:
+        assert tokens_of(again) == wanted
+        again.sleep(2)
+        again.wake_up()
+        assert tokens_of(again) == wanted
+        again.update_weights(old)
+        assert tokens_of(again) == before
