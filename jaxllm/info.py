@@ -43,6 +43,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     `planned_step_seconds` is what a full step of each shape should take, by its tokens, where the chip is known.
     `cache_windows` has the window of each page table of a request, 0 for none. `kv_cache_dtype` is NumPy's name of the
     KV cache's type, 'auto' where there is no cache. `stages` are those of pipeline parallel, none where there is one.
+    `embedding_size` is the width of embeddings where prompts may be such, else None.
     """
 
     model: str
@@ -76,6 +77,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     stages: tuple[StageInfo, ...] = ()
     logprobs_mode: str = "raw_logprobs"
+    embedding_size: int | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:

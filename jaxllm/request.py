@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxllm.errors import RequestError
 from jaxllm.owner import NOBODY, Owner
+from jaxllm.prompt_embeds import PromptEmbeds
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.constraint import Constraint
 
@@ -41,6 +42,8 @@ class Request:
     cache_salt: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     owner: Owner = NOBODY
+    prompt_embeds: PromptEmbeds | None = None
+    """What stands in place of prompt tokens, where their id is `NO_TOKEN`."""
 
     slot: int = -1
     arrival: int = -1
@@ -64,6 +67,13 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def prefix_salt(self) -> str | None:
+        """What requests with equal beginnings have in common beside their token ids."""
+        if self.prompt_embeds is None:
+            return self.cache_salt
+        return f"{self.cache_salt or ''} {self.prompt_embeds.page_keys[0].hex()}"
+
+    @property
     def sequences(self) -> "list[Request]":
         """What takes slots for it: itself, or all of its group."""
         return [self] if self.group is None else self.group.sequences
@@ -78,6 +88,7 @@ class Request:
             cache_salt=self.cache_salt,
             eos_token_ids=self.eos_token_ids,
             owner=self.owner,
+            prompt_embeds=self.prompt_embeds,
             grammar_bytes=self.grammar_bytes,
         )
 

@@ -12,17 +12,26 @@ from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, StateRows
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
 
+class GivenEmbeddings(NamedTuple):
+    """Embeddings in place of tokens: `rows` [T, E], of which those count where `is_given` (bool [T])."""
+
+    rows: jax.Array
+    is_given: jax.Array
+
+
 @register_dataclass
 @dataclass(frozen=True)
 class Batch:
     """Tokens of one step: `token_ids` int32 [T], and where each of them sits.
 
     `slots` int32 [R] say where the states of each row lie, for layers that keep some. Without them nothing is kept.
+    `given` are embeddings of tokens that have no id.
     """
 
     token_ids: jax.Array
     ragged: RaggedBatch
     slots: jax.Array | None = None
+    given: GivenEmbeddings | None = None
 
     @property
     def state_rows(self) -> StateRows | None:

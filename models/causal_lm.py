@@ -102,7 +102,7 @@ class CausalLM(nnx.Module):
     def _embedded(self, batch: Batch) -> jax.Array:
         """What the first layer gets, [T, D]."""
         assert isinstance(self.embedding, TokenEmbedding)
-        return self.embedding(batch.token_ids, batch.ragged.positions)
+        return self.embedding(batch.token_ids, batch.ragged.positions, batch.given)
 
     def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[View, RaggedBatch]:
         """The batch as each kind of layer sees it."""

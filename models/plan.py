@@ -142,10 +142,14 @@ class EmbeddingPlan:
     There are `positions` of them, 0 for none; position p takes row p + `position_offset`. Rows of another `size` than
     the hidden one are projected to it, and what the layers give back to theirs before the output layer. Layers may have
     embeddings of their own (`each_layer`).
+
+    What a request gives in place of rows is `scaled` already where the scale belongs to the table: where embeddings
+    are looked up with `transformers`, they come out of its embedding layer so.
     """
 
     size: int | None = None
     scale: float = 1.0
+    scaled: bool = False
     positions: int = 0
     position_offset: int = 0
     norm: NormPlan | None = None

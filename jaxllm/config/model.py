@@ -72,6 +72,11 @@ class ModelOptions(Section):
     enable_sleep_mode: bool = option(
         False, "Let the engine sleep, which frees device memory until it wakes up. See docs/sleep_and_weights.md."
     )
+    enable_prompt_embeds: bool = option(
+        False,
+        "Take prompts that are embeddings in place of token ids (prompt_embeds). They can be anything, so offer it to "
+        "users whom you trust to know what the model makes of them.",
+    )
     max_model_len: int | None = option(
         None,
         "Most tokens of a request, prompt and output together. Default: what the model allows, or less where the KV "

@@ -122,6 +122,7 @@ def describe(
         cache_windows=cache_windows,
         enable_prefix_caching=enable_prefix_caching,
         dtype=resolved.dtype,
+        embedding_size=model.hidden_size if config.model.enable_prompt_embeds and pooling is None else None,
         kv_cache_dtype=resolved.kv_dtype,
         device_kind=resolved.device_kind,
         num_devices=resolved.num_devices * resolved.data_shards * resolved.num_stages,

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxllm.errors import PromptTooLongError, RequestError
 from jaxllm.info import EngineInfo
+from jaxllm.prompt_embeds import FIELD, NO_TOKEN, PromptEmbeds
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.backend import DEFAULT_BACKEND
@@ -39,18 +40,32 @@ class RequestLimits:
 
     def check(self, request: Request) -> None:
         """Raise `RequestError`, naming the parameter, unless the engine can serve the request."""
-        self.check_prompt(request.prompt_token_ids)
+        self.check_prompt(request.prompt_token_ids, request.prompt_embeds)
         self.check_logprobs(request.params)
         self.check_sampling(request)
 
-    def check_prompt(self, token_ids: np.ndarray) -> None:
-        """Raise `RequestError` for a prompt that is empty, too long, or not of this vocabulary."""
+    def check_prompt(self, token_ids: np.ndarray, embeds: PromptEmbeds | None = None) -> None:
+        """Raise `RequestError` for a prompt that is empty, too long, or not of this vocabulary or width."""
         if len(token_ids) == 0:
             raise RequestError("the prompt is empty: it must hold at least one token", "prompt")
         if len(token_ids) >= self.max_model_len:
             raise self.too_long(f"{len(token_ids)} tokens")
-        if ((token_ids < 0) | (token_ids >= self.vocab_size)).any():
-            raise unknown_token(token_ids, self.vocab_size)
+        known = token_ids
+        if embeds is not None:
+            self.check_width(embeds.rows.shape[1])
+            known = np.where(token_ids == NO_TOKEN, 0, token_ids)
+        if ((known < 0) | (known >= self.vocab_size)).any():
+            raise unknown_token(known, self.vocab_size)
+
+    def check_width(self, width: int | None = None) -> None:
+        """Raise `RequestError` unless prompts may be embeddings, of this width if it is known."""
+        size = None if self.engine is None else self.engine.embedding_size
+        if size is None:
+            raise RequestError("prompt_embeds: this engine takes none; start it with --enable-prompt-embeds", FIELD)
+        if width not in (None, size):
+            raise RequestError(
+                f"prompt_embeds: rows have {width} values, but the model's embeddings have {size}", FIELD
+            )
 
     def check_logprobs(self, params: SamplingParams) -> None:
         """Raise `RequestError` for more alternatives per token than the engine returns."""
@@ -62,6 +77,11 @@ class RequestLimits:
     def check_sampling(self, request: Request) -> None:
         """Raise `RequestError` for tokens that are not of this vocabulary, and searches that do not fit."""
         params = request.params
+        if request.prompt_embeds is not None and params.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs: not compatible with prompt_embeds, which have no tokens; leave it out",
+                "prompt_logprobs",
+            )
         for name in _TOKEN_FIELDS:
             token_ids = getattr(params, name)
             if token_ids:

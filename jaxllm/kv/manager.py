@@ -138,7 +138,8 @@ class KVManager:
         if not self.enable_prefix_caching or first == last:
             return
         digests = request.page_hashes
-        extend_digests(digests, token_ids[: last * size], size, request.cache_salt, self.weights_version)
+        salt, version = request.cache_salt, self.weights_version
+        extend_digests(digests, token_ids[: last * size], size, salt, version, request.prompt_embeds)
         new = digests[first:last]
         width = len(pages) // self._num_tables
         for table in range(self._num_tables):
@@ -159,7 +160,10 @@ class KVManager:
         for request, number in zip(requests, numbers, strict=True):
             digests = request.page_hashes
             if len(digests) == number:
-                extend_digest(digests, data[offset : offset + stride], request.cache_salt, self.weights_version)
+                page = data[offset : offset + stride]
+                if request.prompt_embeds is not None:
+                    page += request.prompt_embeds.page_key(number)
+                extend_digest(digests, page, request.cache_salt, self.weights_version)
             new.append(digests[number])
             offset += stride
         self._pool.keep_when_idle(self._cache.insert_each(new, pages))
@@ -207,8 +211,9 @@ class KVManager:
         """The cached pages that the request can begin with, int32 [tables, pages]."""
         if not self._reads_cache(request):
             return np.zeros((self.groups.num_tables, 0), np.int32)
-        version = self.weights_version
-        extend_digests(request.page_hashes, request.prompt_token_ids, self.block_size, request.cache_salt, version)
+        salt, version = request.cache_salt, self.weights_version
+        tokens, embeds = request.prompt_token_ids, request.prompt_embeds
+        extend_digests(request.page_hashes, tokens, self.block_size, salt, version, embeds)
         return self._cache.find_for(self._readable(request), self.groups, self.snapshots)
 
     def num_cached_tokens(self, request: Request) -> int:

@@ -1,8 +1,9 @@
 """Prefix cache: full pages found again by a hash of everything that leads to their last token.
 
 The digest of a page is sha256(digest of the page before + its int32 token ids), and the chain starts from the
-request's `cache_salt` and the version of the weights. Equal digests therefore mean equal token ids from position 0 on,
-within one salt. Each page table of a request has pages of its own behind the same digests.
+request's `cache_salt` and the version of the weights. Where embeddings stand in place of tokens, their digest follows
+the ids. Equal digests therefore mean equal inputs from position 0 on, within one salt. Each page table of a request has
+pages of its own behind the same digests.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import numpy as np
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array
 from jaxllm.kv.snapshots import SnapshotPool
+from jaxllm.prompt_embeds import PromptEmbeds
 
 _UNSALTED = bytes(32)
 
@@ -24,11 +26,16 @@ def root_digest(cache_salt: str | None, version: int = 0) -> bytes:
 
 
 def extend_digests(
-    digests: list[bytes], token_ids: Int32Array, block_size: int, cache_salt: str | None, version: int = 0
+    digests: list[bytes],
+    token_ids: Int32Array,
+    block_size: int,
+    cache_salt: str | None,
+    version: int = 0,
+    embeds: PromptEmbeds | None = None,
 ) -> None:
     """Append the digests of the full pages of `token_ids` (int32 [T], from position 0) that `digests` lacks.
 
-    `version` is that of the weights.
+    `version` is that of the weights, `embeds` what stands in place of tokens.
     """
     first, last = len(digests), len(token_ids) // block_size
     if first >= last:
@@ -37,12 +44,13 @@ def extend_digests(
     data = np.asarray(token_ids[first * block_size : last * block_size], np.int32).tobytes()
     stride = 4 * block_size
     for offset in range(0, len(data), stride):
-        parent = sha256(parent + data[offset : offset + stride]).digest()
+        key = b"" if embeds is None else embeds.page_key(len(digests))
+        parent = sha256(parent + data[offset : offset + stride] + key).digest()
         digests.append(parent)
 
 
 def extend_digest(digests: list[bytes], data: bytes, cache_salt: str | None, version: int = 0) -> None:
-    """Append the digest of one more page, whose token ids are `data`, as int32."""
+    """Append the digest of one more page, whose token ids are `data`, as int32, and what `extend_digests` adds."""
     parent = digests[-1] if digests else root_digest(cache_salt, version)
     digests.append(sha256(parent + data).digest())
 

@@ -67,6 +67,9 @@ _USES = {
     "set_pages": StateUse(
         lambda parameters, state: (state.page_table,), lambda state, result: (None, replace(state, page_table=result))
     ),
+    "set_embeddings": StateUse(
+        lambda parameters, state: (state.hidden,), lambda state, result: (None, replace(state, hidden=result))
+    ),
     "copy_pages": StateUse(
         lambda parameters, state: (state.kv_cache.pages,), lambda state, result: _with_cache(state, pages=result)
     ),

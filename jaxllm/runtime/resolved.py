@@ -246,6 +246,8 @@ def resolve_config(
     if runner == "generate":
         kv_cache = choose_kv_cache(config, folder, model, dtype=dtype, platform=platform)
     _check_chunks(model, page_size)
+    if config.model.enable_prompt_embeds:
+        _check_embeddings(model, runner, stages, processes)
     step = usual_step_sizes(platform, runner)[0].chosen(config.scheduler)
     resolved = ResolvedConfig(
         config=config,
@@ -352,6 +354,21 @@ def _check_chunks(model: ModelConfig, page_size: int) -> None:
             f"block_size={page_size}: attention within chunks of {chunk} tokens needs pages that divide them; give a "
             f"divisor of {chunk}, or leave block_size out"
         )
+
+
+def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: int) -> None:
+    embedding, problem = model.embedding, None
+    if runner == "pooling":
+        problem = "a model that pools takes none"
+    elif stages > 1 or processes > 1:
+        where = f"pipeline_parallel_size={stages}" if stages > 1 else "engines on several hosts"
+        problem = f"not with {where}; use tensor_parallel_size on one host"
+    elif embedding.each_layer is not None:
+        problem = f"each layer of {model.architecture} looks tokens up by their ids"
+    elif model.embedding_size != model.hidden_size:
+        problem = f"embeddings of {model.architecture} are projected from {model.embedding_size} to {model.hidden_size}"
+    if problem is not None:
+        raise ConfigError(f"enable_prompt_embeds: {problem}")
 
 
 def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:

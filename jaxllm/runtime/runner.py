@@ -108,6 +108,11 @@ class Runner:
             from jaxllm.runtime.processed_calls import ProcessedCalls
 
             self._processed = ProcessedCalls(calls, self._packer, watch, shape.shards, processors)
+        self._embeddings = None
+        if shape.takes_embeddings:
+            from jaxllm.runtime.embedding_calls import EmbeddingCalls
+
+            self._embeddings = EmbeddingCalls(calls, self._packer, self._num_slots, buckets.largest.tokens)
         self._listed_layout = listed_layout(self._num_slots)
         # Only outputs that follow a grammar get tokens by other ways than one step each.
         self._has_chosen = False
@@ -169,6 +174,8 @@ class Runner:
                 self._copy_states(plan.states_before)
             self._place_pages(plan, table)
             self._update_sampling(plan, table)
+            if self._embeddings is not None:
+                self._embeddings.send(plan, table)
             packed = self._packer.pack(plan, table, bucket, samples)
             sampled = self.calls.call(bucket.name, packed)
             if plan.states_behind:

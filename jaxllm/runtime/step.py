@@ -14,11 +14,12 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jaxllm.models.batch import Batch
+from jaxllm.models.batch import Batch, GivenEmbeddings
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
 from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE
+from jaxllm.prompt_embeds import NO_TOKEN
 from jaxllm.runtime.inputs import PackedLayout
 from jaxllm.runtime.programs.buckets import Bucket
 from jaxllm.runtime.sampling.logprobs import Logprobs, gather_logprobs, no_logprobs
@@ -31,8 +32,16 @@ from jaxllm.runtime.shards import most_of_shards, own_slots
 FROM_DEVICE = -1
 """Input token id that stands for the token sampled last in the same slot, which the host may not know yet."""
 
+FROM_EMBEDDINGS = NO_TOKEN
+"""Input token id that stands for an embedding, which `set_embeddings` has put in the token's place."""
+
 PROMPT_LOGPROB_ROWS = 64
 """Prompt positions whose log-probabilities one call computes."""
+
+
+def embeddings_at_once(most_tokens: int) -> int:
+    """Embeddings that one call of `set_embeddings` brings, of a step that has at most so many tokens."""
+    return min(256, most_tokens)
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +70,10 @@ class DeviceState(StageState):
     last_tokens: jax.Array
     """int32 [S], the token sampled last in each slot."""
     hidden: jax.Array
-    """[largest T, D], hidden states of the last step, for log-probabilities of prompts."""
+    """[largest T, D], hidden states of the last step, for log-probabilities of prompts.
+
+    Where prompts may be embeddings, those of the next step replace them once nobody asks for them any more.
+    """
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,8 @@ class StepShape:
     """Page tables of a request, which lie side by side."""
     shards: int = 1
     """Data shards. All else is of one of them, and so is a `Bucket`."""
+    takes_embeddings: bool = False
+    """Whether prompts may be embeddings."""
 
     @property
     def rows_at_once(self) -> int:
@@ -128,7 +142,11 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
         known = inputs["token_ids"]
         previous = state.last_tokens[inputs["slots"][ragged.token_rows]]
         token_ids = jnp.where(known == FROM_DEVICE, previous, known)
-        batch = Batch(token_ids, ragged, inputs["slots"] if state.kv_cache.states else None)
+        given = None
+        if shape.takes_embeddings:
+            given = GivenEmbeddings(state.hidden[: bucket.tokens], known == FROM_EMBEDDINGS)
+            token_ids = jnp.maximum(token_ids, 0)
+        batch = Batch(token_ids, ragged, inputs["slots"] if state.kv_cache.states else None, given)
         hidden, kv_cache = model(batch, state.kv_cache, *received)
 
         last = jnp.maximum(ragged.query_start[1:] - 1, 0)
@@ -194,6 +212,13 @@ def set_pages(page_table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.A
     slots = own_slots(slots, page_table.shape[0])
     outside = jnp.where(slots < 0, page_table.shape[0], slots)
     return page_table.at[outside].set(rows, mode="drop")
+
+
+def set_embeddings(hidden: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
+    """Put `rows` [E, D] at `places` (int32 [E]) of the next step's tokens, in `DeviceState.hidden`; -1 is padding."""
+    places = own_slots(places, hidden.shape[0])
+    outside = jnp.where(places < 0, hidden.shape[0], places)
+    return hidden.at[outside].set(rows, mode="drop")
 
 
 def copy_places(arrays: Any, places: jax.Array, count: jax.Array) -> Any:

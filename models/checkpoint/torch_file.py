@@ -8,15 +8,15 @@ import io
 import math
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
-from jaxllm.models.checkpoint.torch_pickle import PickleError, View, read_state_dict
+from jaxllm.models.checkpoint.torch_pickle import PickleError, View, read_state_dict, read_tensor
 from jaxllm.models.errors import ModelError
 
 MAX_DIRECTORY_BYTES = 16 * 2**20
@@ -64,13 +64,7 @@ def read_torch_file(path: Path) -> list[Tensor]:
     """
     try:
         with path.open("rb") as file:
-            entries = _entries(file)
-            prefix = _prefix(entries)
-            size = path.stat().st_size
-            views = read_state_dict(_pickle(file, entries[f"{prefix}/data.pkl"], size))
-            if _text(file, entries.get(f"{prefix}/byteorder"), size) not in ("", "little"):
-                raise PickleError("its bytes are in big-endian order")
-            starts = _storages(file, entries, prefix, views.values(), size)
+            views, starts = _read(file, path.stat().st_size, read_state_dict)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
     except PickleError as error:
@@ -79,7 +73,40 @@ def read_torch_file(path: Path) -> list[Tensor]:
     return sorted(tensors, key=lambda tensor: tensor.start)
 
 
-def _entries(file: io.BufferedReader) -> Mapping[str, zipfile.ZipInfo]:
+def read_torch_tensor(data: bytes) -> np.ndarray:
+    """The one tensor in a file's bytes, as a view of them: nothing is copied.
+
+    Raises `ModelError` for another format, for one that holds anything else, and for a tensor that repeats values: it
+    would be larger than its file.
+    """
+    try:
+        views, starts = _read(io.BytesIO(data), len(data), lambda pickle: {"": read_tensor(pickle)})
+    except PickleError as error:
+        raise ModelError(str(error)) from None
+    view = views[""]
+    dtype = DTYPES.get(view.storage.dtype)
+    if dtype is None:
+        raise ModelError(f"a tensor of type {view.storage.dtype}, which is none of weights")
+    if math.prod(view.shape) > view.storage.size:
+        raise ModelError(f"a tensor of shape {list(view.shape)[:8]} repeats its {view.storage.size} values")
+    values = np.frombuffer(data, dtype, view.storage.size, starts[view.storage.key])[view.offset :]
+    strides = [stride * dtype.itemsize for stride in view.strides]
+    return np.lib.stride_tricks.as_strided(values, view.shape, strides, writeable=False)
+
+
+def _read(
+    file: BinaryIO, size: int, read: Callable[[bytes], dict[str, View]]
+) -> tuple[dict[str, View], dict[str, int]]:
+    """The tensors that `read` finds in the pickle, and where each storage begins."""
+    entries = _entries(file)
+    prefix = _prefix(entries)
+    views = read(_pickle(file, entries[f"{prefix}/data.pkl"], size))
+    if _text(file, entries.get(f"{prefix}/byteorder"), size) not in ("", "little"):
+        raise PickleError("its bytes are in big-endian order")
+    return views, _storages(file, entries, prefix, views.values(), size)
+
+
+def _entries(file: BinaryIO) -> Mapping[str, zipfile.ZipInfo]:
     """What the archive's directory lists, by name."""
     begin = file.read(len(_LEGACY))
     if begin == _LEGACY or not begin.startswith(b"PK"):
@@ -102,7 +129,7 @@ def _entries(file: io.BufferedReader) -> Mapping[str, zipfile.ZipInfo]:
 class _Limited:
     """A file of which nobody reads too much at once: the directory of an archive, whose size the file itself gives."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self.seek, self.tell, self._file = file.seek, file.tell, file
 
     def read(self, size: int = -1) -> bytes:
@@ -126,7 +153,7 @@ def _prefix(entries: Iterable[str]) -> str:
     return found[0]
 
 
-def _place(file: io.BufferedReader, info: zipfile.ZipInfo, size: int) -> int:
+def _place(file: BinaryIO, info: zipfile.ZipInfo, size: int) -> int:
     """Where the bytes of an entry begin in a file of `size` bytes."""
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
         raise PickleError(f"entry {info.filename[:80]!r} is compressed or encrypted")
@@ -143,7 +170,7 @@ def _place(file: io.BufferedReader, info: zipfile.ZipInfo, size: int) -> int:
     return start
 
 
-def _pickle(file: io.BufferedReader, info: zipfile.ZipInfo, size: int) -> bytes:
+def _pickle(file: BinaryIO, info: zipfile.ZipInfo, size: int) -> bytes:
     start = _place(file, info, size)
     if info.file_size > MAX_PICKLE_BYTES:
         raise PickleError(f"its pickle has {info.file_size} bytes, more than the {MAX_PICKLE_BYTES} allowed")
@@ -151,7 +178,7 @@ def _pickle(file: io.BufferedReader, info: zipfile.ZipInfo, size: int) -> bytes:
     return file.read(info.file_size)
 
 
-def _text(file: io.BufferedReader, info: zipfile.ZipInfo | None, size: int) -> str:
+def _text(file: BinaryIO, info: zipfile.ZipInfo | None, size: int) -> str:
     if info is None:
         return ""
     file.seek(_place(file, info, size))
@@ -159,7 +186,7 @@ def _text(file: io.BufferedReader, info: zipfile.ZipInfo | None, size: int) -> s
 
 
 def _storages(
-    file: io.BufferedReader, entries: Mapping[str, zipfile.ZipInfo], prefix: str, views: Iterable[View], size: int
+    file: BinaryIO, entries: Mapping[str, zipfile.ZipInfo], prefix: str, views: Iterable[View], size: int
 ) -> dict[str, int]:
     """Where each storage begins, by its key."""
     places: dict[str, tuple[int, int]] = {}

@@ -53,6 +53,25 @@ class View:
 
 def read_state_dict(data: bytes) -> dict[str, View]:
     """Tensors by name. Raises `PickleError` for anything else, and for what is not a pickle."""
+    found = _run(data)
+    if not isinstance(found, dict):
+        raise PickleError("it holds no dictionary of tensors")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, View):
+            raise PickleError(f"{str(name)[:80]!r} is not a tensor")
+    return found
+
+
+def read_tensor(data: bytes) -> View:
+    """The one tensor of a pickle. Raises `PickleError` for anything else, and for what is not a pickle."""
+    found = _run(data)
+    if not isinstance(found, View):
+        raise PickleError("it holds something else than one tensor")
+    return found
+
+
+def _run(data: bytes) -> Any:
+    """What a pickle leaves on the stack."""
     machine = _Machine()
     try:
         for opcode, argument, _ in genops(data):
@@ -64,13 +83,7 @@ def read_state_dict(data: bytes) -> dict[str, View]:
         raise
     except (ValueError, IndexError, struct.error) as error:
         raise PickleError(f"broken pickle ({error})") from None
-    found = machine.pop()
-    if not isinstance(found, dict):
-        raise PickleError("it holds no dictionary of tensors")
-    for name, value in found.items():
-        if not isinstance(name, str) or not isinstance(value, View):
-            raise PickleError(f"{str(name)[:80]!r} is not a tensor")
-    return found
+    return machine.pop()
 
 
 @dataclass(frozen=True)

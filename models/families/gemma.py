@@ -109,7 +109,7 @@ def _options(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]
     return options | {
         "layers": with_norms(layers, attention_norm=norm, mlp_norm=norm),
         "norm": norm,
-        "embedding": EmbeddingPlan(scale=options["hidden_size"] ** 0.5),
+        "embedding": EmbeddingPlan(scale=options["hidden_size"] ** 0.5, scaled=True),
     }
 
 

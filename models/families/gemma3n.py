@@ -78,7 +78,7 @@ def read_gemma3n(file: ConfigFile, architecture: str) -> ModelConfig:
         | {
             "layers": layers,
             "norm": norm,
-            "embedding": EmbeddingPlan(scale=options["hidden_size"] ** 0.5, each_layer=each),
+            "embedding": EmbeddingPlan(scale=options["hidden_size"] ** 0.5, scaled=True, each_layer=each),
             "output": OutputPlan(soft_cap=file.optional_number("final_logit_softcapping")),
         },
     )

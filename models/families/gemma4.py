@@ -92,7 +92,7 @@ def _read(file: ConfigFile, architecture: str, *, window: int, token_inputs: int
     options |= {
         "layers": layers,
         "norm": norm,
-        "embedding": EmbeddingPlan(scale=options["hidden_size"] ** 0.5, each_layer=each),
+        "embedding": EmbeddingPlan(scale=options["hidden_size"] ** 0.5, scaled=True, each_layer=each),
         "output": OutputPlan(soft_cap=file.optional_number("final_logit_softcapping")),
     }
     config = ModelConfig(architecture=architecture, **options)

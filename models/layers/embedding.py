@@ -9,6 +9,7 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxllm.models.batch import GivenEmbeddings
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.matrix import Matrix
@@ -70,24 +71,37 @@ class TokenEmbedding(Embedding):
     def __init__(self, config: ModelConfig, options: ForwardOptions, *, dtype: jnp.dtype) -> None:
         super().__init__(config, options, dtype=dtype, is_output=config.tie_word_embeddings)
         plan = config.embedding
-        self.scale, self.offset = plan.scale, plan.position_offset
+        self.scale, self.scaled, self.offset = plan.scale, plan.scaled, plan.position_offset
         rows = plan.positions + plan.position_offset
         self.positions = Table(rows, config.hidden_size, dtype, options) if plan.positions else None
         self.norm = make_norm(plan.norm, config.hidden_size, dtype=dtype, options=options)
         project = partial(Linear, config.embedding_size, config.hidden_size, bias=False, axes=(None, None))
         self.projection = project(dtype=dtype, options=options) if plan.size else None
 
-    def __call__(self, token_ids: jax.Array, positions: jax.Array | None = None) -> jax.Array:
-        """Hidden states [T, D] of `token_ids` int32 [T] at `positions` int32 [T]."""
+    def __call__(
+        self, token_ids: jax.Array, positions: jax.Array | None = None, given: GivenEmbeddings | None = None
+    ) -> jax.Array:
+        """Hidden states [T, D] of `token_ids` int32 [T] at `positions` int32 [T].
+
+        Rows that are `given` stand in place of those of the table.
+        """
         x = super().__call__(token_ids)
+        if given is not None and not self.scaled:
+            x = _with_given(x, given)
         if self.projection is not None:
             x = self.projection(x)
         if self.scale != 1.0:
             x = x * jnp.asarray(self.scale, x.dtype)
+        if given is not None and self.scaled:
+            x = _with_given(x, given)
         if self.positions is not None:
             assert positions is not None
             x = x + self.positions(positions + self.offset)
         return self.norm(x)
+
+
+def _with_given(x: jax.Array, given: GivenEmbeddings) -> jax.Array:
+    return jnp.where(given.is_given[:, None], given.rows.astype(x.dtype), x)
 
 
 class Table(nnx.Module):

@@ -15,6 +15,8 @@ _BYTES_PER_TOKEN = 32
 """Of a body: tokens of natural text take about 5, token ids as JSON 7, text that is escaped more."""
 _LEAST_BODY = 4 * 2**20
 """Tools and their schemas take no tokens where the chat template does not show them."""
+_MOST_EMBEDDINGS = 128 * 2**20
+"""Of a prompt's embeddings: half of what all bodies that are being received may take."""
 _BATCH = 4
 """Times as much for models that pool: their texts come in batches."""
 _OTHER_FILES = 256
@@ -98,6 +100,10 @@ def body_size(options: ServerOptions, info: EngineInfo) -> int:
     """Most bytes in the body of a request: what the operator says, or what the longest prompt could need."""
     if options.max_body_size is not None:
         return options.max_body_size
+    if info.embedding_size is not None:
+        # As float32, in base64.
+        embeddings = _LEAST_BODY + info.max_model_len * info.embedding_size * 4 * 4 // 3
+        return max(_BYTES_PER_TOKEN * info.max_model_len, min(_MOST_EMBEDDINGS, embeddings))
     batch = 1 if info.pooling is None else _BATCH
     return batch * max(_LEAST_BODY, _BYTES_PER_TOKEN * info.max_model_len)
 

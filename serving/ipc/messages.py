@@ -14,6 +14,7 @@ from jaxllm.outputs import EngineOutput
 from jaxllm.owner import Owner
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
+from jaxllm.prompt_embeds import PromptEmbeds
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 
@@ -67,6 +68,42 @@ class Failed(msgspec.Struct, tag=True):
     message: str
 
 
+class Weight(msgspec.Struct):
+    """A tensor of a checkpoint: NumPy's bytes know no bfloat16, so they come as uint8 [bytes] with a shape and type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, array: np.ndarray) -> "Weight":
+        """From an array of the host."""
+        return cls(name, array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def array(self) -> np.ndarray:
+        """The array, read-only."""
+        dtype = getattr(ml_dtypes, self.dtype, None) or self.dtype
+        return self.data.view(np.dtype(dtype)).reshape(self.shape)
+
+
+class Embeds(msgspec.Struct):
+    """See `PromptEmbeds`: the rows travel as a tensor does."""
+
+    rows: Weight
+    places: np.ndarray
+    page_keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, embeds: PromptEmbeds) -> "Embeds":
+        """From those of a request."""
+        return cls(Weight.of("", embeds.rows), embeds.places, embeds.page_keys)
+
+    def embeds(self) -> PromptEmbeds:
+        """Those of a request."""
+        return PromptEmbeds(self.rows.array(), self.places, self.page_keys)
+
+
 class Add(msgspec.Struct, tag=True):
     """Sequences to continue one prompt with; they share all but their names and parameters.
 
@@ -80,6 +117,7 @@ class Add(msgspec.Struct, tag=True):
     eos_token_ids: tuple[int, ...]
     owner: Owner
     grammar_bytes: int = 0
+    embeds: Embeds | None = None
 
     @classmethod
     def of(cls, requests: list[Request]) -> "Add":
@@ -94,10 +132,12 @@ class Add(msgspec.Struct, tag=True):
             first.eos_token_ids,
             first.owner,
             first.grammar_bytes,
+            None if first.prompt_embeds is None else Embeds.of(first.prompt_embeds),
         )
 
     def requests(self) -> list[Request]:
         """The requests that the message stands for."""
+        embeds = None if self.embeds is None else self.embeds.embeds()
         return [
             Request(
                 request_id=request_id,
@@ -107,6 +147,7 @@ class Add(msgspec.Struct, tag=True):
                 cache_salt=self.cache_salt,
                 eos_token_ids=self.eos_token_ids,
                 owner=self.owner,
+                prompt_embeds=embeds,
                 grammar_bytes=self.grammar_bytes,
             )
             for request_id, params in self.sequences
@@ -195,25 +236,6 @@ class Call(msgspec.Struct, tag=True):
     number: int
     method: EngineMethod
     arguments: dict[str, Any] = {}
-
-
-class Weight(msgspec.Struct):
-    """A tensor of a checkpoint: NumPy's bytes know no bfloat16, so they come as uint8 [bytes] with a shape and type."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: np.ndarray
-
-    @classmethod
-    def of(cls, name: str, array: np.ndarray) -> "Weight":
-        """From an array of the host."""
-        return cls(name, array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-
-    def array(self) -> np.ndarray:
-        """The array, read-only."""
-        dtype = getattr(ml_dtypes, self.dtype, None) or self.dtype
-        return self.data.view(np.dtype(dtype)).reshape(self.shape)
 
 
 class UpdateWeights(msgspec.Struct, tag=True):

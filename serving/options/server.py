@@ -177,7 +177,8 @@ class ServerOptions(Section):
     max_body_size: int | None = option(
         None,
         "Most bytes in the body of a request. Default: 32 for each token of --max-model-len, at least 4 MiB; four "
-        "times that for a model that pools.",
+        "times that for a model that pools; with --enable-prompt-embeds what the longest prompt takes as embeddings, "
+        "at most 128 MiB.",
         minimum=1024,
     )
     max_buffered_body_bytes: int = option(

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
+from jaxllm.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.length import SHORT
@@ -134,7 +135,7 @@ class InputProcessor:
         The rest is what the model's length and vocabulary and the grammars say of them.
         """
         arrival = time.monotonic()  # encoding is part of the time to the first token
-        if self._tokenizer is None and any(prompt.token_ids is None for prompt in prompts):
+        if self._tokenizer is None and any(prompt.token_ids is None and prompt.embeds is None for prompt in prompts):
             raise RequestError("there is no tokenizer (skip_tokenizer_init): give prompts as token ids", "prompt")
         requests = []
         index = 0
@@ -168,13 +169,18 @@ class InputProcessor:
             raise RequestError("the prompt is empty: give at least one token", "prompt")
         if params.truncate_prompt_tokens is not None:
             token_ids = prompt.cut(token_ids, self._kept(params))
+        embeds = None if prompt.embeds is None else self._embeds(prompt, token_ids)
         children = self._children(request_id, token_ids, params, priority, prompt.cache_salt)
-        self._limits.check_prompt(token_ids)
+        for child in children:
+            child.prompt_embeds = embeds
+        self._limits.check_prompt(token_ids, embeds)
         self._limits.check_sampling(children[0])
         # Only now: ids that are too large must not wrap around before they are looked at.
         token_ids = token_ids.astype(np.int32)
         for child in children:
             child.prompt_token_ids = token_ids
+        if embeds is not None:
+            token_ids = np.maximum(token_ids, 0)
         return TextRequest(
             request_id=request_id,
             prompt=prompt.text,
@@ -183,6 +189,13 @@ class InputProcessor:
             children=children,
             stops=StopAutomaton(params.stop_strings) if params.stop else None,
         )
+
+    def _embeds(self, prompt: ParsedPrompt, token_ids: IntArray) -> PromptEmbeds | None:
+        """The embeddings of a prompt, as far as they are not cut off."""
+        left = int(np.count_nonzero(token_ids == NO_TOKEN))
+        assert self._limits.engine is not None
+        rows = prompt.cut(prompt.embeds, left)
+        return PromptEmbeds.of(rows, token_ids, self._limits.engine.block_size) if left else None
 
     def _kept(self, params: SamplingParams) -> int:
         """Most tokens of a prompt that may be cut. One place is left for the first generated token."""
@@ -193,6 +206,12 @@ class InputProcessor:
         """Refuse a prompt that is surely too long, or cut off what is surely not needed, before work is done on it."""
         cut = params.truncate_prompt_tokens is not None
         most = self._kept(params)
+        if prompt.embeds is not None:
+            # Most requests have none: starts are faster without the import.
+            from jaxllm.serving.text.embeds import place_embeds
+
+            place_embeds(prompt, self._limits, most if cut else None)
+            return
         if prompt.token_ids is not None:
             if isinstance(prompt.token_ids, (list, tuple)) and len(prompt.token_ids) > most:
                 if not cut:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError, nearest
+from jaxllm.prompt_embeds import FIELD
 from jaxllm.serving.text.tokenizer import check_text
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -33,9 +34,24 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+class EmbedsPrompt(TypedDict):
+    """A prompt as embeddings, [tokens, width] or [1, tokens, width]: a tensor of PyTorch, or an array.
+
+    They are what the model's embedding layer gives, as `transformers` has it. With `prompt`, results repeat that as its
+    text. With `prompt_token_ids` and `prompt_is_token_ids`, as many of each as there are rows, embeddings only count
+    where the latter are false.
+    """
+
+    prompt_embeds: Any
+    prompt: NotRequired[str]
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_is_token_ids: NotRequired[list[bool]]
+    cache_salt: NotRequired[str]
+
+
 IntArray = npt.NDArray[np.integer[Any]]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", FIELD, "prompt_is_token_ids"}
 _IMAGES = {"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"}
 """vLLM's keys for images and sound: without a value, they ask for nothing."""
 
@@ -51,6 +67,10 @@ class ParsedPrompt:
     """The part of the text that is encoded, if not all of it: the rest would be cut off."""
     truncation_side: str = "left"
     """Which end loses tokens where some are cut off: left or right."""
+    embeds: Any = None
+    """What stands in place of tokens, [places without a token id, width]."""
+    is_token: Any = None
+    """Where `embeds` are those of all places: which of them have a token id."""
 
     def cut(self, token_ids: Any, most: int) -> Any:
         """At most so many tokens (1 at least) of the end that stays."""
@@ -79,13 +99,22 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
             if key not in _PROMPT_KEYS and key not in _IMAGES:
                 raise RequestError(f"unknown key {key!r} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
         text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
-        if text is None and token_ids is None:
+        embeds, is_token = prompt.get(FIELD), prompt.get("prompt_is_token_ids")
+        if text is None and token_ids is None and embeds is None:
             raise RequestError("a prompt dictionary needs 'prompt' (text) or 'prompt_token_ids'", "prompt")
+        if (embeds is None and is_token is not None) or (
+            embeds is not None and (token_ids is None) != (is_token is None)
+        ):
+            raise RequestError(
+                "prompt_is_token_ids says which prompt_token_ids stand beside prompt_embeds: give all three, or "
+                "prompt_embeds alone",
+                "prompt_is_token_ids",
+            )
         if salt is not None and (not isinstance(salt, str) or not salt):
             raise RequestError(f"cache_salt={salt!r}: must be a non-empty string", "cache_salt")
         if text is not None:
             check_text(text)
-        return ParsedPrompt(text, token_ids, salt)
+        return ParsedPrompt(text, token_ids, salt, embeds=embeds, is_token=is_token)
     if isinstance(prompt, (Sequence, np.ndarray)) and not isinstance(prompt, (bytes, bytearray)):
         return ParsedPrompt(None, prompt, None)
     raise RequestError(f"a prompt is text or a list of token ids, got {type(prompt).__name__}", "prompt")

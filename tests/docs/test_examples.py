@@ -12,6 +12,7 @@ FOLDER = ROOT / "docs" / "examples"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
 CLIENTS = [name for name in PROGRAMS if name == "api_client.py" or name.startswith("openai_")]
 EMBEDDING_CLIENT = "openai_embedding_client.py"
+EMBEDS_CLIENT = "prompt_embed_inference_with_openai_client.py"
 
 PRINTED = {
     "api_client.py": "Once upon a time",
@@ -32,6 +33,8 @@ PRINTED = {
     "openai_completion_client.py": "1 ",
     "openai_embedding_client.py": "1 128 [",
     "openai_responses_client.py": "42",
+    "prompt_embed_inference_with_openai_client.py": "the same as the text: True",
+    "prompt_embed_offline.py": "the same as the text: True",
     "reinforcement_learning.py": "step ",
     "reproducibility.py": "the same: True",
     "save_sharded_state.py": "the same: True",
@@ -62,15 +65,15 @@ def check(run_python: RunPython, name: str, url: str = "") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {*CLIENTS}))
+@pytest.mark.parametrize("name", sorted({*PROGRAMS} - {*CLIENTS, EMBEDS_CLIENT}))
 def test_offline(run_python: RunPython, name: str) -> None:
     check(run_python, name)
 
 
 @pytest.mark.slow
 def test_clients(run_python: RunPython, tmp_path: Path) -> None:
-    with running(tmp_path / "log", *SMALL) as server:
-        for name in CLIENTS:
+    with running(tmp_path / "log", *SMALL, "--enable-prompt-embeds") as server:
+        for name in (*CLIENTS, EMBEDS_CLIENT):
             if name != EMBEDDING_CLIENT:
                 check(run_python, name, f"{server.url}/v1")
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.outputs import TokenLogprobs
+from jaxllm.outputs import RankedSequence, TokenLogprobs
 from jaxllm.request import Request
 from jaxllm.sampling_params import SamplingParams
 
@@ -22,6 +22,7 @@ class Answer:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    sequences: list[RankedSequence] | None = None
 
 
 def make_engine(**options: object) -> Engine:
@@ -48,6 +49,7 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Answer]:
             answer.logprobs += output.logprobs or []
             answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
             answer.finish_reason, answer.stop_reason = output.finish_reason, output.stop_reason
+            answer.sequences = output.sequences
             answer.num_cached_tokens = output.num_cached_tokens
     engine.scheduler.check_integrity()
     assert engine.pages.num_held_pages == 0

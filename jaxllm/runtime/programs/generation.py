@@ -40,8 +40,10 @@ from jaxllm.runtime.step import (
     DeviceState,
     StageState,
     StepShape,
+    embeddings_at_once,
     make_prompt_logprobs,
     make_step,
+    set_embeddings,
 )
 
 SAMPLE_ROWS = {"cpu": 32}
@@ -66,6 +68,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         logprobs_mode=resolved.config.output.logprobs_mode,
         num_tables=resolved.cache_plan.num_tables,
         shards=resolved.data_shards,
+        takes_embeddings=resolved.config.model.enable_prompt_embeds,
     )
     stage, native = resolved.stage, resolved.forward.native_matmul
     gives_hidden = stage is not None and not stage.is_last
@@ -101,6 +104,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
             "set_pages": make_set_pages(arrays),
             "copy_pages": make_copy_pages(arrays),
             **({"copy_states": _copy_states(arrays)} if state.kv_cache.states else {}),
+            **({"set_embeddings": _set_embeddings(arrays)} if shape.takes_embeddings else {}),
             **processed,
         },
         buckets=buckets,
@@ -218,6 +222,16 @@ def _set_bias(arrays: Arrays[DeviceState]) -> Program:
     arguments = (state, *entries)
     program = Program(function, arguments, state, donated=(0,), out_shardings=shardings(state), mesh=arrays.mesh)
     return for_each_shard(program)
+
+
+def _set_embeddings(arrays: Arrays[DeviceState]) -> Program:
+    hidden = arrays.state.hidden
+    rows = embeddings_at_once(hidden.shape[0] // arrays.shape.shards)
+    arguments = (hidden, arrays.host((rows,)), arrays.host((rows, hidden.shape[1]), hidden.dtype))
+    places = shardings(hidden)
+    return for_each_shard(
+        Program(set_embeddings, arguments, LEAF, donated=(0,), out_shardings=places, mesh=arrays.mesh)
+    )
 
 
 def _copy_states(arrays: Arrays[DeviceState]) -> Program:

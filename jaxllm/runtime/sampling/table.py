@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxllm.prompt_embeds import NO_TOKEN
 from jaxllm.request import Request
 from jaxllm.runtime.sampling.rows import BIAS, INT_FIELDS, LOGPROBS, VALID
 from jaxllm.runtime.sampling.token_bias import TokenBias
@@ -134,7 +135,8 @@ class SamplingTable:
         output = np.array(request.output_token_ids, np.int32)
         counts = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
         seen = np.zeros(self._vocab_size, np.bool_)
-        seen[request.prompt_token_ids] = True
+        prompt = request.prompt_token_ids
+        seen[prompt if request.prompt_embeds is None else prompt[prompt != NO_TOKEN]] = True
         bias = TokenBias(request)
         row = bias.row(output, self._vocab_size)
         if not bias.settled(len(output)):

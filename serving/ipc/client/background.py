@@ -99,7 +99,7 @@ class BackgroundEngine:
         """
         self._check_alive()
         self._limits.check(request)
-        salt = getattr(request, "cache_salt", None)
+        salt = getattr(request, "prefix_salt", None)
         number = self._router.choose(self._numbers, request.prompt_token_ids, salt=salt)
         message = Pool.of(request) if isinstance(request, PoolingRequest) else Add.of([request])
         self._connections[number].send(message)

@@ -80,7 +80,7 @@ class EngineGroup:
         self.state.admission.check(requests, most)
         for request, reader in zip(requests, readers, strict=True):
             first = request.children[0]
-            salt = getattr(first, "cache_salt", None)
+            salt = getattr(first, "prefix_salt", None)
             count = len(request.children)
             chosen = self._router.choose(possible, first.prompt_token_ids, sequences=count, salt=salt)
             self.members.all[chosen].submit(request, reader, make_message)

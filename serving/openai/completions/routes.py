@@ -1,13 +1,16 @@
 """Completions: prompts in, their continuations out."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.http.generate import identify, respond, try_grammar
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState, server_of
@@ -21,10 +24,21 @@ from jaxllm.serving.openai.generation.validation import (
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
-from jaxllm.serving.text.prompts import ParsedPrompt
+from jaxllm.serving.text.prompts import ParsedPrompt, naming_prompt
 
 MAX_PROMPTS = 1024
 """Most prompts in one request."""
+
+
+@dataclass(frozen=True)
+class Embeds:
+    """A prompt as embeddings: a file in base64."""
+
+    data: str
+
+
+GivenPrompt = str | list[int] | Embeds
+"""Text, token ids, or embeddings."""
 
 
 async def create_completion(request: Request) -> Response:
@@ -32,7 +46,7 @@ async def create_completion(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await server.bodies.read(request, CompletionRequest)
-    prompts = await server.bodies.work(request, lambda: split_prompts(body.prompt))
+    prompts = await server.bodies.work(request, lambda: _prompts(body, RequestLimits.of(server.llm.info)))
     identity = identify(request, server, body, "cmpl", len(prompts))
     requests = await prepare_completions(request, server, body, prompts, identity.engine_ids)
     return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
@@ -42,7 +56,7 @@ async def prepare_completions(
     request: Request,
     server: ServerState,
     body: CompletionRequest,
-    prompts: Sequence[str | list[int]],
+    prompts: Sequence[GivenPrompt],
     engine_ids: Sequence[str],
 ) -> list[TextRequest]:
     """Check a request for completions, and make a request for the engine of each prompt. Raises `RequestError`."""
@@ -54,6 +68,27 @@ async def prepare_completions(
         return await server.llm.run_text(_build, server.llm.inputs, body, prompts, params, engine_ids, priority)
     except RequestError as error:
         raise naming_form(error, body) from None
+
+
+def _prompts(body: CompletionRequest, limits: RequestLimits) -> list[GivenPrompt]:
+    """The prompts of a request, embeddings first. Raises `RequestError`."""
+    given = body.prompt_embeds
+    embeds = [given] if isinstance(given, str) else given or []
+    if body.prompt is None and not embeds:
+        raise BodyError("prompt: this field is required", "prompt", "missing_required_parameter")
+    if not embeds:
+        assert body.prompt is not None
+        return [*split_prompts(body.prompt)]
+    limits.check_width()
+    if body.echo:
+        raise RequestError("echo: not compatible with prompt_embeds, which have no text; leave it out", "echo")
+    texts = [] if not body.prompt else split_prompts(body.prompt)
+    if len(embeds) + len(texts) > MAX_PROMPTS:
+        raise RequestError(
+            f"prompt_embeds: {len(embeds) + len(texts)} prompts; a request may have at most {MAX_PROMPTS}",
+            "prompt_embeds",
+        )
+    return [*map(Embeds, embeds), *texts]
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], *, most: int = MAX_PROMPTS) -> list[str | list[int]]:
@@ -86,16 +121,17 @@ def _check(body: CompletionRequest, limits: AdmissionLimits, num_prompts: int) -
 def _build(
     inputs: InputProcessor | PoolingInputs,
     body: CompletionRequest,
-    prompts: Sequence[str | list[int]],
+    prompts: Sequence[GivenPrompt],
     params: SamplingParams,
     engine_ids: Sequence[str],
     priority: int,
 ) -> list[TextRequest]:
     """One request for the engine per prompt; for threads. Raises `RequestError`."""
     assert isinstance(inputs, InputProcessor)
-    side = body.truncation_side or "left"
-    texts = [(prompt, None) if isinstance(prompt, str) else (None, prompt) for prompt in prompts]
-    parsed = [ParsedPrompt(text, ids, body.cache_salt, truncation_side=side) for text, ids in texts]
+    parsed = []
+    for index, prompt in enumerate(prompts):
+        with naming_prompt(index, len(prompts)):
+            parsed.append(_parsed(prompt, body))
     return inputs.build(
         parsed,
         [params] * len(prompts),
@@ -104,6 +140,20 @@ def _build(
         stream=bool(body.stream),
         add_special_tokens=body.add_special_tokens is not False,
     )
+
+
+def _parsed(prompt: GivenPrompt, body: CompletionRequest) -> ParsedPrompt:
+    text, token_ids, embeds = None, None, None
+    if isinstance(prompt, str):
+        text = prompt
+    elif isinstance(prompt, Embeds):
+        # Most requests have none: starts are faster without the import.
+        from jaxllm.serving.text.embeds import read_base64
+
+        embeds = read_base64(prompt.data)
+    else:
+        token_ids = prompt
+    return ParsedPrompt(text, token_ids, body.cache_salt, truncation_side=body.truncation_side or "left", embeds=embeds)
 
 
 def _params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:

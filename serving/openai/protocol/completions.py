@@ -14,8 +14,12 @@ from jaxllm.serving.openai.protocol.usage import Usage
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Prompts to be continued."""
 
-    prompt: Text | Annotated[list[Text | Natural | list[Natural]], documented(minItems=1)]
-    """A text, a list of texts, a list of token ids, or a list of lists of token ids."""
+    prompt: Text | Annotated[list[Text | Natural | list[Natural]], documented(minItems=1)] | None = None
+    """A text, a list of texts, a list of token ids, or a list of lists of token ids. May be left out only where there
+    are prompt_embeds."""
+    prompt_embeds: Text | list[Text] | None = None
+    """Prompts as embeddings, whose choices come before those of `prompt`: each a file of torch.save, numpy.save or
+    safetensors in base64, of one tensor [tokens, width]. For servers with --enable-prompt-embeds."""
     max_tokens: Natural | None = None
     """Most tokens to generate; default 16. 0 with echo: only the prompt, for its logprobs."""
     logprobs: OrMinusOne | None = None
@@ -24,7 +28,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """Begin the text with the prompt."""
 
     suffix: Annotated[Any, Refused("this model cannot fill in the middle of a text: leave suffix out", ("",))] = None
-    prompt_embeds: Annotated[Any, Refused("prompts are text or token ids")] = None
 
 
 class CompletionChoice(Answer, kw_only=True):

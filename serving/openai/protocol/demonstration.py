@@ -17,6 +17,7 @@ class GenerateRequest(CompletionRequest, kw_only=True):
     logprobs: Annotated[Any, Refused(_TEXTS)] = None
     prompt_logprobs: Annotated[Any, Refused(_TEXTS)] = None
     return_token_ids: Annotated[Any, Refused(_TEXTS, (False,))] = None
+    prompt_embeds: Annotated[Any, Refused("each text begins with the prompt")] = None
     echo: Annotated[Any, Refused("each text begins with the prompt", (True,))] = None
 
 

@@ -1,7 +1,7 @@
 """Prompts."""
 
-from jaxllm.serving.text.prompts import PromptType, TextPrompt, TokensPrompt
+from jaxllm.serving.text.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 
 SingletonPrompt = PromptType
 
-__all__ = ["PromptType", "SingletonPrompt", "TextPrompt", "TokensPrompt"]
+__all__ = ["EmbedsPrompt", "PromptType", "SingletonPrompt", "TextPrompt", "TokensPrompt"]

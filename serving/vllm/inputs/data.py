@@ -1,5 +1,5 @@
 """Prompts, where vLLM once had them."""
 
-from jaxllm.serving.text.prompts import PromptType, TextPrompt, TokensPrompt
+from jaxllm.serving.text.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 
-__all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
+__all__ = ["EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"]

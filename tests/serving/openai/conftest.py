@@ -23,7 +23,8 @@ FLAGS = [
     f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=8", "--max-num-batched-tokens=64",
     "--num-gpu-blocks-override=200", "--max-queued-requests=24",
     f"--max-body-size={MAX_BODY}", "--allowed-origins=*", "--scheduling-policy=priority",
-    "--log-format=json", "--enable-log-requests", "--max-log-len=20", "--served-model-name", *NAMES,
+    "--log-format=json", "--enable-log-requests", "--max-log-len=20", "--enable-prompt-embeds",
+    "--served-model-name", *NAMES,
 ]  # fmt: skip
 
 

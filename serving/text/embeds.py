@@ -1,0 +1,151 @@
+"""Prompts as embeddings: arrays of NumPy, PyTorch and JAX, and files of them in base64. Nothing is unpickled."""
+
+import binascii
+import io
+import sys
+from base64 import b64decode
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxllm.engine.validation import RequestLimits, unknown_token
+from jaxllm.errors import RequestError
+from jaxllm.models.checkpoint.safetensors_file import DTYPES
+from jaxllm.models.checkpoint.torch_file import read_torch_tensor
+from jaxllm.models.errors import ModelError
+from jaxllm.prompt_embeds import FIELD, NO_TOKEN
+from jaxllm.serving.text.prompts import IntArray, ParsedPrompt, as_token_ids
+
+_NUMPY = b"\x93NUMPY"
+_ZIP = b"PK\x03\x04"
+
+
+def as_array(given: Any) -> np.ndarray:
+    """What a caller gives in a program: an array of NumPy, or what can be one. Raises `RequestError`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(given, torch.Tensor):
+        # NumPy has no name for PyTorch's bfloat16; float32 has all its values.
+        given = given.detach().cpu()
+        given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
+    try:
+        return np.asarray(given)
+    except ValueError:  # lists of different lengths
+        raise _wrong(f"expected an array of shape [tokens, width], got a {type(given).__name__}") from None
+
+
+def read_base64(text: str) -> np.ndarray:
+    """The array in a file in base64: a view where it can be one.
+
+    The file is a tensor of `torch.save`, an array of `numpy.save`, or safetensors with one tensor. Raises
+    `RequestError`.
+    """
+    try:
+        data = b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _wrong(f"not base64 ({error})") from None
+    try:
+        if data.startswith(_ZIP):
+            return read_torch_tensor(data)
+        if data.startswith(_NUMPY):
+            return _read_numpy(data)
+        return _read_safetensors(data)
+    except ModelError as error:
+        raise _wrong(str(error)) from None
+
+
+def place_embeds(prompt: ParsedPrompt, limits: RequestLimits, most: int | None) -> None:
+    """Check the embeddings of a prompt, and let its token ids say where they are.
+
+    Raises `RequestError` for another shape or type, for more than `max_model_len` allows (unless at most `most` of them
+    are to be kept), and for values that are not finite.
+    """
+    limits.check_width()
+    array = _matrix(as_array(prompt.embeds), limits)
+    if prompt.is_token is not None:
+        prompt.token_ids, array = _beside_tokens(prompt, array, limits)
+    elif most is not None:
+        array = prompt.cut(array, most)
+    if len(array) >= limits.max_model_len and most is None:
+        raise limits.too_long(f"{len(array)} embeddings")
+    if prompt.token_ids is None:
+        prompt.token_ids = np.full(len(array), NO_TOKEN, np.int32)
+    prompt.embeds = _finite(array, limits)
+
+
+def _beside_tokens(prompt: ParsedPrompt, array: np.ndarray, limits: RequestLimits) -> tuple[IntArray, np.ndarray]:
+    """Token ids, `NO_TOKEN` where there are none, and the embeddings of these places."""
+    given, is_token = as_token_ids(prompt.token_ids), np.asarray(prompt.is_token)
+    if is_token.dtype != np.bool_ or not given.shape == is_token.shape == array.shape[:1]:
+        raise RequestError(
+            f"prompt_is_token_ids: expected {len(array)} truth values and token ids, one for each row of "
+            f"prompt_embeds, got {is_token.size} and {given.size}",
+            "prompt_is_token_ids",
+        )
+    if (given[is_token] < 0).any():
+        raise unknown_token(np.where(is_token, given, 0), limits.vocab_size)
+    return np.where(is_token, given, NO_TOKEN), array[~is_token]
+
+
+def _matrix(array: np.ndarray, limits: RequestLimits) -> np.ndarray:
+    """The array as [tokens, width]."""
+    if array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != 2:
+        raise _wrong(f"expected an array of shape [tokens, width], got one of shape {list(array.shape)[:8]}")
+    if array.dtype.kind != "f" and array.dtype != ml_dtypes.bfloat16:
+        raise _wrong(f"values must be float32, bfloat16, float16 or float64, not {array.dtype.name}")
+    limits.check_width(array.shape[1])
+    if not len(array):
+        raise RequestError("prompt_embeds: the prompt is empty, give at least one row", FIELD)
+    return array
+
+
+def _finite(array: np.ndarray, limits: RequestLimits) -> np.ndarray:
+    """The embeddings in the engine's type."""
+    assert limits.engine is not None
+    dtype = np.dtype(getattr(ml_dtypes, limits.engine.dtype, limits.engine.dtype))
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.ascontiguousarray(array, dtype)
+    finite = np.isfinite(rows)
+    if not finite.all():
+        row, column = (int(place[0]) for place in np.nonzero(~finite))
+        raise _wrong(f"value {column} of row {row} is not finite in {limits.engine.dtype}")
+    return rows
+
+
+def _read_numpy(data: bytes) -> np.ndarray:
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, is_fortran, dtype = read(file)
+    except (ValueError, KeyError) as error:
+        raise _wrong(f"not a file of numpy.save ({error})") from None
+    if dtype.kind != "f":
+        raise _wrong(f"a NumPy file must have float32, float16 or float64, not {dtype}; safetensors have bfloat16, too")
+    count, start = int(np.prod(shape, dtype=object)), file.tell()
+    if len(data) - start != count * dtype.itemsize:
+        raise _wrong(f"a NumPy file of shape {list(shape)[:8]} has {count * dtype.itemsize} bytes of data")
+    flat = np.frombuffer(data, dtype, offset=start)
+    return flat.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _read_safetensors(data: bytes) -> np.ndarray:
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        tensors = deserialize(data)  # type: ignore[no-untyped-call]
+    except SafetensorError:
+        raise _wrong("not a file of torch.save, numpy.save or safetensors") from None
+    if len(tensors) != 1:
+        raise _wrong(f"a safetensors file must have one tensor, and has {len(tensors)}")
+    ((_, tensor),) = tensors
+    dtype = DTYPES.get(tensor["dtype"])
+    if dtype is None:
+        raise _wrong(f"values must be float32, bfloat16, float16 or float64, not {tensor['dtype']}")
+    return np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
+
+
+def _wrong(message: str) -> RequestError:
+    return RequestError(f"prompt_embeds: {message}", FIELD)
