@@ -57,6 +57,7 @@ IRRELEVANT = (
     "max_length",
     "method",
     "model_type",
+    "max_model_len",
     "name_or_path",
     "num_labels",
     "output_attentions",

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
-from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
+from jaxllm.errors import CapacityError, ConfigError, RequestError
 from jaxllm.foreign import OF_SCRIPTS, drop_meaningless
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm import loading
@@ -153,6 +153,41 @@ class LLM(PoolingMethods):
         )
         return self._generation.enqueue(as_prompts(prompts), sampling_params, priority=priority)
 
+    def enqueue_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Any = None,
+        mm_processor_kwargs: Any = None,
+    ) -> list[str]:
+        """Queue conversations for `wait_for_completion`; their ids. Arguments and errors are as in `chat`."""
+        del use_tqdm
+        refuse_foreign(
+            lora_request=lora_request,
+            chat_template_content_format=chat_template_content_format,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+        return self._generation.enqueue_chat(
+            messages,
+            sampling_params,
+            priority=priority,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
     def wait_for_completion(
         self, output_type: type | tuple[type, ...] | None = None, *, use_tqdm: UseTqdm = True
     ) -> Results[RequestOutput]:
@@ -273,13 +308,8 @@ class LLM(PoolingMethods):
 
         Raises `EngineError` without that.
         """
-        from jaxllm.serving.llm.offline_metrics import snapshot
-
-        metrics = self.llm_engine.metrics
-        if metrics is None:
-            raise EngineError("nothing is measured: make the LLM with disable_log_stats=False")
         with self._runs.lock:
-            return snapshot(metrics)
+            return self.llm_engine.get_metrics()
 
     def __repr__(self) -> str:
         if self._engine is None:

@@ -1,6 +1,6 @@
 """The engine with text at both ends, one step at a time: what `LLM` runs, and what embedders may drive themselves."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxllm.config import EngineConfig
 from jaxllm.engine.control import PauseMode
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, EngineError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.progress import Progress, silent
 from jaxllm.request import as_request_ids
@@ -17,6 +17,7 @@ from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_st
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer
 from jaxllm.serving.llm.weights import control_of, sleep
+from jaxllm.serving.llm.worker import call, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.serving.text.engine import TextEngine
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
@@ -28,6 +29,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
+    from jaxllm.serving.llm.offline_metrics import Metric
     from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
     from jaxllm.serving.telemetry.metrics import Metrics
 
@@ -79,6 +81,11 @@ class LLMEngine(TextEngine[TextRequest]):
         config = engine_args.create_engine_config()
         return cls.from_config(config, skip_tokenizer_init=bool(getattr(engine_args, "skip_tokenizer_init", False)))
 
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any, *_: Any, **__: Any) -> Self:
+        """`from_config`, under vLLM's name; what follows the configuration has no effect."""
+        return cls.from_config(vllm_config)
+
     def close(self) -> None:
         """Free the engine and its device memory. Nothing can be run afterwards."""
         super().close()
@@ -124,7 +131,10 @@ class LLMEngine(TextEngine[TextRequest]):
         return outputs
 
     def _advance(self) -> None:
-        outputs, refused = self.advance()
+        self.keep(*self.advance())
+
+    def keep(self, outputs: Iterable[RequestOutput], refused: Iterable[tuple[str, RequestError]]) -> None:
+        """Leave for `step` what came of the requests of `add_request` in a step that another caller ran."""
         self._waiting += [self._as_asked(output) for output in outputs]
         self._refused += refused
 
@@ -199,7 +209,33 @@ class LLMEngine(TextEngine[TextRequest]):
         """Nothing: models read text only."""
 
     def do_log_stats(self) -> None:
-        """Nothing: statistics are for servers, at /metrics, and `LLM.get_metrics`."""
+        """Nothing: statistics are for servers, at /metrics, and `get_metrics`."""
+
+    def do_log_stats_with_interval(self) -> None:
+        """Nothing, as `do_log_stats`."""
+
+    def get_metrics(self) -> list["Metric"]:
+        """What was measured so far, see `LLM.get_metrics`. Raises `EngineError` where nothing is measured."""
+        from jaxllm.serving.llm.offline_metrics import snapshot
+
+        if self.metrics is None:
+            raise EngineError("nothing is measured: make the LLM with disable_log_stats=False")
+        return snapshot(self.metrics)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """What a function of the worker returns, see `LLM.collective_rpc`; here it has no extension."""
+        del timeout
+        return [call(worker_of(self.engine, None), method, args, kwargs or {})]
+
+    def has_unfinished_requests_dp(self, has_unfinished: bool) -> bool:
+        """`has_unfinished`: engines in other processes are counted by `has_unfinished_requests` itself."""
+        return has_unfinished
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""

@@ -79,8 +79,7 @@ class OfflineRuns:
                 progress.update(finished.values())
                 engine.add(requests)
                 while len(finished) < len(names) and engine.has_unfinished_requests():
-                    # Others may come of streams that were left, or of requests that somebody drives by hand.
-                    outputs = [output for output in self._step(engine, names) if output.request_id in names]
+                    outputs = self._step(engine, names)
                     finished.update((output.request_id, output) for output in outputs)
                     progress.update(outputs)
                     interrupt.check()
@@ -127,13 +126,15 @@ class OfflineRuns:
         self._step(engine, ())
 
     def _step(self, engine: TextEngine[Request], names: Collection[str]) -> list[Any]:
-        """Run one step, and put the outputs of streams where their readers look; the others are returned.
+        """Run one step: the outputs of `names`. Those of others are put where their readers look.
 
         Raises `RequestError` when one of `names` is refused.
         """
         while self._left:
             engine.abort_request(self._left.popleft())
         outputs, refused = engine.advance()
+        strangers: list[tuple[str, RequestError]] = []
+        own: list[RequestError] = []
         for name, error in refused:
             failure = RequestError(f"request {name}: {error}", error.parameter)
             if name in self._streams:
@@ -141,22 +142,24 @@ class OfflineRuns:
             elif name in self._queued:
                 self._queued[name] = failure
             elif name in names:
-                raise failure
-        if self._queued:
-            outputs = [output for output in outputs if not self._keep(output)]
-        if not self._streams:
-            return outputs
-        rest = deque[Any]()
+                own.append(failure)
+            else:
+                strangers.append((name, error))
+        ours: list[Any] = []
+        others: list[Any] = []
         for output in outputs:
-            self._streams.get(output.request_id, rest).append(output)
-        return list(rest)
-
-    def _keep(self, output: Any) -> bool:
-        """Keep a result of what was queued, for `run_queued`; whether it is one."""
-        if output.request_id not in self._queued:
-            return False
-        self._queued[output.request_id] = output
-        return True
+            if output.request_id in self._queued:
+                self._queued[output.request_id] = output
+            elif output.request_id in self._streams:
+                self._streams[output.request_id].append(output)
+            else:
+                (ours if output.request_id in names else others).append(output)
+        # A stream may have been left in the middle of the step.
+        left = set(itertools.chain.from_iterable(self._left))
+        engine.keep([output for output in others if output.request_id not in left], strangers)
+        if own:
+            raise own[0]
+        return ours
 
     def _leave(self, engine: TextEngine[Request], names: list[str]) -> None:
         """Forget a stream. Its generator may be dropped in the middle of anything, so also of a step of this thread."""

@@ -39,10 +39,15 @@ class OfflineGeneration:
         return self._runs.run(self._engine, requests, use_tqdm)
 
     def enqueue(
-        self, prompts: Sequence[Prompt], params: Params, *, priority: int | Sequence[int] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        *,
+        priority: int | Sequence[int] | None = None,
+        add_special_tokens: bool = True,
     ) -> list[str]:
         """Queue prompts, see `LLM.enqueue`."""
-        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=True)
+        requests = self._prepare(prompts, params, priority=priority, add_special_tokens=add_special_tokens)
         self._runs.enqueue(self._engine, requests)
         return [request.request_id for request in requests]
 
@@ -94,6 +99,13 @@ class OfflineGeneration:
         """Answers to conversations, see `LLM.chat`; `settings` are those of the template."""
         prompts = self._render_all(messages, settings)
         return self.generate(prompts, params, use_tqdm, priority=priority, add_special_tokens=False)
+
+    def enqueue_chat(
+        self, messages: Any, params: Params, *, priority: int | Sequence[int] | None, **settings: Any
+    ) -> list[str]:
+        """Queue conversations, see `LLM.enqueue_chat`."""
+        prompts = self._render_all(messages, settings)
+        return self.enqueue(prompts, params, priority=priority, add_special_tokens=False)
 
     def stream_chat(
         self, messages: Any, params: Params, *, priority: int | Sequence[int] | None, **settings: Any

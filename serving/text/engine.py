@@ -77,6 +77,9 @@ class TextEngine(ABC, Generic[Request]):
         """`step`, which raises for no request: the results, and the requests that it refused, with the reasons."""
         return self.step(), []
 
+    def keep(self, outputs: Iterable[Any], refused: Iterable[tuple[str, RequestError]]) -> None:
+        """Take what `advance` brought for requests that its caller did not add. Nothing, where there are none."""
+
     def add(self, requests: Sequence[Request]) -> None:
         """Queue prepared requests, all or none: raises `RequestError` for the first the engine refuses."""
         added: list[str] = []

@@ -382,6 +382,31 @@ def test_queued_prompts_run_beneath_other_calls(make: Make) -> None:
     assert lengths(llm.generate([[103]], use_tqdm=False)) == [4]
 
 
+def test_queued_conversations_are_prompts_of_the_template(make: Make) -> None:
+    scripted, llm = make(chat_template="{% for each in messages %}{{ each.content }}{% endfor %}")
+    one = SamplingParams(max_tokens=1)
+    talks: list[Any] = [[{"role": "user", "content": text}] for text in ("the cat", "a dog")]
+    assert llm.enqueue_chat(talks, one) == ["0", "1"]
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.prompt for output in outputs] == [output.prompt for output in llm.chat(talks, one, use_tqdm=False)]
+    assert list(scripted.added[0].prompt_token_ids) == list(scripted.added[2].prompt_token_ids)
+    with pytest.raises(RequestError, match="lora_request"):
+        llm.enqueue_chat(talks, one, lora_request=object())
+
+
+def test_other_calls_keep_what_comes_of_requests_that_are_stepped_by_hand(make: Make) -> None:
+    _, llm = make()
+    engine = llm.llm_engine
+    engine.add_request("mine", [103], SamplingParams(max_tokens=4))
+    assert lengths(llm.generate([[120]], use_tqdm=False)) == [21]
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert {output.request_id for output in outputs} == {"mine"}
+    assert outputs[-1].finished
+    assert lengths(outputs[-1:]) == [4]
+
+
 def test_arrays_of_texts_are_prompts(make: Make) -> None:
     """As a column of a table is."""
     _, llm = make()
