@@ -80,7 +80,7 @@ class CachedExecutables:
         if found is not None:
             self._read_names.add(name)
         else:
-            with _noticing_hits() as hits:
+            with noticing_hits() as hits:
                 found = compile_it(self._renamed(name, program))
             if not hits:
                 self._write(name, found)
@@ -140,7 +140,7 @@ def cached_executables(
 
 
 @contextmanager
-def _noticing_hits() -> Iterator[list[str]]:
+def noticing_hits() -> Iterator[list[str]]:
     """Yields a list that is not empty once this thread has found something in JAX's cache."""
     hits: list[str] = []
     thread = threading.get_ident()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -47,7 +47,10 @@ class Program:
 
     def lower(self) -> jax.stages.Lowered:
         """Trace the function and lower it."""
-        made = jax.jit(self.function, donate_argnums=self.donated, out_shardings=self.out_shardings)
+        # An object of its own: for a function that JAX has met, such as one of a module, it hands out the executable
+        # that it has in memory. That may come from JAX's cache on disk, which cannot be serialised again.
+        function = partial(self.function)
+        made = jax.jit(function, donate_argnums=self.donated, out_shardings=self.out_shardings)
         if self.mesh is None:
             return made.lower(*self.arguments)
         # Kernels for TPUs learn from it which chip they are for.
