@@ -6,6 +6,7 @@ import msgspec
 
 from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError, nearest
+from jaxllm.sampling_params import RequestOutputKind
 
 PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
 """A vector per text, class scores per text, one score per text, and the first two for every token."""
@@ -15,6 +16,14 @@ TASKS: tuple[str, ...] = get_args(PoolingTask)
 
 class _Names(CheckedNames):
     noun: ClassVar[str] = "pooling parameter"
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "extra_kwargs": (None, {}),
+        "late_chunking_params": (None,),
+        "late_interaction_params": (None,),
+        "output_kind": (RequestOutputKind.FINAL_ONLY,),
+        "requires_token_ids": (False,),
+        "skip_reading_prefix_cache": (None, False),
+    }
 
 
 class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -10,8 +10,9 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 
 from jaxllm.serving.http.body.base import Ignored, Refused
+from scripts.vllm_surface.reasons import reason_for
 from scripts.vllm_surface.source import Source
-from scripts.vllm_surface.tables import Row, State, Table, reason_for
+from scripts.vllm_surface.tables import Row, State, Table
 
 _PARAMETERS = ("SamplingParams", "BeamSearchParams", "PoolingParams", "StructuredOutputsParams")
 _RESULTS = ("CompletionOutput", "RequestOutput", "PoolingRequestOutput")
@@ -31,9 +32,13 @@ def parameters(source: Source) -> Table:
     }  # fmt: skip
     rows: list[Row] = []
     for name in (*_PARAMETERS, *_RESULTS):
-        ours = ours_of(getattr(import_module("jaxllm"), name, None))
-        theirs = [field for field in source.fields(name, classes) if not field.startswith("_")]
-        rows += _compare(f"{name}.", theirs, ours.__contains__)
+        kind = getattr(import_module("jaxllm"), name, None)
+        ours, neutral = ours_of(kind), getattr(type(kind), "neutral", {})
+        for field in source.fields(name, classes):
+            if field in neutral:
+                rows.append(Row(f"{name}.{field}", "neutral", getattr(type(kind), "reasons", {}).get(field, "")))
+            elif not field.startswith("_"):
+                rows += _compare(f"{name}.", [field], ours.__contains__)
     return Table("fields of parameters and results", tuple(rows))
 
 
@@ -63,8 +68,14 @@ def methods(source: Source) -> Table:
                 names |= dict.fromkeys(one.methods)
                 found += one.bases
         ours = getattr(import_module(home), name)
-        rows += _compare(f"{name}.", names, partial(hasattr, ours))
+        rows += _compare(f"{name}.", names, partial(_has, ours))
     return Table("methods", tuple(rows))
+
+
+def _has(kind: type, name: str) -> bool:
+    """Whether objects of this class have the name: by the class, or since they are made."""
+    makers = (vars(each)["__init__"] for each in kind.__mro__ if each is not object and "__init__" in vars(each))
+    return hasattr(kind, name) or any(f"self.{name} =" in inspect.getsource(each) for each in makers)
 
 
 def _compare(prefix: str, names: Iterable[str], has: Callable[[str], bool]) -> list[Row]:

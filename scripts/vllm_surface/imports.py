@@ -6,8 +6,9 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from scripts.vllm_surface.reasons import reason_for
 from scripts.vllm_surface.source import Source
-from scripts.vllm_surface.tables import Row, Table, reason_for
+from scripts.vllm_surface.tables import Row, Table
 
 
 def imports(source: Source) -> Table:

@@ -11,6 +11,7 @@ from jaxllm.foreign.environment import HARMLESS, VARIABLES
 from jaxllm.serving.cli import serve
 from jaxllm.serving.options.foreign import meaningless_flags
 from jaxllm.serving.options.server import server_flags
+from scripts.vllm_surface.reasons import reason_for
 from scripts.vllm_surface.source import Field, Source
 from scripts.vllm_surface.tables import Row, Table
 from scripts.vllm_surface.their_flags import TheirFlag, their_flags
@@ -90,4 +91,4 @@ def _variable(name: str) -> Row:
         return Row(name, "present")
     if name in HARMLESS:
         return Row(name, "accepted", "nothing is lost without")
-    return Row(name, "absent", "named in a warning; it has no effect")
+    return Row(name, "absent", reason_for(name))

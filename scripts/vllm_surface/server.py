@@ -6,8 +6,9 @@ import re
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS
 from jaxllm.serving.server.interfaces import OPERATIONS
 from jaxllm.serving.telemetry.catalogue import METRICS
+from scripts.vllm_surface.reasons import reason_for
 from scripts.vllm_surface.source import Source
-from scripts.vllm_surface.tables import Row, Table, reason_for
+from scripts.vllm_surface.tables import Row, Table
 
 _VERBS = {"get", "post", "put", "delete", "websocket", "api_route", "add_api_route"}
 
@@ -53,7 +54,8 @@ def formats(source: Source) -> Table:
             for key in node.keys if isinstance(key, ast.Constant)
         ]  # fmt: skip
         rows += [
-            Row(f"{place}.{name}", "present") if name in ours else Row(f"{place}.{name}", "absent", "not built")
+            Row(full, "present") if name in ours else Row(full, "absent", reason_for(full))
             for name in named
+            for full in [f"{place}.{name}"]
         ]
     return Table("formats of calls and reasoning", tuple(rows))

@@ -1,6 +1,5 @@
 """Tables of names: which are present, and why the others are not."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -54,36 +53,9 @@ class Table:
 
 def summary(tables: Iterable[Table]) -> str:
     """One line for each table: how many names have which state."""
-    lines = [f"| | all | {' | '.join(MEANINGS)} |", f"|---|---|{'---|' * len(MEANINGS)}"]
+    lines = [f"| | all | {' | '.join(MEANINGS)} | without a reason |", f"|---|---|{'---|' * (len(MEANINGS) + 1)}"]
     for table in tables:
         numbers = [str(table.counts[state]) for state in MEANINGS]
+        numbers.append(str(sum(row.state == "absent" and not row.reason for row in table.rows)))
         lines.append(f"| {table.title} | {len(table.rows)} | {' | '.join(numbers)} |")
     return "\n".join(lines)
-
-
-_REASONS = (
-    (r"nccl|ray|nsight|elastic_ep|deep_?ep|cudagraph|nvtx|rocm|xpu|gpu_|per_gpu|nixl|mooncake|hf3fs|umbp|moriio|hisparse",
-     "of another vendor"),
-    (r"flashinfer|marlin|humming|inductor|torch|cutedsl|cohere|sagemaker", "of another vendor, or of other kernels"),
-    (r"lora", "adapters (LoRA)"),
-    (r"kv_offload|kv_transfer|kv_fetch|kv_conn|ec_transfer|disagg|derender|scale_out|inference/v1|kv_event|KVConn|external",
-     "transfer of KV caches between servers, offloading"),
-    (r"spec_decode|speculative|draft|diffusion", "speculative decoding, diffusion"),
-    (r"mm_|multimodal|image|audio|video|speech|websocket|realtime|Audio|media|assets|vision", "images and sound"),
-    (r"elastic|fault|external_elastic|should_keep_api_server", "servers that grow and mend themselves"),
-    (r"weight", "weights come from a folder or as arrays, not from a transfer engine: docs/sleep_and_weights.md"),
-    (r"collective_rpc|apply_model", "for engines in the process of the caller: LLM has it"),
-    (r"encoder_cache", "images and sound"),
-    (r"checkpoint_prepare|checkpoint_restore|release_kv_cache_memory", "sleep frees memory: docs/sleep_and_weights.md"),
-    (r"sleep_mode_operation|kv_block_|corrupted|cached_by_source|parser_invocations", "not measured"),
-    (r"/docs|/readyz", "/openapi.json, /ready"),
-    (r"decisions|systemone|generative_scoring", "of vLLM's own interfaces; see /score"),
-    (r"watermark", "watermarks"),
-    (r"prompt_embed", "prompt embeddings"),
-    (r"routed_experts|sampling_mask|trace", "what is returned of experts and traces"),
-)  # fmt: skip
-
-
-def reason_for(name: str) -> str:
-    """The feature that is missing, as far as the name tells."""
-    return next((reason for pattern, reason in _REASONS if re.search(pattern, name)), "not built")

@@ -9,7 +9,7 @@ from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.weights import NewWeights, control_of, sleep, update
-from jaxllm.serving.llm.worker import call, worker_of
+from jaxllm.serving.llm.worker import call, check_new_config, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
 from jaxllm.tracebacks import short_for
 
@@ -67,12 +67,15 @@ class EngineMethods:
         """What a method of the worker returns, or a function of it: a list of one, as one worker has all devices.
 
         The worker has the methods of `worker_extension_cls`; its `engine` is the engine of token ids. `timeout` changes
-        nothing. Every engine knows "reload_weights" and "save_sharded_state". Raises `EngineError` for other methods of
-        one in another process, and `RequestError` for an unknown method.
+        nothing. Every engine knows "reload_weights", "save_sharded_state" and "update_config". Raises `EngineError`
+        for other methods of one in another process, and `RequestError` for an unknown method.
         """
         del timeout
         if method == "reload_weights":
             return [self.reload_weights()]
+        if method == "update_config":
+            check_new_config(*args, **(kwargs or {}))
+            return [None]
         if method == "save_sharded_state":
             self.save_sharded_state(*args, **(kwargs or {}))
             return [None]

@@ -12,6 +12,7 @@ from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.pooling.inputs import TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput, ScoringRequestOutput
 from jaxllm.serving.pooling.scoring import Scoring
+from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.prompts import Prompt
 
 Params = PoolingParams | Sequence[PoolingParams] | None
@@ -42,10 +43,27 @@ class OfflinePooling:
         requests = self._engine.inputs.prepare(prompts, each, self._runs.names(len(prompts)))
         return self._runs.run(self._engine, requests, self._use_tqdm)
 
-    def score(self, first: Any, second: Any, params: PoolingParams | None) -> list[ScoringRequestOutput]:
+    def score(
+        self, first: Any, second: Any, params: PoolingParams | None, chat_template: str | None = None
+    ) -> list[ScoringRequestOutput]:
         """Scores of pairs of texts, see `LLM.score`."""
         scoring = Scoring(self._pooling, texts("text_1", first), texts("text_2", second), params)
-        return scoring.scores(self.pool(scoring.prompts, scoring.params, None))
+        prompts: list[str | TextPair] = scoring.prompts
+        if chat_template is not None:
+            prompts = [self._rendered(pair, chat_template) for pair in prompts]
+        return scoring.scores(self.pool(prompts, scoring.params, None))
+
+    def _rendered(self, pair: str | TextPair, chat_template: str) -> str:
+        """The text that a template makes of a pair, with the roles that vLLM gives them."""
+        tokenizer = self._engine.tokenizer
+        if not isinstance(pair, TextPair):
+            raise RequestError("chat_template: an embedding model reads each text alone", "chat_template")
+        if tokenizer is None:
+            raise RequestError("chat_template needs a tokenizer, and skip_tokenizer_init was given", "chat_template")
+        messages = [{"role": "query", "content": pair.first}, {"role": "document", "content": pair.second}]
+        return render_chat(
+            tokenizer, messages, chat_template=chat_template, add_generation_prompt=False, allow_special_tokens=True
+        )
 
 
 def texts(name: str, given: Any) -> list[str]:

@@ -100,13 +100,15 @@ class PoolingMethods(EngineMethods):
         pooling_params: "PoolingParams | None" = None,
         lora_request: Any = None,
         tokenization_kwargs: Any = None,
+        chat_template: str | None = None,
     ) -> "Results[ScoringRequestOutput]":
         """How well texts fit: one with each of several, or pair by pair.
 
         A classifier with one label (a cross-encoder) reads both texts together; of an embedding model it is the cosine.
+        `chat_template` (Jinja text) writes what the cross-encoder reads, of messages with the roles query and document.
         """
         refuse_foreign(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
-        return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params))
+        return Results(self._pooling(use_tqdm).score(text_1, text_2, pooling_params, chat_template))
 
     def _pooling(self, use_tqdm: UseTqdm) -> "OfflinePooling":
         engine = self._open()

@@ -48,6 +48,18 @@ def worker_of(engine: object, extension: type | None) -> Worker:
     return kind(engine)
 
 
+def check_new_config(overrides: Mapping[str, Any]) -> None:
+    """What vLLM's `update_config` may say: a load format, as "reload_weights" always reads the checkpoint.
+
+    Raises `RequestError` for all else: what an engine is compiled for does not change.
+    """
+    for section, values in overrides.items():
+        if section != "load_config" or not isinstance(values, Mapping) or values.keys() - {"load_format"}:
+            raise RequestError(f"update_config: {section}={values!r:.80}: make another LLM for it", "overrides")
+        if values.get("load_format", "auto") not in ("auto", "safetensors", "hf"):
+            raise RequestError(f"update_config: load_format={values['load_format']!r}: use auto", "overrides")
+
+
 def call(worker: Worker, method: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What a method of this name, or a function of the worker, returns. Raises `RequestError` for an unknown name."""
     if callable(method):

@@ -110,6 +110,12 @@ OPERATIONS = (
         response=sleep.IsPaused,
     ),
     Operation(
+        path="/get_world_size",
+        handler=sleep.get_world_size,
+        tag="Operation",
+        response=sleep.WorldSize,
+    ),
+    Operation(
         path="/update_weights",
         methods=("POST",),
         handler=sleep.update_weights,

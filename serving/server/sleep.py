@@ -27,6 +27,12 @@ class IsPaused(Answer, kw_only=True):
     is_paused: bool
 
 
+class WorldSize(Answer, kw_only=True):
+    """How many devices compute."""
+
+    world_size: int
+
+
 class Status(Answer, kw_only=True):
     """What was done."""
 
@@ -118,6 +124,13 @@ async def resume(request: Request) -> Response:
 async def is_paused(request: Request) -> Response:
     """Tell whether the engine is paused."""
     return json_response(IsPaused(is_paused=await _llm(request).is_paused()))
+
+
+async def get_world_size(request: Request) -> Response:
+    """Tell how many devices the engines have, or one of them with `include_dp=false`."""
+    llm = _llm(request)
+    engines = llm.config.parallel.data_parallel_size if _boolean(request, "include_dp", default=True) else 1
+    return json_response(WorldSize(world_size=llm.info.num_devices * engines))
 
 
 async def abort_requests(request: Request) -> Response:

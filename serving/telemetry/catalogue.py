@@ -58,6 +58,12 @@ METRICS = (
         "Prompt tokens by where they came from: local_compute or local_cache_hit.",
         "prompt_tokens",
     ),
+    Described(
+        "prompt_tokens_cached_by_source",
+        "counter",
+        "Prompt tokens found in the prefix cache, by where it is: device.",
+        "prefix_cache_hits",
+    ),
     Described("generation_tokens", "counter", "Tokens generated."),
     Described("request_success", "counter", "Sequences that ended, by reason."),
     Described("admission_rejections", "counter", "Requests that were told to come back later, by the error's code."),

@@ -180,6 +180,8 @@ def _counts(metric: Described, engine: EngineMetrics, rejections: dict[str, int]
             cached = engine.counters["prompt_tokens_cached"]
             computed = engine.counters["prompt_tokens"] - cached
             return [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached)]
+        case "prompt_tokens_cached_by_source":
+            return [({"source": "device"}, engine.counters[metric.source])]
     return [({}, engine.counters[metric.source])]
 
 

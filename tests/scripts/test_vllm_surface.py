@@ -89,7 +89,7 @@ def test_flags(source: Source) -> None:
         "uvicorn-log-level": "accepted",
     }  # fmt: skip
     assert next(row.reason for row in table.rows if row.name == "compilation-config") == "without -zz"
-    assert "| flags | 8 | 2 | 3 | 1 | 2 |" in summary([table])
+    assert "| flags | 8 | 2 | 3 | 1 | 2 | 0 |" in summary([table])
     assert "- `compilation-config`: without -zz" in table.markdown()
 
 

@@ -434,6 +434,10 @@ def test_vllms_arguments_for_what_there_is_not(make: Make) -> None:
     assert positional.prompt == "the cat?"
     with pytest.raises(EngineError, match="another process"):
         llm.collective_rpc("anything")
+    assert llm.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},)) == [None]
+    for wrong in ({"load_config": {"load_format": "dummy"}}, {"model_config": {"dtype": "float16"}}):
+        with pytest.raises(RequestError, match="update_config: "):
+            llm.collective_rpc("update_config", args=(wrong,))
     with pytest.raises(EngineError, match="collective_rpc reaches the engine"):
         llm.apply_model(print)
     with pytest.raises(ConfigError, match=r"give package\.module\.Class"):

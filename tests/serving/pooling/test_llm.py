@@ -48,6 +48,13 @@ def test_a_cross_encoder_scores_as_transformers_does(crossing: LLM, cross_encode
     np.testing.assert_allclose([1 / (1 + np.exp(-each.outputs.score)) for each in raw], wanted, atol=1e-5, rtol=0)
     pairs = crossing.score([QUERY] * 3, DOCUMENTS, use_tqdm=False)
     np.testing.assert_allclose([each.outputs.score for each in pairs], wanted, atol=1e-5, rtol=0)
+    template = "{% for each in messages %}{{ each.role }}: {{ each.content }} {% endfor %}"
+    (templated,) = crossing.score(QUERY, DOCUMENTS[0], use_tqdm=False, chat_template=template)
+    with torch.no_grad():
+        inputs = tokenizer(f"query: {QUERY} document: {DOCUMENTS[0]} ", return_tensors="pt")
+        wanted = torch.sigmoid(model(**inputs).logits[:, 0]).numpy()
+    assert templated.prompt_token_ids == inputs["input_ids"][0].tolist()
+    np.testing.assert_allclose(templated.outputs.score, wanted[0], atol=1e-5, rtol=0)
 
 
 def test_embeddings_and_their_angles(embedding: LLM) -> None:
@@ -79,6 +86,12 @@ def test_wrong_calls_say_what_to_do(embedding: LLM, crossing: LLM) -> None:
         crossing.score(["a", "b"], ["a", "b", "c"])
     with pytest.raises(RequestError, match="use_activation: scores of an embedding model are cosines"):
         embedding.score("a", "b", pooling_params=PoolingParams(use_activation=False))
+    with pytest.raises(RequestError, match="chat_template: an embedding model reads each text alone"):
+        embedding.score("a", "b", chat_template="{{ messages[0].content }}")
+    neutral: dict[str, Any] = {"late_chunking_params": None, "requires_token_ids": False}
+    assert PoolingParams(**neutral) == PoolingParams()
+    with pytest.raises(RequestError, match="late_chunking_params"):
+        PoolingParams(**{**neutral, "late_chunking_params": 3})
     with pytest.raises(RequestError, match="task='embed' in the parameters, where 'classify'"):
         crossing.classify("a", pooling_params=PoolingParams(task="embed"))
 
