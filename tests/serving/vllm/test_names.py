@@ -53,6 +53,27 @@ def test_the_servers_module_is_the_command(run_python: RunPython) -> None:
     assert "'many' is not a whole number" in result.stderr
 
 
+def test_vectors_in_bytes_are_tensors_again() -> None:
+    import numpy as np
+    import torch
+
+    from jaxllm.entrypoints.pooling.utils import build_metadata_items, decode_pooling_output
+    from jaxllm.serving.openai.pooling.vectors import VectorFormat
+    from jaxllm.serving.openai.protocol.pooling import EmbeddingRequest
+    from jaxllm.utils.serial_utils import EMBED_DTYPES, ENDIANNESS
+
+    values = np.array([[0.5, -1.25, 3.0], [1.0, 0.0625, -2.0]], np.float32)
+    for name in EMBED_DTYPES:
+        for order in ENDIANNESS:
+            body = EmbeddingRequest(input="x", encoding_format="bytes", embed_dtype=name, endianness=order)
+            data = b"".join(VectorFormat(body).bytes(each) for each in values)
+            items = build_metadata_items(name, order, (3,), n_request=2)
+            found = decode_pooling_output(items[::-1], data)
+            wanted = torch.tensor(values).to(found[0].dtype)
+            assert name.removeprefix("fp8_") in str(found[0].dtype)
+            assert torch.equal(torch.stack(found).float(), wanted.float())
+
+
 def test_little_things(capsys: pytest.CaptureFixture[str]) -> None:
     from jaxllm.platforms import current_platform
     from jaxllm.utils import random_uuid

@@ -1,0 +1,1 @@
+"""For clients of models that pool."""
