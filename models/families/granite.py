@@ -51,7 +51,7 @@ def read_minicpm(file: ConfigFile, architecture: str) -> ModelConfig:
     return scaled(
         architecture,
         options,
-        embedding=file.number("scale_emb", 1.0),
+        embedding=EmbeddingPlan(scale=file.number("scale_emb", 1.0), scaled=True),
         residual=file.number("scale_depth", 1.0) / len(options["layers"]) ** 0.5,
         logits=file.number("dim_model_base", options["hidden_size"]) / options["hidden_size"],
     )
@@ -73,18 +73,18 @@ def _multiplied(file: ConfigFile, architecture: str, logits: float) -> ModelConf
     return scaled(
         architecture,
         options,
-        embedding=file.number("embedding_multiplier", 1.0),
+        embedding=EmbeddingPlan(scale=file.number("embedding_multiplier", 1.0)),
         residual=file.number("residual_multiplier", 1.0),
         logits=logits,
     )
 
 
 def scaled(
-    architecture: str, options: dict[str, Any], *, embedding: float, residual: float, logits: float
+    architecture: str, options: dict[str, Any], *, embedding: EmbeddingPlan, residual: float, logits: float
 ) -> ModelConfig:
     """The configuration with multipliers of embeddings, of what blocks add to the residual, and of logits."""
     layers = tuple(replace(layer, residual_scale=residual) for layer in options["layers"])
-    scales = {"embedding": EmbeddingPlan(scale=embedding), "output": OutputPlan(scale=logits)}
+    scales = {"embedding": embedding, "output": OutputPlan(scale=logits)}
     return ModelConfig(architecture=architecture, **(options | {"layers": layers} | scales))
 
 

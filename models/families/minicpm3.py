@@ -5,6 +5,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.family import Family
 from jaxllm.models.families.granite import scaled
 from jaxllm.models.families.latent import latent_names, read_latent_llama
+from jaxllm.models.plan import EmbeddingPlan
 
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
@@ -24,7 +25,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     return scaled(
         architecture,
         options,
-        embedding=file.number("scale_emb", 12.0),
+        embedding=EmbeddingPlan(scale=file.number("scale_emb", 12.0), scaled=True),
         residual=file.number("scale_depth", depth**0.5 if "scale_depth" in file.values else 1.4) / depth**0.5,
         logits=file.number("dim_model_base", hidden if "dim_model_base" in file.values else 256) / hidden,
     )

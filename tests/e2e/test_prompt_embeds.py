@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
-from jaxllm.errors import RequestError
+from jaxllm.errors import ConfigError, RequestError
 from jaxllm.prompt_embeds import NO_TOKEN, PromptEmbeds
 from jaxllm.request import Request
 from tests.e2e.driving import make_engine, request, run
+from tests.models.every_family import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +163,34 @@ def test_an_engine_without_them(engine: Engine, table: np.ndarray) -> None:
     assert engine.info.embedding_size is None
     with pytest.raises(RequestError, match="--enable-prompt-embeds"):
         engine.add_request(given("embeds", table[:4]))
+
+
+def test_engines_that_cannot_have_them() -> None:
+    with pytest.raises(ConfigError, match="enable_prompt_embeds: not with pipeline_parallel_size=2"):
+        make_engine(enable_prompt_embeds=True, pipeline_parallel_size=2)
+
+
+# Scales in the table and behind it, and learned positions.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "minicpm3", "granite", "gpt2"])
+def test_what_is_behind_the_rows(tmp_path: Path, name: str) -> None:
+    model = FAMILIES[name].save(tmp_path).eval()
+    embed: Any = model.get_input_embeddings()
+    small = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    engine = make_engine(model=str(tmp_path), dtype="float32", enable_prompt_embeds=True, **small)
+    with torch.no_grad():
+        rows = embed(torch.arange(5, 24))
+        rows += torch.randn(rows.shape, generator=torch.Generator().manual_seed(0)) * rows.std() / 4
+        made = given("embeds", rows.numpy(), temperature=0, max_tokens=8, ignore_eos=True)
+        answer = run(engine, [made])["embeds"].token_ids
+        engine.close()
+        logits = model(inputs_embeds=torch.cat([rows, embed(torch.tensor(answer))])[None]).logits[0, 18:-1].numpy()
+    np.testing.assert_allclose(logits[np.arange(8), answer], logits.max(axis=-1), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "reason"), [("gemma3n", "looks tokens up"), ("opt-norms-behind-narrow", "projected")])
+def test_families_without_them(tmp_path: Path, name: str, reason: str) -> None:
+    FAMILIES[name].save(tmp_path)
+    with pytest.raises(ConfigError, match=f"enable_prompt_embeds: .*{reason}"):
+        make_engine(model=str(tmp_path), enable_prompt_embeds=True)

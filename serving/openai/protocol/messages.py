@@ -23,6 +23,7 @@ class ContentPart(Body, kw_only=True):
     audio_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
     video_url: Annotated[Any, Refused(_TEXT_ONLY)] = None
     file: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    data: Annotated[Any, Refused("embeddings are prompts of /v1/completions, and no parts of conversations")] = None
 
 
 class CalledFunction(Body, kw_only=True):

@@ -120,12 +120,15 @@ def test_values_of_theirs_that_ask_for_nothing_are_accepted(kind: Any, field: by
     settle(_with(kind, field, value))
 
 
-def test_parts_that_are_not_text_are_refused_where_they_stand() -> None:
-    image = b'{"type": "image_url", "image_url": {"url": "http://x/y.png"}}'
-    body = decode(b'{"messages": [{"role": "user", "content": [' + image + b"]}]}", ChatCompletionRequest)
+@pytest.mark.parametrize(
+    ("field", "value"), [(b"image_url", b'{"type": "image_url", "image_url": {"url": "http://x/y.png"}}'),
+                         (b"data", b'{"type": "prompt_embeds", "data": "UEsDBAAA"}')],
+)  # fmt: skip
+def test_parts_that_are_not_text_are_refused_where_they_stand(field: bytes, value: bytes) -> None:
+    body = decode(b'{"messages": [{"role": "user", "content": [' + value + b"]}]}", ChatCompletionRequest)
     with pytest.raises(UnsupportedError) as caught:
         settle(body)
-    assert caught.value.parameter == "messages[0].content[0].image_url"
+    assert caught.value.parameter == "messages[0].content[0]." + field.decode()
 
 
 def _with(kind: Any, field: bytes, value: bytes) -> Any:
