@@ -147,3 +147,26 @@ def test_only_who_uses_it_fails(
     assert refused["2"].refused_parameter == parameter
     assert re.search(message, refused["2"].refusal or "")
     processing.scheduler.check_integrity()
+
+
+@pytest.mark.slow
+def test_preempted_requests_get_the_tokens_that_they_get_alone(prompts: list[list[int]]) -> None:
+    """Processors see the whole output again when its request comes back."""
+    engine = make_engine(
+        max_model_len=96, block_size=4, num_gpu_blocks_override=26, max_num_batched_tokens=16, max_num_seqs=8,
+        logits_processors=[processors.Bias, processors.NoRepeats, processors.CompiledBans],
+    )  # fmt: skip
+    starts = [prompt[:20] for prompt in prompts if len(prompt) >= 20][:9]
+    extras: list[dict[str, Any]] = [{"unique": True}, {"bias": {"5": 6.0, "40": 5.0}, "ban": [7]}, {"ban": [5, 40]}]
+
+    def ask(index: int) -> Request:
+        return asked(index, starts[index], extra_args=extras[index % 3], seed=index, max_tokens=40)
+
+    together = run(engine, map(ask, range(9)))
+    preempted = engine.scheduler.num_preemptions
+    assert preempted > 3
+    for index in range(9):
+        assert run(engine, [ask(index)])[str(index)].token_ids == together[str(index)].token_ids
+    assert engine.scheduler.num_preemptions == preempted
+    assert len(set(together["0"].token_ids)) == 40
+    engine.close()

@@ -95,7 +95,7 @@ def test_requests_wait_while_the_server_sleeps(client: httpx.Client, level: int,
         assert answer.result() == before
     assert client.get("/ready").status_code == 200
     assert not client.get("/health").content
-    assert client.get("/get_world_size").json() == {"world_size": 1}
+    assert client.get("/get_world_size?include_dp=false").json() == {"world_size": 1}
     assert sleep_states(client) == {"awake"}
 
 
