@@ -13,11 +13,12 @@ _KERNELS = (
 )
 _CONNECTORS = (
     r"kv_offload|kv_transfer|kv_fetch|kv_conn|ec_transfer|disagg|scale_out|inference/v1|kv_event|kvconn|external"
-    r"|kvcacheblocks|kvcacheconfig|kv_cache_utils|lmcache|forwardcontext|scheduleroutput|_kv_"
+    r"|kvcacheblocks|kvcacheconfig|kv_cache_utils|lmcache|offload|forwardcontext|scheduleroutput|_kv_"
 )
 
 _REASONS = (
-    (r"(^|_)render|derender", "servers that only render: /tokenize renders here"),
+    (r"checkpoint_prepare|checkpoint_restore|release_kv_cache_memory", "sleep frees memory: docs/sleep_and_weights.md"),
+    (r"/(de)?render", "servers that only render: /tokenize renders here"),
     (r"sharded_?state|ShardedState", "a folder written by LLM.save_sharded_state is read by load_format"),
     (r"tensorizer", "tensorizer: a format of its own; see load_format"),
     (r"NGramPerReqLogitsProcessor", _MEDIA),
@@ -38,7 +39,6 @@ _REASONS = (
     (r"rl_weight_update", "http_request_duration_seconds of /update_weights tells it"),
     (r"weight", _WEIGHTS),
     (r"collective_rpc|apply_model", "for engines in the process of the caller: LLM has it"),
-    (r"checkpoint_prepare|checkpoint_restore|release_kv_cache_memory", "sleep frees memory: docs/sleep_and_weights.md"),
     (r"kv_block_|corrupted|parser_invocations", "not measured"),
     (r"check_admission|num_queued_tokens", "the server admits requests: --max-num-queued-reqs"),
     (r"/docs|/readyz", "/openapi.json, /ready"),
@@ -46,17 +46,17 @@ _REASONS = (
     (r"late_?chunking", "not supported: token_embed gives the vectors of all tokens"),
     (r"watermark", "watermarks"),
     (r"prompt_embed", "prompt embeddings"),
+    (r"^VLLM_(LOG|CONFIGURE_LOG|DEBUG|USAGE|TRACE)", "see --log-level and --log-format; nothing is sent anywhere"),
     (r"routed_experts|sampling_mask|trace", "what is returned of experts and traces"),
     (r"benchmarks", "jaxllm bench has them on the command line"),
     (r"repo_utils|modelscope|fastokens|tokenizers", "tokenizers are those of transformers, from the Hub or a folder"),
     (r"(parsers|reasoning)\.(hf|beam)$", "templates of replies in checkpoints: a feature of its own"),
-    (r"(parsers|reasoning)\.hy_v4$", "each checkpoint has marks of its own, and none is public to compare with"),
-    (r"(parsers|reasoning)\.muse", "no public checkpoint to compare with"),
+    (r"(parsers|reasoning)\.hy_v4$", "not built: marks differ by checkpoint, and none is here to compare with"),
+    (r"(parsers|reasoning)\.muse", "not built: no checkpoint is here to compare with"),
     (r"_dp_|_pp_|_rpc_|_port|host_ip|_nodes|_ranks?(_|$)|_rank_|_executor|ringbuffer|split_group|shm|msgpack|_nixl_",
      "one process drives all devices; hosts meet by --data-parallel-address and JAX"),
-    (r"^VLLM_(LOG|CONFIGURE_LOG|DEBUG|USAGE)", "see --log-level and --log-format; nothing is sent anywhere"),
-    (r"^VLLM_.*(DIR|CACHE|ROOT)", "see docs/flags.md for folders of caches"),
-    (r"^VLLM_MAX_(N|COMPLETION|STOP|NUM_BAD|BAD)", "bodies and their lists have limits of their own: --max-body-bytes"),
+    (r"^VLLM_(CACHE|CONFIG)_ROOT", "docs/flags.md has variables for folders of caches"),
+    (r"^VLLM_MAX_(N|COMPLETION|STOP|NUM_BAD|BAD)", "bodies and their lists have limits of their own: --max-body-size"),
     (r"^VLLM_", "named in a warning; it has no effect"),
 )  # fmt: skip
 
