@@ -148,6 +148,16 @@ def test_penalties_and_searches(
     assert [each.token_ids for each in as_embeds.sequences] == [each.token_ids for each in as_tokens.sequences]
 
 
+def test_an_abort_within_a_prompt(embeds_engine: Engine, reference: Any, table: np.ndarray) -> None:
+    embeds_engine.reset_prefix_cache()
+    embeds_engine.add_request(given("gone", table[5:150], temperature=0, max_tokens=8))
+    embeds_engine.step()
+    embeds_engine.abort_request("gone")
+    # In the same slot; `run` checks that no page is held.
+    after = request("after", range(5, 60), temperature=0, max_tokens=8, ignore_eos=True)
+    assert run(embeds_engine, [after])["after"].token_ids == greedy(reference, table[5:60], 8)
+
+
 def test_bad_embeddings(embeds_engine: Engine, table: np.ndarray) -> None:
     with pytest.raises(RequestError, match="rows have 64 values, but the model's embeddings have 128") as raised:
         embeds_engine.add_request(given("narrow", table[:4, :64]))
