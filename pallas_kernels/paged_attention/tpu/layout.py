@@ -106,17 +106,19 @@ def pack_kv(k: jax.Array, v: jax.Array, dims: Dims) -> jax.Array:
 def pack_kv_words(k: jax.Array, v: jax.Array, dims: Dims) -> jax.Array:
     """The bits of `pack_kv` as words, uint32 [T, J, 1, 128], of types with several elements in a word.
 
-    XLA interleaves elements of words a hundred times slower than it shifts and adds them.
+    XLA interleaves elements of words a hundred times slower than it shifts and adds them, and takes heads apart several
+    times slower by an axis of their own than as columns.
     """
-    tokens, bits = k.shape[0], 32 // dims.kv_packing
-    pad = ((0, 0), (0, -dims.num_kv_heads % (dims.kv_packing // 2)), (0, dims.folds * LANES - dims.head_size))
-    parts = []
-    for values in (k, v):
-        raw = jax.lax.bitcast_convert_type(jnp.pad(values, pad), jnp.dtype(f"uint{bits}")).astype(jnp.uint32)
-        parts.append(raw.reshape(tokens, -1, dims.kv_packing // 2, dims.folds, LANES))
-    words = jnp.zeros_like(parts[0][:, :, 0])
-    for index in range(dims.kv_packing):
-        words |= parts[index % 2][:, :, index // 2] << jnp.uint32(index * bits)
+    tokens, bits, heads = k.shape[0], 32 // dims.kv_packing, dims.kv_packing // 2
+    pad = ((0, 0), (0, -dims.num_kv_heads % heads), (0, dims.folds * LANES - dims.head_size))
+    words = jnp.zeros((), jnp.uint32)
+    for which, values in enumerate((k, v)):
+        raw = jax.lax.bitcast_convert_type(jnp.pad(values, pad).reshape(tokens, -1), jnp.dtype(f"uint{bits}"))
+        words |= raw.astype(jnp.uint32) << jnp.uint32(which * bits)
+    if heads > 1:
+        columns = jnp.split(words, words.shape[1] // (dims.folds * LANES), axis=1)
+        pairs = zip(columns[0::2], columns[1::2], strict=True)
+        words = jnp.concatenate([first | second << jnp.uint32(2 * bits) for first, second in pairs], axis=1)
     return words.reshape(tokens, dims.packs, 1, LANES)
 
 
