@@ -37,6 +37,9 @@ _WRITTEN_OUT = 8
 Ref = Any
 """A reference to memory inside a kernel; Pallas has no public type for it."""
 
+Shared = dict[tuple[int, int], jax.Array]
+"""Words of two heads, widened, of keys (0) or values (1) and a fold."""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -228,10 +231,32 @@ def each(count: int, do: Callable[[Any], None]) -> None:
         lax.fori_loop(0, count, lambda index, _: do(index), None)
 
 
+def load_heads(
+    kv: Ref, slot: Any, first: Any, count: int, start: Any, valid: Callable[[Any], Any] | None, options: Options
+) -> list[tuple[jax.Array, jax.Array]]:
+    """`load_head` of `count` KV heads from `first` on, a multiple of `count`."""
+    if count % 2 or options.dims.kv_packing != 4:
+        return [load_head(kv, slot, first + i, start, valid, options) for i in range(count)]
+    found = []
+    for pair in range(count // 2):
+        shared: Shared = {}
+        places = [(div(first, 2) + pair, i) for i in range(2)]
+        found += [load_head(kv, slot, place, start, valid, options, shared) for place in places]
+    return found
+
+
 def load_head(
-    kv: Ref, slot: Any, head: Any, start: Any, valid: Callable[[Any], Any] | None, options: Options
+    kv: Ref,
+    slot: Any,
+    head: Any,
+    start: Any,
+    valid: Callable[[Any], Any] | None,
+    options: Options,
+    shared: Shared | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Keys and values [chunk, F * 128] of KV head `head`, from key `start` of a slot on.
+
+    `head` may be the number of a pair and which of the two it is; `shared` then keeps what the pair has in common.
 
     Values of keys that `valid` (of an array of indices from `start` on) denies are 0: memory that no DMA has filled may
     hold anything.
@@ -255,8 +280,11 @@ def load_head(
                 words = jnp.where(keep, words, jnp.zeros_like(words))
             if dims.kv_dtype in FLOATS and widens_by_bits():
                 # In both heads of a word, the key or the value: half of the operations, and no bytes to unpack.
-                words = bfloat16_pairs(words, which, dims.kv_dtype)
-                parts.append(_element(words, rem(head, 2), jnp.dtype(jnp.bfloat16)))
+                kept = {} if shared is None else shared
+                if (which, fold) not in kept:
+                    kept[which, fold] = bfloat16_pairs(words, which, dims.kv_dtype)
+                half = head[1] if isinstance(head, tuple) else rem(head, 2)
+                parts.append(_element(kept[which, fold], half, jnp.dtype(jnp.bfloat16)))
             else:
                 parts.append(_element(words, index, dtype))
         return _convert(_join(parts), dims.compute_dtype)
@@ -279,6 +307,8 @@ def clear(kv: Ref, slot: Any, start: Any, valid: Callable[[Any], Any], options: 
 
 def _place(head: Any, which: int, per_word: int) -> tuple[Any, Any]:
     """Row (without folds) and element of the word that hold the key (0) or value (1) of a KV head."""
+    if isinstance(head, tuple):
+        return head[0], 2 * head[1] + which
     if per_word == 1:
         return 2 * head + which, 0
     if per_word == 2:

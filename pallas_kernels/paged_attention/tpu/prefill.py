@@ -7,6 +7,7 @@ computed.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -122,22 +123,22 @@ class _Prefill:
         scores, fresh = Scores(self.memory, chunk, options), chunk.first <= span.first_key
         real = (span.end - span.begin) * options.dims.group_rows
 
-        def heads(scored: Callable[[Any], list[Scored]]) -> None:
+        def heads(scored: Callable[[Any, int], list[list[Scored]]]) -> None:
             together = options.heads_together
 
             def some(number: Any, _: None) -> None:
                 first = number * together
-                absorb(run, first, fresh, real, [scored(first + i) for i in range(together)], options)
+                absorb(run, first, fresh, real, scored(first, together), options)
 
             lax.fori_loop(0, options.dims.num_kv_heads // together, some, None)
 
         masked = scores.masked
-        pl.when(jnp.logical_not(masked))(lambda: heads(lambda head: [scores.whole(head, masked=False)]))
+        pl.when(jnp.logical_not(masked))(lambda: heads(partial(scores.whole, masked=False)))
         if scores.has_halves:
             pl.when(scores.diagonal)(lambda: heads(scores.halves))
             masked &= jnp.logical_not(scores.diagonal)
-        pl.when(masked)(lambda: heads(lambda head: [scores.whole(head, masked=True)]))
-        settle(run, lambda head: scores.whole(head, masked=True), options)
+        pl.when(masked)(lambda: heads(partial(scores.whole, masked=True)))
+        settle(run, lambda head: scores.whole(head, 1, masked=True)[0][0], options)
 
 
 def prefill_kernel(*refs: Ref, options: Options) -> None:

@@ -12,7 +12,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     MASKED,
     Options,
     Ref,
-    load_head,
+    load_heads,
     load_queries,
     scores_of,
 )
@@ -66,16 +66,20 @@ class Scores:
         aligned = self.offset == 0
         return aligned & jnp.logical_not(self.windowed) if self.options.has_window else aligned
 
-    def whole(self, head: Any, *, masked: bool) -> Scored:
-        """All keys for all queries."""
-        keys, values = self._keys(head, masked=masked)
-        scores = self._biased(scores_of(keys, self._queries(head), self.options), self.offset, head)
-        return self._visible(scores, self.offset) if masked else scores, values
+    def whole(self, first: Any, count: int, *, masked: bool) -> list[list[Scored]]:
+        """All keys for all queries, for each of `count` heads."""
+        found = []
+        for head, (keys, values) in self._keys(first, count, masked=masked):
+            scores = self._biased(scores_of(keys, self._queries(head), self.options), self.offset, head)
+            found.append([(self._visible(scores, self.offset) if masked else scores, values)])
+        return found
 
-    def halves(self, head: Any) -> list[Scored]:
+    def halves(self, first: Any, count: int) -> list[list[Scored]]:
         """On the diagonal: half of the keys for all queries, and the other half for the last half of them."""
+        return [self._halves(head, *loaded) for head, loaded in self._keys(first, count, masked=True)]
+
+    def _halves(self, head: Any, keys: jax.Array, values: jax.Array) -> list[Scored]:
         options, half = self.options, self.options.blocks.chunk // 2
-        keys, values = self._keys(head, masked=True)
         queries, parts = self._queries(head), []
         near = half * options.dims.group_rows
         for key in (0, half):
@@ -87,14 +91,17 @@ class Scores:
             parts.append((scores, values[key : key + half]))
         return parts
 
-    def _keys(self, head: Any, *, masked: bool) -> tuple[jax.Array, jax.Array]:
+    def _keys(self, first: Any, count: int, *, masked: bool) -> list[tuple[Any, tuple[jax.Array, jax.Array]]]:
+        """Numbers of heads, and keys and values of each."""
         chunk = self.chunk
         begin, end = (position - chunk.first for position in chunk.keys)
 
         def valid(index: Any) -> Any:
             return (index < end) & (index >= begin)
 
-        return load_head(self.memory.kv, chunk.slot, head, chunk.start, valid if masked else None, self.options)
+        keep = valid if masked else None
+        loaded = load_heads(self.memory.kv, chunk.slot, first, count, chunk.start, keep, self.options)
+        return [(first + i, each) for i, each in enumerate(loaded)]
 
     def _queries(self, head: Any) -> jax.Array:
         queries = load_queries(self.memory.q, self.chunk.place, head, self.options)
