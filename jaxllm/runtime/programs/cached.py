@@ -10,17 +10,19 @@ can change. Nothing is unpickled, and what is broken is compiled again.
 import hashlib
 import json
 import logging
+import math
 import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src.config import persistent_cache_min_compile_time_secs
 from jax.errors import JaxRuntimeError
 
 from jaxllm.bundle.portable import DeviceAssignment, from_bytes, to_bytes
@@ -80,7 +82,9 @@ class CachedExecutables:
         if found is not None:
             self._read_names.add(name)
         else:
-            with noticing_hits() as hits:
+            # Under a new name JAX's cache would keep it where nobody finds it.
+            unkept = persistent_cache_min_compile_time_secs(math.inf) if self._rename else nullcontext()
+            with noticing_hits() as hits, unkept:
                 found = compile_it(self._renamed(name, program))
             if not hits:
                 self._write(name, found)
