@@ -1,4 +1,4 @@
-"""Which families are compared in which stack of layers: all in the scan, and in the loop those that no engine runs."""
+"""Which families are compared in which stack of layers: all in the scan, and in the loop where all are asked for."""
 
 import os
 from collections.abc import Collection, Iterable
@@ -21,13 +21,13 @@ EVERY_FAMILY = "JAXLLM_EVERY_FAMILY" in os.environ
 def in_stacks(names: Iterable[str], soon: Collection[str] | None = None) -> pytest.MarkDecorator:
     """`name` and `stack` of a test: the scans are slow but for those of `soon` (None: no scan is), the loops all.
 
-    The engines of `tests/e2e/test_families.py` have loops, whose tokens are those of transformers: families that run
-    there are not compared here again, unless the environment has JAXLLM_EVERY_FAMILY.
+    The engines of `tests/e2e/test_families.py` have loops, whose tokens are those of transformers, and its families
+    every choice together: loops are compared here only where the environment has JAXLLM_EVERY_FAMILY.
     """
     slow = pytest.mark.slow
     cases = []
     for name in names:
         cases.append(pytest.param(name, "scan", marks=() if soon is None or name in soon else slow))
-        if EVERY_FAMILY or name not in COVERING:
+        if EVERY_FAMILY:
             cases.append(pytest.param(name, "loop", marks=slow))
     return pytest.mark.parametrize(("name", "stack"), cases)
