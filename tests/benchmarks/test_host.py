@@ -15,6 +15,7 @@ def rows(capsys: pytest.CaptureFixture[str], *flags: str) -> list[dict[str, Any]
     return found
 
 
+@pytest.mark.slow
 def test_a_slow_device_never_waits_and_a_fast_one_does(capsys: pytest.CaptureFixture[str]) -> None:
     """A device step of ten seconds, which nobody waits for, is longer than any host takes."""
     slow, fast = rows(capsys, "--processor-time", "--step-ms", "10000", "0")

@@ -48,6 +48,7 @@ def test_too_few_samples_are_refused() -> None:
         slope(SECONDS[:80], SECONDS[:80])
 
 
+@pytest.mark.slow
 def test_the_load_against_a_server(tmp_path: Path) -> None:
     sizes = {"max-model-len": 1024, "max-num-seqs": 32, "max-num-batched-tokens": 64, "num-gpu-blocks-override": 128}
     flags = ["demo", "--optimization-level=0", *(f"--{name}={value}" for name, value in sizes.items())]

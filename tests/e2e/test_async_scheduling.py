@@ -100,7 +100,7 @@ def crowded() -> Iterator[Engine]:
 
 
 def test_on_and_off_agree_under_preemption(crowded: Engine, prompts: list[list[int]]) -> None:
-    kinds = [index % len(FEATURES) for index in range(54)]
+    kinds = [index % len(FEATURES) for index in range(2 * len(FEATURES))]
     ahead = run(crowded, mixed(prompts, kinds, longest=24))
     preempted = crowded.scheduler.num_preemptions
     assert preempted > 5

@@ -264,7 +264,7 @@ def test_the_application_connects_by_itself(cluster: str) -> None:
     assert made.returncode == 0, made.stderr
 
 
-ROWS = 10_000
+ROWS = 6_000
 
 
 def test_ray_data_goes_on_where_it_was_killed(cluster: str, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_the_server_is_killed_under_load(tmp_path: Path, scratch: Path) -> None:
         assert_nothing_left(scratch, memory, engine)
 
 
+@pytest.mark.slow
 def test_told_to_end_while_the_engine_hangs(tmp_path: Path, scratch: Path) -> None:
     """It ends all the same, and the engine with it, though a client still owes the body of its request."""
     flags = (*FLAGS, "--shutdown-timeout", "0")
@@ -79,6 +80,7 @@ def test_told_to_end_while_the_engine_hangs(tmp_path: Path, scratch: Path) -> No
         assert_nothing_left(scratch, memory, engine)
 
 
+@pytest.mark.slow
 def test_told_to_end_while_a_client_reads_slowly(tmp_path: Path) -> None:
     """Who has not read what the engine has long generated has --shutdown-timeout seconds too."""
     # The alternatives of every token make more text than what the system keeps for slow readers.

@@ -135,6 +135,7 @@ def test_a_dead_engine_is_restarted_and_all_is_well(tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_a_hanging_engine_is_killed_and_restarted(tmp_path: Path) -> None:
     with served(tmp_path, "--step-timeout", "4") as (server, client):
         engine = server.engine()
@@ -157,6 +158,7 @@ def test_a_hanging_engine_is_killed_and_restarted(tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_a_pause_shorter_than_the_timeout_costs_nothing(tmp_path: Path) -> None:
     with served(tmp_path, "--step-timeout", "20") as (server, client):
         engine = server.engine()

@@ -89,7 +89,7 @@ def check_regexes(llm: LLM, count: int) -> None:
 
 
 def test_schemas(llm: LLM) -> None:
-    check_schemas(llm, 60)
+    check_schemas(llm, 30)
 
 
 def test_regexes(llm: LLM) -> None:

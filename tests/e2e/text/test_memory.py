@@ -29,6 +29,7 @@ print(json.dumps(sizes))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory means something else there")
+@pytest.mark.slow
 def test_a_process_that_makes_engines_again_and_again_does_not_grow(run_python: RunPython) -> None:
     done = run_python("-c", RECREATE, json.dumps({**SMALL, "max_num_batched_tokens": 512}))
     assert done.returncode == 0, done.stderr

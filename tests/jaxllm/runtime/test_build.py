@@ -46,6 +46,7 @@ print(json.dumps([start(100 << 20), start((100 << 20) + 54321), start((98 << 20)
 """
 
 
+@pytest.mark.slow
 def test_a_slightly_different_free_memory_changes_nothing(run_python: RunPython, tmp_path: Path) -> None:
     done = run_python("-c", STARTS, str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import RunPython
 
 USE = """
@@ -17,6 +19,7 @@ print("numba" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_what_the_first_compiled(run_python: RunPython, tmp_path: Path) -> None:
     folder = tmp_path / "not-there-yet"
     compiled_anew = [run_python("-c", USE, str(folder)).stdout.strip() for _ in range(2)]

@@ -54,6 +54,7 @@ def wait_for_lines(file: Path, count: int, process: subprocess.Popen[str]) -> No
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_interrupted_and_gone_on_with(tmp_path: Path) -> None:
     given, file = requests(), tmp_path / "out.jsonl"
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(request) + "\n" for request in given))

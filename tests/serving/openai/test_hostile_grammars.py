@@ -144,6 +144,7 @@ async def test_a_client_that_leaves_ends_its_trial(server: ServerProcess, anyone
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 async def test_streams_do_not_notice_when_the_canary_dies(
     server: ServerProcess, anyone: httpx.AsyncClient, async_client: AsyncOpenAI
 ) -> None:

@@ -81,7 +81,11 @@ print(json.dumps([cold, foreign, replaced]))
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("hang", "EngineError: the first step of 8 tokens x 4 requests has not ended after 3 s"),
+        pytest.param(
+            "hang",
+            "EngineError: the first step of 8 tokens x 4 requests has not ended after 3 s",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "exhaust",
             "CapacityError: the device ran out of memory in the first step of 8 tokens x 4 requests",
