@@ -96,7 +96,7 @@ def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> 
             assert len(workers) == 2
             clients = [httpx.Client(base_url=server.url, timeout=SECONDS) for _ in range(6)]
             # The others wait for the first, which takes so long that all six are seen at once on any machine.
-            long = [Stream(clients[0], {**LONG, "n": 10})]
+            long = [Stream(clients[0], {**LONG, "n": 24})]
             long += [Stream(client, {**LONG, "n": 1}, wait=False) for client in clients[1:]]
             until(lambda: clients[0].get("/load").json() == {"server_load": len(long)})  # noqa: B023
             # What is published is at most some tenths of a second old.

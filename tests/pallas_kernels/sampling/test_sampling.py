@@ -17,11 +17,12 @@ from jaxllm.pallas_kernels.sampling.cases import CASES, GROUP, make_inputs
 from jaxllm.pallas_kernels.sampling.tpu.candidates import KEPT, STEP
 from jaxllm.pallas_kernels.sampling.tpu.lanes import LANES
 from jaxllm.pallas_kernels.sampling.tpu.sampling import tpu_choose_tokens
+from tests.quick import QUICK
+from tests.thinned import thinned
 
 VOCAB = (KEPT + 1) * GROUP + 5 * BLOCK + 7
 """Groups have more logits than are kept, and the vocabulary ends inside a block."""
 SEEDS = 8
-QUICK = {"xla_backend_optimization_level": "0"}
 reference, xla = (jax.jit(partial(choose_tokens, implementation=name)) for name in ("reference", "xla"))
 
 
@@ -91,29 +92,34 @@ def test_other_logits_and_padding() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 8])
-def test_devices_share_the_rows(devices: int) -> None:
+@pytest.mark.parametrize(
+    ("devices", "is_changed", "rows"),
+    # As many rows as there are cases; and fewer than devices, a number that they do not divide.
+    thinned(
+        [(2, False, len(CASES)), (2, True, 5), (8, True, len(CASES)), (8, False, 5)],
+        [(2, True, len(CASES)), (2, False, 5), (8, False, len(CASES)), (8, True, 5)],
+    ),
+)
+def test_devices_share_the_rows(devices: int, is_changed: bool, rows: int) -> None:
     logits, choice = make_inputs(5 * GROUP)
     wanted = np.asarray(reference(logits, choice))
     mesh = Mesh(np.array(jax.devices()[:devices]), ("model",))
     split, same = PartitionSpec(None, "model"), PartitionSpec()
-    for is_changed in (False, True):
 
-        def part(logits: Any, choice: Any, is_changed: bool = is_changed) -> Any:
-            changed = (logits, jnp.bool_(is_changed))
-            first = jnp.full_like(logits, jnp.nan) if is_changed else logits
-            return tpu_choose_tokens(first, choice, Vocabulary("model"), changed=changed, interpret=True)
+    def part(logits: Any, choice: Any) -> Any:
+        changed = (logits, jnp.bool_(is_changed))
+        first = jnp.full_like(logits, jnp.nan) if is_changed else logits
+        return tpu_choose_tokens(first, choice, Vocabulary("model"), changed=changed, interpret=True)
 
-        function = jax.shard_map(part, mesh=mesh, in_specs=(split, same), out_specs=same, check_vma=False)
-        # Fewer rows than devices, and a number that they do not divide.
-        for rows in (len(CASES), 5):
-            found = jax.jit(function)(logits[:rows], jax.tree.map(lambda field, rows=rows: field[:rows], choice))
-            np.testing.assert_array_equal(found, wanted[:rows])
+    function = jax.shard_map(part, mesh=mesh, in_specs=(split, same), out_specs=same, check_vma=False)
+    run = jax.jit(function, compiler_options=QUICK)
+    found = run(logits[:rows], jax.tree.map(lambda field: field[:rows], choice))
+    np.testing.assert_array_equal(found, wanted[:rows])
 
 
 @pytest.mark.slow
 def test_no_memory_is_read_before_it_is_written() -> None:
     logits, choice = make_inputs(VOCAB)
     params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-    found = jax.jit(partial(tpu_choose_tokens, interpret=params))(logits, choice)
+    found = jax.jit(partial(tpu_choose_tokens, interpret=params), compiler_options=QUICK)(logits, choice)
     np.testing.assert_array_equal(found, reference(logits, choice))
