@@ -22,6 +22,9 @@ from jaxllm.pallas_kernels.linear.tpu.codes import added, decode
 Ref = Any
 """A reference to memory, which Pallas does not type."""
 
+_LOW = 16
+"""Factor of the lower part of a number: half of the eight bits of bfloat16."""
+
 
 @dataclass(frozen=True)
 class Body:
@@ -34,6 +37,7 @@ class Body:
         wide: the type in which rows and weights are multiplied.
         block: rows that are multiplied together.
         by_bits: whether float8 is widened by `bfloat16_pairs`; columns of rows are in the order of `in_halves` then.
+        in_parts: whether rows are multiplied as those of `in_parts`.
     """
 
     code: tuple[float, ...] | None
@@ -42,17 +46,28 @@ class Body:
     wide: str
     block: int
     by_bits: bool = False
+    in_parts: bool = False
 
     def product(
-        self, x: jax.Array, values: jax.Array, scales: jax.Array, sums: jax.Array | None, offsets: jax.Array | None
+        self,
+        x: jax.Array,
+        values: jax.Array,
+        scales: jax.Array,
+        sums: jax.Array | None,
+        offsets: jax.Array | None,
+        part_scales: jax.Array | None = None,
     ) -> jax.Array:
         """`x` [B, in] times a strip [in, C] with scales and offsets [G, C], maybe padded, in float32.
 
-        `sums` [B, G] of each group's inputs are needed where there are offsets, or codes that want some.
+        `sums` [B, G] of each group's inputs are needed where there are offsets, or codes that want some. With
+        `part_scales` [2 B, 1], `x` [2 B, in] is that of `in_parts`.
         """
         groups = 1 if self.group is None else len(values) // self.group
         scales, offsets = scales[:groups], None if offsets is None else offsets[:groups]
         out = self._scaled(x, values, scales)
+        if part_scales is not None:
+            out *= part_scales
+            out = out[: len(out) // 2] + out[len(out) // 2 :]
         if sums is None:
             return out
         shift = added(self.code) * scales.astype(jnp.float32)
@@ -94,6 +109,23 @@ def in_halves(x: jax.Array, group: int | None) -> jax.Array:
     return x.reshape(len(x), -1, size // 2, 2).swapaxes(2, 3).reshape(x.shape)
 
 
+def in_parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows [T, in] of bfloat16 as twice as many in float8, [2 T, in], and their scales [2 T, 1] in float32.
+
+    Row t is `scales[t] * parts[t] + scales[T + t] * parts[T + t]`: both have half of the bits of a number. What is
+    smaller than 2^-13 of the largest of its row loses bits, at most 2^-21 of that one. To be called in a kernel.
+    """
+    largest = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=1, keepdims=True)
+    # A power of two from its bits, and its inverse: the largest number lies between 128 and 256 of them.
+    power = lax.bitcast_convert_type(jnp.maximum(largest, 2.0**-100), jnp.uint32) & jnp.uint32(0x7F800000)
+    unit, inverse = power - jnp.uint32(7 << 23), jnp.uint32((254 + 7) << 23) - power
+    scaled = x.astype(jnp.float32) * lax.bitcast_convert_type(inverse, jnp.float32)
+    high = scaled.astype(jnp.float8_e4m3fn)
+    low = (scaled - high.astype(jnp.float32)) * _LOW
+    scales = lax.bitcast_convert_type(unit, jnp.float32)
+    return jnp.concatenate([high, low.astype(high.dtype)]), jnp.concatenate([scales, scales / _LOW])
+
+
 def _dot(x: jax.Array, weights: jax.Array) -> jax.Array:
     is_integer = jnp.issubdtype(x.dtype, jnp.integer)
     out = lax.dot_general(
@@ -118,11 +150,11 @@ def kernel(_layer: Ref, *refs: Ref, body: Body, names: tuple[str, ...]) -> None:
 
     def multiply(index: Any, _: None) -> None:
         rows = pl.ds(pl.multiple_of(index * body.block, body.block), body.block)
-        own = x[rows, :].astype(body.wide)
+        own, part_scales = in_parts(x[rows, :]) if body.in_parts else (x[rows, :].astype(body.wide), None)
         sums = of["sums"][rows, :] if "sums" in of else None
         for strip in range(strips):
             own_offsets = None if offsets is None else offsets[strip]
-            result = body.product(own, values[strip], scales[strip], sums, own_offsets)
+            result = body.product(own, values[strip], scales[strip], sums, own_offsets, part_scales)
             if "row_scales" in of:
                 result *= of["row_scales"][rows, :]
             out[rows, strip * columns : (strip + 1) * columns] = result.astype(out.dtype)

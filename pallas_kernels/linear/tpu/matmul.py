@@ -14,7 +14,7 @@ from jaxllm.pallas_kernels.linear.tpu.codes import added
 from jaxllm.pallas_kernels.linear.tpu.kernel import Body, in_halves, kernel
 from jaxllm.pallas_kernels.linear.tpu.layout import LANES
 from jaxllm.pallas_kernels.linear.weight import Weight
-from jaxllm.pallas_kernels.linear.weight_type import Values, WeightType
+from jaxllm.pallas_kernels.linear.weight_type import INT4, UINT4, Values, WeightType
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
 
 INTEGER_CHIPS, FLOAT8_CHIPS = ("v5e", "v5p", "v6e"), ("tpu7x",)
@@ -23,6 +23,10 @@ _DEPTH = 64
 """Rows of a register of 8 bits, twice."""
 _FEW_ROWS = 256
 """Of more, the order of columns would be changed at some cost, and widening takes less than multiplying."""
+
+
+_FEW_PARTS, _FEW_IN_GROUPS = 64, 16
+"""Rows that are multiplied in parts, at most, without and with groups."""
 
 
 def quantized_matmul(
@@ -66,10 +70,12 @@ def quantized_matmul(
     by_bits = len(x) <= _FEW_ROWS and _wide(x.dtype) == "bfloat16" and _takes_bits(kind, depth, columns)
     if by_bits:
         by_row["x"] = in_halves(x, kind.group)
-    count, rows = len(x), _whole_rows(x)
+    parted = row_scales is None and _takes_parts(x, kind)
+    count, rows = len(x), -(-len(x) // 16) * 16 if parted else _whole_rows(x)
     if rows > count:
         by_row = {name: jnp.pad(array, ((0, rows - count), (0, 0))) for name, array in by_row.items()}
-    wide, bits = _wide(x.dtype), 4 if kind.values == Values.CODES else 8
+    bits = 4 if kind.values == Values.CODES else 8
+    wide = "float8_e4m3fn" if parted else _wide(x.dtype)
     dims = Dims(rows, depth, strips, columns, groups, bits, x.dtype.name, wide, jnp.dtype(out_dtype).name)
     blocks = blocks or choose_blocks(dims, target())
     scales_sums = kind.group is not None and (2 * blocks.block <= kind.group or jnp.dtype(wide).itemsize == 1)
@@ -80,7 +86,7 @@ def quantized_matmul(
     def strip_spec(array: jax.Array) -> pl.BlockSpec:
         return pl.BlockSpec((None, blocks.strips, *array.shape[2:]), lambda strip, _, layer: (layer[0], strip, 0, 0))
 
-    body = Body(kind.code, kind.group, scales_sums, wide, blocks.block, by_bits)
+    body = Body(kind.code, kind.group, scales_sums, wide, blocks.block, by_bits, parted)
     out: jax.Array = pl.pallas_call(
         partial(kernel, body=body, names=(*by_row, *by_strip, "out")),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -109,6 +115,16 @@ def _whole_rows(x: jax.Array) -> int:
     """Rows with padding: whole registers, of which bytes have 32 rows, and whole blocks of many rows."""
     unit = 8 if len(x) <= 8 and x.dtype.itemsize > 1 else 32 if len(x) <= 256 else 256
     return -(-len(x) // unit) * unit
+
+
+def _takes_parts(x: jax.Array, kind: WeightType) -> bool:
+    """Whether rows are multiplied as two of float8 each: their units take half as many weights again then.
+
+    Sums of groups are multiplied with their scales for each row: of many rows, or small groups, that takes longer.
+    """
+    if kind.code not in (INT4, UINT4) or x.dtype != jnp.bfloat16 or target().chip not in FLOAT8_CHIPS:
+        return False
+    return len(x) <= _FEW_PARTS if kind.group is None else len(x) <= _FEW_IN_GROUPS and kind.group >= LANES
 
 
 def _takes_bits(kind: WeightType, depth: int, columns: int) -> bool:

@@ -1,5 +1,7 @@
 """The kernel for TPUs in Pallas's interpreter: uninitialised memory as NaN, and a detector of races."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -9,11 +11,12 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.linear.quantized_cases import CASES, NF4, QuantizedCase, make_inputs, tolerance
-from jaxllm.pallas_kernels.linear.tpu import matmul
+from jaxllm.pallas_kernels.linear.tpu import kernel, matmul
 from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels
-from jaxllm.pallas_kernels.linear.tpu.kernel import in_halves
+from jaxllm.pallas_kernels.linear.tpu.kernel import in_halves, in_parts
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType, pack_codes
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
 
 _W8A8 = WeightType(Values.INT8, group=128, activations=Activations.PER_TOKEN)
 _AWQ = WeightType(Values.CODES, group=128, has_offsets=True, code=UINT4, scales="float16")
@@ -64,6 +67,33 @@ def test_float8_by_its_bits(values: Values, group: int | None, monkeypatch: pyte
         found = np.asarray(inputs.call("tpu"))
     np.testing.assert_allclose(found, inputs.expected(), rtol=0, atol=tolerance(inputs))
     assert ordered == [group]
+
+
+@pytest.mark.parametrize("kind", [WeightType(Values.CODES, code=INT4), _AWQ], ids=["int4", "awq"])
+def test_rows_in_parts_of_float8(kind: WeightType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on TPU7x."""
+    inputs = make_inputs(QuantizedCase("parts", kind, 5, 256, 256))
+    inputs = replace(inputs, x=inputs.x.astype(ml_dtypes.bfloat16))
+    parted = []
+
+    def recorded(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        parted.append(len(x))
+        return in_parts(x)
+
+    monkeypatch.setattr(kernel, "in_parts", recorded)
+    monkeypatch.setattr(matmul, "target", lambda: Target("tpu7x", 64 << 20))
+    with pltpu.force_tpu_interpret_mode():
+        found = np.asarray(inputs.call("tpu"))
+    np.testing.assert_allclose(found, inputs.expected(), rtol=0, atol=tolerance(inputs))
+    assert parted == [16]
+
+
+def test_parts_have_nearly_all_bits_of_a_row() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 512)) * np.logspace(0, [0, 3, 9, 30], 512).T
+    x = np.concatenate([x, np.zeros((1, 512))]).astype(ml_dtypes.bfloat16).astype(np.float64)
+    rows, scales = (np.asarray(part, np.float64) for part in in_parts(jnp.asarray(x, jnp.bfloat16)))
+    found = (rows * scales).reshape(2, *x.shape).sum(axis=0)
+    assert (np.abs(found - x) <= 2.0**-21 * np.abs(x).max(axis=1, keepdims=True)).all()
 
 
 @pytest.mark.parametrize("code", [INT4, UINT4, FP4, NF4], ids=["int4", "uint4", "fp4", "nf4"])
