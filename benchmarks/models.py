@@ -48,7 +48,7 @@ takes. Weights are in GiB, KV in KiB a token; where layers have windows, that is
 the longest kind needs. The states of recurrent layers are not in it: they are of one size however
 long a request is. Of the layers, those in brackets are compiled, the others are their repeats: a
 deeper model of the family has as many. Compilation is the slowest step's, in seconds, on a machine
-with other work.
+with other work: ten times what it has processors for, when Gemma 3n and Falcon-H1 were compiled.
 A decode is one step of 64 requests with 1,024 tokens each, a prefill one of 8,192 tokens; their
 milliseconds are estimates by the roofline. A model with a dash in place of chips needs more than
 eight; one with a dash in place of a prefill has no step of that size. Made by `scripts/bench
