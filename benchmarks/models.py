@@ -34,10 +34,10 @@ HEAD = """# Models
 
 `jaxllm models` lists all architectures, and what each is compared with. Those of embedders,
 classifiers and rerankers are on [their own page](pooling.md#models). Logits of every family are
-those of transformers within 1e-4 in float32, for prompts whole and in chunks
-(`tests/models/test_families.py`), and so are greedy tokens through the engine, batched, preempted
-and with prefix hits (`tests/e2e/test_families.py`: families that have, together, every choice of
-any; all of them with `JAXLLM_EVERY_FAMILY=1`).
+those of transformers within 1e-4 in float32, for prompts in chunks
+(`tests/models/test_families.py`; whole ones with `JAXLLM_EVERY_FAMILY=1`), and so are greedy tokens
+through the engine, batched, preempted and with prefix hits (`tests/e2e/test_families.py`: families
+that have, together, every choice of any; all of them with `JAXLLM_EVERY_FAMILY=1`).
 
 Quantised checkpoints keep their numbers: [Quantisation](quantization.md) says which formats are
 read.

@@ -13,12 +13,13 @@ PAGE = (ROOT / "docs" / "from-vllm.md").read_text(encoding="utf-8")
 
 
 def rows() -> dict[str, list[str]]:
-    """The names of each row of the page's tables, by what is in its first column."""
-    found = {}
+    """The names in the page's tables, by what is in the first column: of one row or several."""
+    found: dict[str, list[str]] = {}
     for line in PAGE.splitlines():
         if line.startswith("| `"):
             first, second, *_ = line.strip("| ").split(" | ")
-            found[first.strip("`")] = [name.strip("`") for name in second.split(", ")]
+            listed = found.setdefault(first.strip("`"), [])
+            listed.extend(name.strip("`") for name in second.split(", "))
     return found
 
 
