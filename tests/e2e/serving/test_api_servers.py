@@ -4,6 +4,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -94,20 +95,24 @@ def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> 
         for times in (1, 2):
             workers = children(server, "server.workers")
             assert len(workers) == 2
-            clients = [httpx.Client(base_url=server.url, timeout=SECONDS) for _ in range(6)]
-            # The others wait for the first, which takes so long that all six are seen at once on any machine.
-            long = [Stream(clients[0], {**LONG, "n": 24})]
-            long += [Stream(client, {**LONG, "n": 1}, wait=False) for client in clients[1:]]
-            until(lambda: clients[0].get("/load").json() == {"server_load": len(long)})  # noqa: B023
-            # What is published is at most some tenths of a second old.
-            time.sleep(0.5)
-            before = metrics_of_all(server)
-            victim = max(workers, key=connections)
-            victim.kill()
-            for stream in long:
-                events = stream.rest()
-                assert stream.cut_off or events[-1] == b"[DONE]"
-            assert any(stream.cut_off for stream in long)
+            with ExitStack() as stack:
+                clients = [stack.enter_context(httpx.Client(base_url=server.url, timeout=SECONDS)) for _ in range(6)]
+                long = [Stream(clients[0], LONG)]
+                # An engine that stands still ends none of them before one of its API servers is killed.
+                engine.suspend()
+                stack.callback(engine.resume)
+                long += [Stream(client, {**LONG, "n": 1}, wait=False) for client in clients[1:]]
+                until(lambda: clients[0].get("/load").json() == {"server_load": len(long)})  # noqa: B023
+                # What is published is at most some tenths of a second old.
+                time.sleep(0.5)
+                before = metrics_of_all(server)
+                victim = max(workers, key=connections)
+                victim.kill()
+                engine.resume()
+                for stream in long:
+                    events = stream.rest()
+                    assert stream.cut_off or events[-1] == b"[DONE]"
+                assert any(stream.cut_off for stream in long)
             until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 0})
             Metrics.wait_until_idle(server.url)
             until(lambda: len(children(server, "server.workers")) == 2)
@@ -116,8 +121,6 @@ def test_one_that_dies_is_started_again_alone(tmp_path: Path, scratch: Path) -> 
                 if name.endswith(("_total", "_count", "_sum")):
                     least, most = min(each[name] for each in metrics_of_all(server)), max(each[name] for each in before)
                     assert least >= most - 1e-9, name
-            for client in clients:
-                client.close()
         for _ in range(8):
             assert httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=SECONDS).status_code == 200
         assert children(server, "ipc.engine_process") == [engine]
