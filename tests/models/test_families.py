@@ -396,7 +396,9 @@ def test_the_language_model_of_one_that_sees(tmp_path: Path, name: str) -> None:
     model = model_class(config).eval()
     randomise(model)
     model.save_pretrained(tmp_path)
-    check(tmp_path, model)
+    # The whole Llama 4 cannot be asked: in transformers 5.24 it reads `image_outputs` of its language model, which
+    # has none. Of text alone the language model says the same.
+    check(tmp_path, model.language_model if name == "llama4" else model)
 
 
 def test_an_unknown_option_is_an_error(tmp_path: Path) -> None:
