@@ -1,10 +1,11 @@
 """Prompts as embeddings: arrays of NumPy, PyTorch and JAX, and files of them in base64. Nothing is unpickled."""
 
 import binascii
-import io
+import math
+import re
 import sys
 from base64 import b64decode
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,10 @@ from jaxllm.serving.text.prompts import IntArray, ParsedPrompt, as_token_ids
 
 _NUMPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
+_NUMPY_HEADER = re.compile(
+    rb"\{'descr': ?'(?P<descr>[<>=|]?[biufcOSUVmM]\d{0,3})', ?'fortran_order': ?(?P<fortran_order>True|False), ?"
+    rb"'shape': ?\((?P<shape>(?:\d{1,18}, ?){0,8}(?:\d{1,18})?)\),? ?\} *\n?"
+)
 
 
 def as_array(given: Any) -> np.ndarray:
@@ -115,20 +120,29 @@ def _finite(array: np.ndarray, limits: RequestLimits) -> np.ndarray:
 
 
 def _read_numpy(data: bytes) -> np.ndarray:
-    file = io.BytesIO(data)
+    """An array of `numpy.save`: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.
+
+    The header is a Python literal, and NumPy evaluates it. Nested deep enough that ends in `MemoryError`, so here a
+    pattern reads the one form that writers give it.
+    """
+    length_bytes = {b"\x01\x00": 2, b"\x02\x00": 4}.get(data[6:8])
+    if length_bytes is None:
+        raise _wrong("not a file of numpy.save in version 1.0 or 2.0 of its format")
+    begin = 8 + length_bytes
+    start = begin + int.from_bytes(data[8:begin], "little")
+    header = _NUMPY_HEADER.fullmatch(data, begin, start) if start <= len(data) else None
+    if header is None:
+        raise _wrong("not a file of numpy.save with one array of numbers, or truncated")
     try:
-        version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, is_fortran, dtype = read(file)
-    except (ValueError, KeyError) as error:
-        raise _wrong(f"not a file of numpy.save ({error})") from None
+        dtype = np.dtype(header["descr"].decode())
+    except TypeError:
+        raise _wrong(f"NumPy has no type {header['descr'].decode()!r}") from None
     if dtype.kind != "f":
         raise _wrong(f"a NumPy file must have float32, float16 or float64, not {dtype}; safetensors have bfloat16, too")
-    count, start = int(np.prod(shape, dtype=object)), file.tell()
-    if len(data) - start != count * dtype.itemsize:
-        raise _wrong(f"a NumPy file of shape {list(shape)[:8]} has {count * dtype.itemsize} bytes of data")
-    flat = np.frombuffer(data, dtype, offset=start)
-    return flat.reshape(shape, order="F" if is_fortran else "C")
+    shape = [int(size) for size in header["shape"].replace(b",", b" ").split()]
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        raise _wrong(f"a NumPy file of shape {shape} has {math.prod(shape) * dtype.itemsize} bytes of data")
+    return _shaped(memoryview(data)[start:], dtype, shape, "F" if header["fortran_order"] == b"True" else "C")
 
 
 def _read_safetensors(data: bytes) -> np.ndarray:
@@ -144,7 +158,17 @@ def _read_safetensors(data: bytes) -> np.ndarray:
     dtype = DTYPES.get(tensor["dtype"])
     if dtype is None:
         raise _wrong(f"values must be float32, bfloat16, float16 or float64, not {tensor['dtype']}")
-    return np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
+    return _shaped(tensor["data"], dtype, tensor["shape"])
+
+
+def _shaped(
+    data: bytes | memoryview, dtype: np.dtype[Any], shape: list[int], order: Literal["C", "F"] = "C"
+) -> np.ndarray:
+    """The array, a view of its bytes: there are as many as the shape says."""
+    try:
+        return np.frombuffer(data, dtype).reshape(shape, order=order)
+    except ValueError:  # an empty one can give its other axes any size, and any number of axes
+        raise _wrong(f"an array of shape {shape[:8]} is none that NumPy can hold") from None
 
 
 def _wrong(message: str) -> RequestError:
