@@ -5,6 +5,7 @@ and makes notes where PyTorch would call a function. Everything else is an error
 Format: https://docs.python.org/3/library/pickletools.html, and `torch.save`.
 """
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ STORAGES = {
 """PyTorch's names of types, and those of safetensors."""
 
 MAX_AXES = 64
+MAX_VALUES = 2**59
+"""What an axis of 0 hides beside it: with more, NumPy cannot count the bytes."""
 
 
 class PickleError(ValueError):
@@ -181,6 +184,10 @@ def _tensor(*arguments: Any) -> View:
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     if all(shape) and offset + last >= storage.size:
         raise PickleError(f"a tensor of shape {list(shape)[:8]} goes beyond its storage of {storage.size} values")
+    if math.prod(size for size in shape if size) > MAX_VALUES:
+        raise PickleError(f"a tensor of shape {list(shape)[:8]}, which no array can have")
+    # PyTorch allows any stride where nothing follows. NumPy counts in bytes, and a large one would be none.
+    strides = tuple(stride if size > 1 and all(shape) else 0 for size, stride in zip(shape, strides, strict=True))
     return View(storage, offset, shape, strides)
 
 

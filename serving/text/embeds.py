@@ -20,6 +20,8 @@ from jaxllm.serving.text.prompts import IntArray, ParsedPrompt, as_token_ids
 
 _NUMPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"
+_MAX_HEADER_BYTES = 10_000
+"""NumPy's own limit of what it reads from strangers."""
 _NUMPY_HEADER = re.compile(
     rb"\{'descr': ?'(?P<descr>[<>=|]?[biufcOSUVmM]\d{0,3})', ?'fortran_order': ?(?P<fortran_order>True|False), ?"
     rb"'shape': ?\((?P<shape>(?:\d{1,18}, ?){0,8}(?:\d{1,18})?)\),? ?\} *\n?"
@@ -130,7 +132,8 @@ def _read_numpy(data: bytes) -> np.ndarray:
         raise _wrong("not a file of numpy.save in version 1.0 or 2.0 of its format")
     begin = 8 + length_bytes
     start = begin + int.from_bytes(data[8:begin], "little")
-    header = _NUMPY_HEADER.fullmatch(data, begin, start) if start <= len(data) else None
+    is_whole = start <= min(len(data), begin + _MAX_HEADER_BYTES)
+    header = _NUMPY_HEADER.fullmatch(data, begin, start) if is_whole else None
     if header is None:
         raise _wrong("not a file of numpy.save with one array of numbers, or truncated")
     try:

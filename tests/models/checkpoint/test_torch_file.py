@@ -44,6 +44,7 @@ def state_dict() -> dict[str, Any]:
         "permuted": whole.permute(2, 0, 1),
         "transposed": matrix.t(),
         "repeated": torch.ones(3, 1).expand(3, 5),
+        "of one row": matrix.as_strided((1, 4, 3), (2**62, 1, 4)),
         "same": matrix,
         "parameter": torch.nn.Parameter(matrix),
         "half": matrix.half(),
@@ -66,6 +67,7 @@ def test_tensors_of_every_kind(tmp_path: Path, protocol: int) -> None:
         "permuted",
         "transposed",
         "repeated",
+        "of one row",
     }
     assert tensors.pop("mask").dtype == "BOOL"
     for name, tensor in tensors.items():
@@ -230,6 +232,7 @@ def test_an_archive_of_ours_is_read(tmp_path: Path) -> None:
         ({"a": tensor(offset=1)}, r"shape \[2, 3\] goes beyond its storage of 6 values"),
         ({"a": tensor(strides=(4, 1))}, "goes beyond its storage"),
         ({"a": tensor(shape=(2**40, 2**40))}, "goes beyond its storage"),
+        ({"a": tensor(shape=(0, 2**60), strides=(1, 1))}, "which no array can have"),
         ({"a": tensor(offset=-1)}, "not a tensor"),
         ({"a": tensor(strides=(3, -1))}, "not a tensor"),
         ({"a": tensor(shape=(2, 3.0))}, "not a tensor"),
