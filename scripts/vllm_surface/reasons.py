@@ -18,7 +18,6 @@ _CONNECTORS = (
 
 _REASONS = (
     (r"checkpoint_prepare|checkpoint_restore|release_kv_cache_memory", "sleep frees memory: docs/sleep_and_weights.md"),
-    (r"/(de)?render", "servers that only render: /tokenize renders here"),
     (r"sharded_?state|ShardedState", "a folder written by LLM.save_sharded_state is read by load_format"),
     (r"tensorizer", "tensorizer: a format of its own; see load_format"),
     (r"NGramPerReqLogitsProcessor", _MEDIA),

@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 from fastapi.openapi.utils import get_openapi
@@ -137,7 +137,10 @@ def _errors(operation: Operation) -> dict[str, Any]:
     return {str(status): {"description": documented[status], "content": content} for status in statuses}
 
 
-def _reference(kind: type) -> dict[str, str]:
+def _reference(kind: Any) -> dict[str, Any]:
+    """A body, or a list of bodies."""
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _reference(*get_args(kind))}
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 

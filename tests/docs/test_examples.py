@@ -10,7 +10,7 @@ from tests.serving.server_process import SMALL, running
 
 FOLDER = ROOT / "docs" / "examples"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
-CLIENTS = [name for name in PROGRAMS if name == "api_client.py" or name.startswith("openai_")]
+CLIENTS = [name for name in PROGRAMS if name in ("api_client.py", "token_ids.py") or name.startswith("openai_")]
 EMBEDDING_CLIENT = "openai_embedding_client.py"
 EMBEDS_CLIENT = "prompt_embed_inference_with_openai_client.py"
 
@@ -40,6 +40,7 @@ PRINTED = {
     "save_sharded_state.py": "the same: True",
     "simple_profiling.py": "trace in ",
     "structured_outputs.py": 'json: {"name":',
+    "token_ids.py": "reply: ",
 }
 """What a program prints, among other things."""
 

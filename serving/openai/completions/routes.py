@@ -46,7 +46,7 @@ async def create_completion(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await server.bodies.read(request, CompletionRequest)
-    prompts = await server.bodies.work(request, lambda: _prompts(body, RequestLimits.of(server.llm.info)))
+    prompts = await server.bodies.work(request, lambda: prompts_of(body, RequestLimits.of(server.llm.info)))
     identity = identify(request, server, body, "cmpl", len(prompts))
     requests = await prepare_completions(request, server, body, prompts, identity.engine_ids)
     return await respond(request, server, requests, CompletionWriter(server, body, identity, requests))
@@ -70,7 +70,7 @@ async def prepare_completions(
         raise naming_form(error, body) from None
 
 
-def _prompts(body: CompletionRequest, limits: RequestLimits) -> list[GivenPrompt]:
+def prompts_of(body: CompletionRequest, limits: RequestLimits) -> list[GivenPrompt]:
     """The prompts of a request, embeddings first. Raises `RequestError`."""
     given = body.prompt_embeds
     embeds = [given] if isinstance(given, str) else given or []

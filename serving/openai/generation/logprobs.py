@@ -38,13 +38,13 @@ class LogprobFormat:
         for choices in tokens:
             chosen, logprob = next(iter(choices.items()))
             top = [
-                TokenLogprob(token=self._name(token_id), logprob=_finite(each), bytes=list(self._bytes(token_id)))
+                TokenLogprob(token=self._name(token_id), logprob=finite(each), bytes=list(self._bytes(token_id)))
                 for token_id, each in self._shown(choices)
             ]
             content.append(
                 ChosenLogprob(
                     token=self._name(chosen),
-                    logprob=_finite(logprob),
+                    logprob=finite(logprob),
                     bytes=list(self._bytes(chosen)),
                     top_logprobs=top,
                 )
@@ -74,9 +74,9 @@ class LogprobFormat:
         for token_id, choices in zip(token_ids, tokens, strict=True):
             made.text_offset.append(offsets.next(b"" if token_id in hidden else self._bytes(token_id)))
             made.tokens.append(self._name(token_id, "bytes:"))
-            made.token_logprobs.append(None if choices is None else _finite(choices[token_id]))
+            made.token_logprobs.append(None if choices is None else finite(choices[token_id]))
             made.top_logprobs.append(
-                None if choices is None else {self._name(each, "bytes:"): _finite(choices[each]) for each in choices}
+                None if choices is None else {self._name(each, "bytes:"): finite(choices[each]) for each in choices}
             )
 
     def _name(self, token_id: int, bytes_prefix: str = "") -> str:
@@ -107,12 +107,13 @@ def prompt_logprobs(tokens: Sequence[TokenChoices | None]) -> PromptLogprobs:
         None
         if choices is None
         else {
-            token_id: PromptLogprob(logprob=_finite(each), rank=each.rank, decoded_token=each.decoded_token)
+            token_id: PromptLogprob(logprob=finite(each), rank=each.rank, decoded_token=each.decoded_token)
             for token_id, each in choices.items()
         }
         for choices in tokens
     ]
 
 
-def _finite(logprob: Logprob) -> float:
+def finite(logprob: Logprob) -> float:
+    """Its value as JSON can have it."""
     return max(logprob.logprob, _LEAST)
