@@ -1,17 +1,36 @@
 """What the engine runs on."""
 
+import os
+import sys
+from importlib.util import find_spec
+
+from jaxllm.doctor.holders import device_files
+
 __all__ = ["current_platform"]
+
+_GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+_NAMES = {"cuda": "gpu", "rocm": "gpu"}
+"""Of JAX's for platforms, those that differ from `device_type`."""
 
 
 class _Platform:
-    """The accelerator that JAX finds; asking takes as long as JAX needs to find it."""
+    """The accelerator of this machine.
+
+    Of which type it is, is told without JAX, unless JAX runs here already: a process that has begun JAX holds the
+    device, and one that is forked from it hangs. Names and numbers of devices begin it.
+    """
 
     @property
     def device_type(self) -> str:
         """`tpu`, `gpu` or `cpu`."""
-        import jax
+        if "jax" in sys.modules:
+            import jax
+            from jax._src.xla_bridge import backends_are_initialized
 
-        return jax.default_backend()
+            if backends_are_initialized():
+                return jax.default_backend()
+        asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0].strip()
+        return _NAMES.get(asked, asked) or _in_sight()
 
     def get_device_name(self, device_id: int = 0) -> str:
         """The kind of a device, as its maker calls it."""
@@ -35,7 +54,7 @@ class _Platform:
 
     def is_cuda(self) -> bool:
         """Whether it is a GPU of NVIDIA's."""
-        return self.device_type == "gpu" and "NVIDIA" in self.get_device_name()
+        return self.device_type == "gpu" and not self.is_rocm()
 
     def is_cuda_alike(self) -> bool:
         """Whether it is a GPU."""
@@ -43,11 +62,20 @@ class _Platform:
 
     def is_rocm(self) -> bool:
         """Whether it is a GPU of AMD's."""
-        return self.device_type == "gpu" and not self.is_cuda()
+        return os.environ.get("JAX_PLATFORMS", "").startswith("rocm")
 
     def is_xpu(self) -> bool:
         """Whether it is a GPU of Intel's: those are not supported."""
         return False
+
+
+def _in_sight() -> str:
+    """The type of the device files that there are, where JAX can use such devices."""
+    files = device_files()
+    is_gpu = any("nvidia" in file or file.endswith("dxg") for file in files)
+    if is_gpu and any(map(find_spec, _GPU_PLUGINS)):
+        return "gpu"
+    return "tpu" if files and not is_gpu and find_spec("libtpu") else "cpu"
 
 
 current_platform = _Platform()

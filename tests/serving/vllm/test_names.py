@@ -1,6 +1,8 @@
 """Names are found where vLLM has them, and are those of `jaxllm` itself."""
 
 import pkgutil
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -89,6 +91,36 @@ def test_little_things(capsys: pytest.CaptureFixture[str]) -> None:
     assert get_ip().count(".") == 3
     print_embeddings([0.5] * 6)
     assert capsys.readouterr().out == "Embeddings: [0.5, 0.5, 0.5, 0.5, ...] (size=6)\n"
+
+
+def test_the_platform_is_known_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A process that is forked from one in which JAX runs hangs.
+    program = (
+        "import sys; from jaxllm.platforms import current_platform as p; "
+        "print(p.is_cpu(), p.is_rocm(), p.is_cuda(), p.is_tpu(), p.is_xpu(), 'jax' in sys.modules)"
+    )
+    for platforms, wanted in (
+        ("cpu", "True False False False False False"),
+        ("cuda,cpu", "False False True False False False"),
+        ("rocm", "False True False False False False"),
+        ("tpu,cpu", "False False False True False False"),
+    ):
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == wanted
+
+
+def test_device_files_tell_what_jax_would_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxllm.serving.vllm import platforms
+
+    installed = {"libtpu", "jax_cuda13_plugin"}
+    monkeypatch.setattr(platforms, "find_spec", lambda name: name if name in installed else None)
+    for files, wanted in (
+        ([], "cpu"), (["/dev/vfio/0"], "tpu"), (["/dev/nvidia0"], "gpu"), (["/dev/dxg"], "gpu")
+    ):  # fmt: skip
+        monkeypatch.setattr(platforms, "device_files", lambda found=files: found)
+        assert platforms._in_sight() == wanted
+    installed.clear()
+    assert platforms._in_sight() == "cpu"
 
 
 def test_models_can_be_listed_and_are_not_torchs() -> None:
