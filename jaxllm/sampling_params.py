@@ -11,6 +11,7 @@ from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
 from jaxllm.exports import exported
 from jaxllm.info import EngineInfo
+from jaxllm.repetition import RepetitionDetectionParams
 from jaxllm.sampling_limits import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORD_TOKENS,
@@ -48,9 +49,6 @@ class _Names(CheckedNames):
     reasons: ClassVar[dict[str, str]] = {
         "logits_processors": "give classes to LLM(logits_processors=[...]), and extra_args to requests",
         "flat_logprobs": "logprobs are a dictionary for each token",
-        "repetition_detection": "not supported; lower max_tokens, or see repetition_penalty",
-        "stream_interval": "results come as the engine brings them",
-        "skip_reading_prefix_cache": "not supported; a cache_salt of the prompt keeps it apart",
     }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "flat_logprobs": (False,),
@@ -58,11 +56,8 @@ class _Names(CheckedNames):
         "output_text_buffer_length": (0,),
         "prompt_logprob_start": (None, 0),
         "prompt_logprob_token_ids": (None,),
-        "repetition_detection": (None,),
         "routed_experts_prompt_start": (0,),
         "skip_clone": (False, True),
-        "skip_reading_prefix_cache": (None, False),
-        "stream_interval": (None, 1),
         "trace_decode_token_ids": (None,),
         "use_beam_search": (False,),
         "watermarking": (None, False),
@@ -133,6 +128,13 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     """The form of the output, as an object of one field such as regex or json; see docs/structured_outputs.md."""
     thinking_token_budget: int | None = None
     """Most tokens of reasoning, then it is ended; only where the model's reasoning has an end that is known."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """Ends an output that goes in circles, with the finish reason "repetition": a pattern of `min_pattern_size` to
+    `max_pattern_size` tokens, `min_count` times in a row."""
+    stream_interval: int | None = None
+    """Tokens that a stream brings at a time, behind the first; None, or less than the engine's: that of the engine."""
+    skip_reading_prefix_cache: bool | None = None
+    """Compute the whole prompt, though its beginning may be cached; others still find it."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What each result of `AsyncLLM.generate` or `LLMEngine.step` has. `LLM` and servers have ways of their own."""
     extra_args: dict[str, Any] | None = None
@@ -365,6 +367,9 @@ _CHECKS: Final[dict[str, Check]] = {
     "allowed_token_ids": optional(_token_ids),
     "structured_outputs": optional(lambda name, value: StructuredOutputsParams.of(value)),
     "thinking_token_budget": optional(integer("an integer of at least 0, or None", 0)),
+    "repetition_detection": optional(lambda name, value: RepetitionDetectionParams.of(value)),
+    "stream_interval": optional(integer("an integer of at least 1, or None", 1)),
+    "skip_reading_prefix_cache": optional(boolean),
     "output_kind": _output_kind,
     "extra_args": optional(_extra_args),
     "beam_search": optional(_beam_search),

@@ -21,6 +21,7 @@ _MEANINGLESS: Final = (
     "top_k",
     "min_p",
     "stop",
+    "repetition_detection",
     "bad_words",
     "min_tokens",
     "prompt_logprobs",

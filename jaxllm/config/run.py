@@ -62,6 +62,12 @@ class OutputOptions(Section):
         "point; they run in the engine's process. See docs/logits_processors.md.",
         read=as_names,
     )
+    stream_interval: int = option(
+        1,
+        "Tokens that a stream brings at a time, behind the first: more take less processor time, and come later. "
+        "Requests may ask for more.",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

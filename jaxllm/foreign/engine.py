@@ -114,7 +114,6 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     # Requests and results
     **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
     **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config", "reasoning-config"),
-    **values("tokens are sent as they come", "stream-interval"),
     # Logs and measurements
     **values("see docs/metrics.md for what is measured", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
              "kv-cache-metrics-sample", "custom-histogram-buckets", "watchdog-config"),

@@ -205,7 +205,7 @@ class KVManager:
     def _reads_cache(self, request: Request) -> bool:
         # Log-probabilities of the prompt need its hidden states; once the first token is out they were delivered.
         wants_prompt = request.params.prompt_logprobs is not None and not request.output_token_ids
-        return self.enable_prefix_caching and not wants_prompt
+        return self.enable_prefix_caching and not wants_prompt and not request.params.skip_reading_prefix_cache
 
     def _find_prefix(self, request: Request) -> Int32Array:
         """The cached pages that the request can begin with, int32 [tables, pages]."""

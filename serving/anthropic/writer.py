@@ -101,8 +101,9 @@ class MessageWriter:
         self._add(self._parser.push(completion.text))
         if completion.finish_reason is not None:
             self._finish_reason = completion.finish_reason
-            self._stop_string = completion.stop_reason if isinstance(completion.stop_reason, str) else None
-            self._stopped = completion.stop_reason is not None
+            self._stopped = completion.finish_reason == "stop" and completion.stop_reason is not None
+            if self._stopped and isinstance(completion.stop_reason, str):
+                self._stop_string = completion.stop_reason
 
     def _close(self) -> None:
         self._add(self._parser.finish())

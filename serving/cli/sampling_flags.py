@@ -13,6 +13,7 @@ import msgspec
 
 from jaxllm.config import option_fields
 from jaxllm.flags import integer
+from jaxllm.repetition import RepetitionDetectionParams
 from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.structured.params import StructuredOutputsParams
 
@@ -78,7 +79,7 @@ def _reader(annotation: Any) -> dict[str, Any]:
         return {"action": "append", "metavar": "TEXT"}
     if list[int] in kinds:
         return {"type": integer, "nargs": "+", "metavar": "ID"}
-    if kinds & {dict[int, float], StructuredOutputsParams}:
+    if kinds & {dict[int, float], StructuredOutputsParams, RepetitionDetectionParams}:
         return {"type": _json_object, "metavar": "JSON"}
     if float in kinds:
         return {"type": float, "metavar": "FLOAT"}

@@ -157,7 +157,7 @@ class AsyncLLM(AsyncControl):
             self.inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, self._forms)
             # Starting it takes some of the processor, which others need more until the first requests are served.
             self._canary_start = self._loop.call_later(CANARY_SECONDS, self.run_text, self._forms.start)
-            self.engines.members.serve(partial(OutputProcessor, tokenizer, measure=True))
+            self.engines.members.serve(partial(OutputProcessor, tokenizer, True, self.config.output.stream_interval))
 
     @property
     def info(self) -> EngineInfo:

@@ -47,9 +47,10 @@ class LLMEngine(TextEngine[TextRequest]):
         inputs: InputProcessor,
         default_params: SamplingParams | None = None,
         metrics: "Metrics | None" = None,
+        stream_interval: int = 1,
     ) -> None:
-        """`metrics` count what is measured; without them, nothing is."""
-        super().__init__(engine, tokenizer, OutputProcessor(tokenizer, measure=metrics is not None))
+        """`metrics` count what is measured; without them, nothing is. Streams bring `stream_interval` tokens a time."""
+        super().__init__(engine, tokenizer, OutputProcessor(tokenizer, metrics is not None, stream_interval))
         self.metrics = metrics
         self.inputs = inputs
         self.default_params = default_params or SamplingParams()
@@ -289,7 +290,8 @@ def open_engine(
             forms = form_checker(config, info, tokenizer) if config.structured.structured_outputs_canary else None
             inputs = InputProcessor(tokenizer, RequestLimits.of(info), info.eos_token_ids, forms)
             defaults = default_params(config.model, Path(info.model_folder))
-            return LLMEngine(engine, tokenizer, inputs, defaults, _metrics(info) if measure else None)
+            metrics = _metrics(info) if measure else None
+            return LLMEngine(engine, tokenizer, inputs, defaults, metrics, config.output.stream_interval)
         except BaseException:
             engine.close()
             raise

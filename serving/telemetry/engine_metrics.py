@@ -13,7 +13,7 @@ from jaxllm.serving.text.measurements import UNTIMED, FinishedRequest, Measureme
 
 Number = TypeVar("Number", int, float)
 
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+FINISHED_REASONS = ("stop", "length", "repetition", "abort", "error")
 
 # What one finished sequence adds to the histograms.
 _OF_FINISHED: dict[str, Callable[[FinishedRequest], float | None]] = {

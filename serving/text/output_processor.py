@@ -37,8 +37,10 @@ class OutputProcessor:
     and one decoding at their end.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, measure: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, measure: bool = False, stream_interval: int = 1) -> None:
+        """`stream_interval` is how many tokens a stream brings at a time, at least."""
         self._tokenizer = tokenizer
+        self._stream_interval = stream_interval
         self._meter = Meter() if measure else None
         self._sequences: dict[str, Sequence] = {}
         self._requests: dict[str, RequestState] = {}
@@ -63,7 +65,9 @@ class OutputProcessor:
         state = RequestState(request, reader)
         self._requests[request.request_id] = state
         for index, child in enumerate(request.children):
-            self._sequences[child.request_id] = sequence = Sequence(state, index, self._tokenizer)
+            self._sequences[child.request_id] = sequence = Sequence(
+                state, index, self._tokenizer, self._stream_interval
+            )
             if request.reservation is not None:
                 request.reservation.outputs.append(sequence.token_ids)
         if self._meter is not None:

@@ -22,9 +22,9 @@ TokenChoices = dict[int, Logprob]
 class CompletionOutput(Shown):
     """One generated sequence; in a stream, its part since the last one.
 
-    `logprobs` has one entry per token of `token_ids`, when they were asked for. `finish_reason` is "stop", "length" or
-    "abort", and None while the sequence goes on; `stop_reason` is the stop string or stop token id that ended it, and
-    None for the model's own end token.
+    `logprobs` has one entry per token of `token_ids`, when they were asked for. `finish_reason` is "stop", "length",
+    "repetition" or "abort", and None while the sequence goes on; `stop_reason` is the stop string or stop token id that
+    ended it, "repetition_detected" for a repetition, and None for the model's own end token.
     """
 
     index: int

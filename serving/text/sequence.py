@@ -8,6 +8,7 @@ from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import SequenceTimes
 from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
+from jaxllm.serving.text.repetition import STOP_REASON, RepetitionWatch
 from jaxllm.serving.text.stop_strings import StopStrings
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -76,11 +77,12 @@ class Sequence:
     """
 
     __slots__ = (
-        "_cumulative", "_decoder", "_logprobs", "_pieces", "_reported", "_stops", "_tokenizer",
+        "_cumulative", "_decoder", "_interval", "_logprobs", "_pieces", "_repetition", "_reported", "_stops",
+        "_tokenizer",
         "finish_reason", "index", "only_text", "quick", "ranked", "state", "stop_reason", "times", "token_ids",
     )  # fmt: skip
 
-    def __init__(self, state: RequestState, index: int, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, state: RequestState, index: int, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
         params = state.request.params
         self.state = state
         self.index = index
@@ -94,6 +96,9 @@ class Sequence:
         self._logprobs: list[TokenChoices] | None = None
         self._pieces: list[str] = []
         self._reported = 0
+        self._interval = max(stream_interval, params.stream_interval or 1)
+        detection = params.repetition_detection
+        self._repetition = RepetitionWatch(detection) if detection and detection.max_pattern_size else None
         stops = state.request.stops
         self._stops = None if stops is None else StopStrings(stops, include=params.include_stop_str_in_output)
         # Joining special tokens without spaces is the incremental decoder's business alone.
@@ -112,6 +117,8 @@ class Sequence:
             self._decoder is not None
             and state.request.stream
             and self._stops is None
+            and self._repetition is None
+            and self._interval == 1
             and params.logprobs is None
             and params.best_of in (None, params.n)
         )
@@ -134,22 +141,43 @@ class Sequence:
         return self.state.result([CompletionOutput(self.index, piece, new)], finished=False)
 
     def take(self, output: EngineOutput) -> str | None:
-        """Take one step's news. Returns the stop string that ends the sequence, if the engine does not know of it."""
+        """Take one step's news. Returns the stop that ends the sequence, if the engine does not know of it."""
+        first = len(self.token_ids)
         self.token_ids += output.token_ids
         if output.logprobs is not None:
             self._take_logprobs(output.logprobs)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
         self.ranked = output.sequences
-        if self._decoder is None:
-            return None
-        first = len(self.token_ids) - len(output.token_ids)
-        stop = self._decode(self._decoder, first)
-        if stop is None and output.finish_reason is not None:
-            stop = self._flush(self._decoder)
-        if stop is None:
-            return None
-        self.finish_reason, self.stop_reason = "stop", stop
+        if self._repetition is not None and self._repeats(self._repetition, first):
+            self.finish_reason, self.stop_reason = "repetition", STOP_REASON
+        stop = None
+        if self._decoder is not None:
+            stop = self._decode(self._decoder, first)
+            if stop is None and self.finish_reason is not None:
+                stop = self._flush(self._decoder)
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
+        elif self.finish_reason == "repetition":
+            stop = STOP_REASON
         return stop if output.finish_reason is None else None
+
+    def _repeats(self, watch: RepetitionWatch, first: int) -> bool:
+        """Whether the tokens from index `first` on end in a repetition; those behind it are forgotten."""
+        ends = self.finish_reason is not None
+        for place in range(first, len(self.token_ids)):
+            found = watch.push(self.token_ids[place])
+            # What the engine ends with this token, ends as the engine says.
+            is_end = ends and place == len(self.token_ids) - 1
+            if found and not is_end and place + 1 >= self.state.request.params.min_tokens:
+                self._cut(place + 1)
+                return True
+        return False
+
+    def _cut(self, length: int) -> None:
+        """Forget the tokens behind the first ones."""
+        del self.token_ids[length:]
+        if self._logprobs is not None:
+            del self._logprobs[length:]
 
     def _decode(self, decoder: IncrementalDecoder, first: int) -> str | None:
         """Decode the tokens from index `first` on; at a stop string, forget those behind it and return it."""
@@ -161,9 +189,7 @@ class Sequence:
             if piece:
                 self._pieces.append(piece)
             if stops is not None and stops.matched is not None:
-                del self.token_ids[place + 1 :]
-                if self._logprobs is not None:
-                    del self._logprobs[place + 1 :]
+                self._cut(place + 1)
                 return stops.matched
         return None
 
@@ -230,8 +256,11 @@ class Sequence:
     def delta(self) -> CompletionOutput | None:
         """What is new since the last call; None while new tokens show no text yet."""
         first = self._reported
-        if self.finish_reason is None and not (self._pieces or (self._decoder is None and first < len(self.token_ids))):
-            return None
+        if self.finish_reason is None:
+            if not (self._pieces or (self._decoder is None and first < len(self.token_ids))):
+                return None
+            if first > 0 and len(self.token_ids) - first < self._interval:
+                return None
         text = "".join(self._pieces)
         self._pieces.clear()
         self._reported = len(self.token_ids)

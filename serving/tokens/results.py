@@ -13,7 +13,7 @@ from jaxllm.serving.text.sequence import Sequence as TokenSequence
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.serving.tokens.protocol import GivenChoice, GivenTokenLogprob, GivenTokens
 
-_REASONS = ("stop", "length", "abort")
+_REASONS = ("stop", "length", "repetition", "abort")
 
 
 def check_given(where: str, given: GivenTokens, limits: AdmissionLimits) -> None:

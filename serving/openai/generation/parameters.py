@@ -15,7 +15,7 @@ from jaxllm.serving.openai.protocol.response_format import ResponseFormat
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.structured.params import KINDS, StructuredOutputsParams
 
-_OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget"}
+_OWN_MEANING = {"max_tokens", "logprobs", "structured_outputs", "thinking_token_budget", "repetition_detection"}
 """Fields that chats and completions understand differently, or that are not what they are in the engine."""
 _SHARED = tuple(
     name
@@ -45,6 +45,8 @@ def sampling_params(
         others["structured_outputs"] = structured_outputs(body)
     if body.thinking_token_budget not in (None, -1):
         given["thinking_token_budget"] = body.thinking_token_budget
+    if body.repetition_detection is not None:
+        given["repetition_detection"] = msgspec.to_builtins(body.repetition_detection)
     if body.vllm_xargs:
         given["extra_args"] = body.vllm_xargs
     if body.use_beam_search:

@@ -131,7 +131,7 @@ class ChatChoice(Answer, kw_only=True):
     finish_reason: str
     """stop: it ended by itself or at a stop string. length: max_completion_tokens or the model's context were full.
     tool_calls: it ended by itself, and has calls of tools, of which tool_choice names none; function_call, where the
-    request has functions."""
+    request has functions. repetition: it went in circles, see repetition_detection."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""
     token_ids: list[int] | None = None

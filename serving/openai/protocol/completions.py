@@ -38,7 +38,8 @@ class CompletionChoice(Answer, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
-    """stop: it ended by itself or at a stop string. length: max_tokens or the model's context were full."""
+    """stop: it ended by itself or at a stop string. length: max_tokens or the model's context were full. repetition:
+    it went in circles, see repetition_detection."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; null for the model's own end token."""
     token_ids: list[int] | None = None

@@ -10,6 +10,7 @@ from jaxllm.serving.http.body.bounds import (
     MOST_BIASES,
     MOST_EXTRA_ARGS,
     MOST_TEXTS,
+    AtLeastOne,
     Count,
     Int64,
     Natural,
@@ -41,6 +42,17 @@ class StreamOptions(Body, kw_only=True):
     """With include_usage: give the token counts so far in every chunk."""
     include_obfuscation: bool | None = None
     """Accepted, without effect: chunks are never padded."""
+
+
+class RepetitionBody(Body, kw_only=True):
+    """A text ends where its last tokens are one pattern, min_count times in a row."""
+
+    max_pattern_size: Natural | None = None
+    """Most tokens of the pattern; 0: nothing is looked for."""
+    min_pattern_size: Natural | None = None
+    """Fewest tokens of the pattern; default 1."""
+    min_count: Natural | None = None
+    """Times that the pattern stands there, 2 at least."""
 
 
 class GenerationRequest(Body, kw_only=True):
@@ -125,6 +137,10 @@ class GenerationRequest(Body, kw_only=True):
     """Return the token ids of prompt and text too."""
     return_tokens_as_token_ids: bool | None = None
     """Show tokens in logprobs as token_id:NUMBER."""
+    stream_interval: AtLeastOne | None = None
+    """With stream: tokens that each event brings, behind the first; default that of the server (--stream-interval)."""
+    repetition_detection: RepetitionBody | None = None
+    """Ends a text that goes in circles, with the finish reason repetition."""
     session_id: str | None = None
     """Accepted, without effect."""
 
@@ -151,8 +167,6 @@ class GenerationRequest(Body, kw_only=True):
 
     guided_decoding_backend: Annotated[Any, Ignored(_BACKEND, ("auto", "guidance", "llguidance"))] = None
     logits_processors: Annotated[Any, Refused("requests cannot bring code", ([],))] = None
-    stream_interval: Annotated[Any, Ignored("tokens are sent as they come", (1,))] = None
-    repetition_detection: Annotated[Any, Ignored("not supported; see frequency_penalty")] = None
     watermarking: Annotated[Any, Ignored("there is no watermark", (False,))] = None
     return_token_offsets: Annotated[Any, Ignored("not supported; completions have logprobs.text_offset", (False,))] = (
         None

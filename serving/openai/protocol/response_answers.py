@@ -103,8 +103,8 @@ class ResponseUsage(Answer, kw_only=True):
 class IncompleteDetails(Answer, kw_only=True):
     """Why a response is incomplete."""
 
-    reason: Literal["max_output_tokens", "content_filter"]
-    """max_output_tokens: max_output_tokens, or the model's context, were full."""
+    reason: Literal["max_output_tokens", "content_filter", "repetition"]
+    """max_output_tokens: max_output_tokens, or the model's context, were full. repetition: see repetition_detection."""
 
 
 class ResponseError(Answer, kw_only=True):

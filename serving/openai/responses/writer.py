@@ -127,7 +127,10 @@ class ResponseWriter:
         complete = self._finish_reason == "stop"
         self._builder.finish(complete=complete)
         if not complete:
-            self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+            in_circles = self._finish_reason == "repetition"
+            self.response.incomplete_details = IncompleteDetails(
+                reason="repetition" if in_circles else "max_output_tokens"
+            )
         if complete:
             self.response.completed_at = int(time.time())
         self._settle("completed" if complete else "incomplete")

@@ -91,6 +91,21 @@ def test_prompt_logprobs_need_the_whole_prompt_until_the_first_token() -> None:
     assert (request.num_cached_tokens, manager.prefix_queries) == (0, 3), "resumption is not counted"
 
 
+def test_a_request_that_asks_for_it_reads_nothing_and_is_read_by_others() -> None:
+    manager = KVManager(20, 2)
+    first = request_of([1, 2, 3])
+    compute(manager, first)
+    alone = request_of([1, 2, 3, 4, 5])
+    alone.params = SamplingParams(skip_reading_prefix_cache=True)
+    found = manager.admit(alone, 0)
+    assert found is not None
+    assert found[1] == 0
+    manager.publish(alone, alone.prompt_token_ids, found[0], 0, 5)
+    found = manager.admit(request_of([1, 2, 3, 4, 5]), 0)
+    assert found is not None
+    assert found[1] == 4
+
+
 def test_they_may_still_be_read_by_others() -> None:
     manager = KVManager(20, 2)
     compute(manager, request_of([1, 2, 3], prompt_logprobs=0))

@@ -215,6 +215,6 @@ def test_every_sampling_field_has_a_flag_and_a_text() -> None:
     parser = argparse.ArgumentParser()
     add_sampling_flags(parser, {})
     missing = set(SamplingParams.__struct_fields__) - {action.dest for action in parser._actions}
-    assert missing == {"detokenize", "seed", "thinking_token_budget", *INTERNAL_FIELDS}
+    assert missing == {"detokenize", "seed", "stream_interval", "thinking_token_budget", *INTERNAL_FIELDS}
     assert set(field_docs(SamplingParams)) == set(SamplingParams.__struct_fields__)
     assert given_sampling(parser.parse_args(["--min-p", "0.1"])) == {"min_p": 0.1}

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from jaxllm.engine.stats import StepStats
 from jaxllm.info import EngineInfo, StageInfo
+from jaxllm.request import FinishReason
 from jaxllm.serving.telemetry.catalogue import METRICS
 from jaxllm.serving.telemetry.http import HTTP_METRICS
 from jaxllm.serving.telemetry.metrics import Metrics
-from jaxllm.serving.text.measurements import FinishedRequest, Measurements
+from jaxllm.serving.text.measurements import EndReason, FinishedRequest, Measurements
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 LABELS = {"model_name": "small", "engine": "0"}
@@ -198,6 +199,12 @@ def test_finished_requests(metrics: Metrics) -> None:
     assert found["request_prompt_tokens_bucket", "100.0"] == 2
     assert found["request_params_max_tokens_bucket", "1000.0"] == 1
     assert ("request_params_max_tokens_bucket", "2000.0") not in found, "longer than the model's longest"
+
+
+@pytest.mark.parametrize("reason", ["repetition", *get_args(FinishReason), *get_args(EndReason)])
+def test_every_end_is_counted(metrics: Metrics, reason: str) -> None:
+    metrics.observe(None, Measurements(finished=[finished(reason)]))
+    assert samples(metrics)["request_success_total", reason] == 1
 
 
 def test_aborted_requests_are_counted_and_not_timed(metrics: Metrics) -> None:

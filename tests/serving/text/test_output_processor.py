@@ -118,6 +118,8 @@ def test_a_request_to_its_end_token(build: Build, tokenizer: Tokenizer) -> None:
             "stop_token_ids": st.lists(st.integers(250, 359), max_size=2),
             "max_tokens": st.integers(1, 30),
             "logprobs": st.sampled_from([None, 0, 2]),
+            "stream_interval": st.sampled_from([None, 1, 3]),
+            "repetition_detection": st.sampled_from([None, {"max_pattern_size": 3, "min_count": 2}]),
         }
     ),
 )
