@@ -78,6 +78,8 @@ WITHOUT_MEANING = frozenset(
         "disable_docs",
         "max_queued_requests",
         "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "sse_keep_alive_interval",
         "max_stored_responses",
         "max_stored_response_bytes",
         "files_dir",

@@ -158,7 +158,8 @@ async def respond(
     if requests[0].stream:
         # Middleware of the operator's may want to see or change what is sent.
         direct = not server.options.middleware
-        return EventStream(streams, writer, request.scope["request_id"], direct=direct, **framing)
+        framing |= {"direct": direct, "keep_alive": server.options.sse_keep_alive_interval}
+        return EventStream(streams, writer, request.scope["request_id"], **framing)
     try:
         outputs = await unless_gone(request.receive, _results(streams))
     finally:

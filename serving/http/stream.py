@@ -11,11 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from jaxllm.serving.http.connection.protocol import DirectBody, direct_body
 from jaxllm.serving.http.error_form import event_of
+from jaxllm.serving.http.keep_alive import KeepAlive
 from jaxllm.serving.llm.output_stream import OutputStream, TextSink
 from jaxllm.serving.text.outputs import RequestOutput
 
 Result = TypeVar("Result")
 
+EVENTS = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers of a stream: proxies must hold nothing back."""
@@ -55,12 +57,13 @@ class EventStream(Response):
         first: bytes = b"",
         last: bytes = DONE,
         failure: Callable[[Exception, str], bytes] = event_of,
-        media_type: str = "text/event-stream",
+        media_type: str = EVENTS,
+        keep_alive: float = 0.0,
     ) -> None:
         """`direct`: events may go to the connection past whatever middleware there is, where the server offers it.
 
         `first` is sent before there are results, `last` behind the writer's end; `failure` gives the events for an
-        error in a request of this id.
+        error in a request of this id. For `keep_alive` see `KeepAlive`.
         """
         self.media_type = media_type
         self.status_code = 200
@@ -75,6 +78,8 @@ class EventStream(Response):
         self._last = last
         self._describe_failure = failure
         self._failure: Exception | None = None
+        # Only events may have comments between them.
+        self._keep_alive = KeepAlive(keep_alive if media_type == EVENTS else 0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events."""
@@ -96,15 +101,16 @@ class EventStream(Response):
                 stream.text_sink = self._text_sink(body, self._writer.texts)
         if self._first:
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
-        async with aclosing(self._events()) as events:
+        async with self._keep_alive.watching(send), aclosing(self._events()) as events:
             async for data in events:
+                self._keep_alive.active = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _sink(self, body: DirectBody) -> Callable[[RequestOutput], bool]:
         """Writes a result to the connection as soon as it is there, if the connection takes it."""
         # What is called for every token is looked up once.
-        ready, write_body, write_events = body.ready, body.write, self._writer.write
+        ready, write_body, write_events, keep_alive = body.ready, body.write, self._writer.write, self._keep_alive
 
         def take(output: RequestOutput) -> bool:
             if self._failure is not None or not ready():
@@ -115,6 +121,7 @@ class EventStream(Response):
                 self._failure = error
                 return False
             if data:
+                keep_alive.active = True
                 write_body(data)
             return True
 
@@ -122,7 +129,7 @@ class EventStream(Response):
 
     def _text_sink(self, body: DirectBody, texts: TextWriter) -> TextSink:
         """`_sink` for what is nothing but text."""
-        ready, write_body, write_text = body.ready, body.write, texts.write
+        ready, write_body, write_text, keep_alive = body.ready, body.write, texts.write, self._keep_alive
 
         def take(index: int, text: str, token_ids: list[int]) -> bool:
             if not ready():
@@ -131,6 +138,7 @@ class EventStream(Response):
                 data = write_text(0, index, text, token_ids)
                 if data is None:
                     return False
+                keep_alive.active = True
                 write_body(data)
             except Exception as error:  # noqa: BLE001  (the task of this response raises it)
                 self._failure = error

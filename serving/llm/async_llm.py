@@ -92,6 +92,7 @@ class AsyncLLM(AsyncControl):
         *,
         max_queued_requests: int | None = None,
         max_in_flight: int | None = None,
+        max_queued_tokens: int | None = None,
         step_timeout: float = 120.0,
         progress: Progress = silent,
         chat_template: str | None = None,
@@ -106,9 +107,9 @@ class AsyncLLM(AsyncControl):
     ) -> Self:
         """Start the engine processes and load model and tokenizer, side by side.
 
-        `max_queued_requests` limits the sequences that wait beside those that can run, `max_in_flight`
-        all that there are; None: no limit. An engine that
-        says nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
+        `max_queued_requests` limits the sequences that wait beside those that can run, `max_in_flight` all that there
+        are, `max_queued_tokens` the prompt tokens of requests without a token yet; None: no limit. An engine that says
+        nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
         again `max_restarts` times within `restart_window` seconds (None: always); what it had gets an `EngineError`.
         `chat_template` is Jinja text or a file; `launch` starts an engine process, or `launch_of` tells by an engine's
         number how that is done. With `is_guest` another process has the engines, and `scale` changes how many there
@@ -124,6 +125,7 @@ class AsyncLLM(AsyncControl):
             routing=config.parallel.data_parallel_routing,
             max_queued_requests=max_queued_requests,
             max_in_flight=max_in_flight,
+            max_queued_tokens=max_queued_tokens,
             step_timeout=step_timeout,
             launch_of=launch_of or partial(on_own_devices, launch, config),
             max_restarts=max_restarts,

@@ -116,6 +116,13 @@ class ServerOptions(Section):
     max_num_queued_reqs: int | None = option(
         None, "Most requests in flight, those that run included; more are told to come back later.", minimum=1
     )
+    max_num_queued_tokens: int | None = option(
+        None,
+        "Once the prompts of requests that have no token yet have so many tokens together, more requests are told to "
+        "come back later: the time to the first token that you allow, times the prompt tokens that are computed in a "
+        "second.",
+        minimum=1,
+    )
     fingerprint_mode: Literal["full", "hash", "custom", "none"] = option(
         "full",
         "system_fingerprint of answers: a digest of version, model and devices ('full' and 'hash'), "
@@ -199,6 +206,12 @@ class ServerOptions(Section):
     h11_max_incomplete_event_size: int = option(65536, "Most bytes in the headers of a request.", minimum=1024)
     h11_max_header_count: int = option(256, "Most headers of a request.", minimum=8)
     timeout_keep_alive: int = option(5, "Seconds that an idle connection is kept open.", minimum=1)
+    sse_keep_alive_interval: float = option(
+        0.0,
+        "Seconds that a stream may bring nothing, as while a long prompt is computed; then a comment is sent, which "
+        "clients leave out, so that proxies do not end the connection. 0: nothing is sent.",
+        minimum=0.0,
+    )
     timeout_headers: float = option(
         20.0,
         "Seconds from connecting until the headers of the first request are there, with the TLS handshake; for later "

@@ -27,6 +27,11 @@ class PoolingProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens of all requests in flight."""
+        return sum(len(request.prompt_token_ids) for request in self._requests.values())
+
     def running(self) -> dict[str, str]:
         """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
         return {name: name for name in self._requests}

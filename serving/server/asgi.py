@@ -51,6 +51,7 @@ class AsgiServer:
             self.config,
             max_queued_requests=options.max_queued_requests,
             max_in_flight=options.max_num_queued_reqs,
+            max_queued_tokens=options.max_num_queued_tokens,
             step_timeout=options.step_timeout,
             chat_template=options.chat_template,
             log_level=options.log_level,

@@ -94,6 +94,7 @@ async def serve_at(
                 config,
                 max_queued_requests=options.max_queued_requests,
                 max_in_flight=options.max_num_queued_reqs,
+                max_queued_tokens=options.max_num_queued_tokens,
                 step_timeout=options.step_timeout,
                 progress=progress,
                 chat_template=options.chat_template,

@@ -35,6 +35,10 @@ class Follower(Protocol[Request_contra]):
     def __contains__(self, request_id: str) -> bool:
         """Whether this one is unfinished."""
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the requests that have brought nothing yet."""
+
     def running(self) -> dict[str, str]:
         """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
 

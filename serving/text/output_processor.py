@@ -52,6 +52,12 @@ class OutputProcessor:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the requests that have no token yet."""
+        states = self._requests.values()
+        return sum(len(each.request.prompt_token_ids) for each in states if each.metrics.first_token_time is None)
+
     def running(self) -> dict[str, str]:
         """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""
         return {child: sequence.state.request.request_id for child, sequence in self._sequences.items()}

@@ -93,6 +93,11 @@ class AsyncEngine:
         return self._in_flight.ids()
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the requests that have brought nothing yet."""
+        return 0 if self._followed is None else self._followed.num_queued_tokens
+
+    @property
     def idle(self) -> asyncio.Event:
         """Set while no request is in flight."""
         return self._in_flight.idle

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 from jaxllm.engine.stats import StepStats, together
-from jaxllm.errors import EngineError, RequestError
+from jaxllm.errors import EngineError, QueueFullError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.control import called
@@ -28,6 +28,7 @@ class EngineGroup:
         """Nothing is started yet."""
         self.state = SharedState()
         self._max_queued_requests, self._max_in_flight = options.max_queued_requests, options.max_in_flight
+        self._max_queued_tokens = options.max_queued_tokens
         self._router = Router(options.routing)
         self.state.observers.append(self)
         self.state.on_restart.append(self._forget)
@@ -78,12 +79,20 @@ class EngineGroup:
             room = queued + len(self.members.there) * self.members.info.max_running
             most = room if most is None else min(room, most)
         self.state.admission.check(requests, most)
+        if self._max_queued_tokens is not None:
+            self._check_queued_tokens(self._max_queued_tokens)
         for request, reader in zip(requests, readers, strict=True):
             first = request.children[0]
             salt = getattr(first, "prefix_salt", None)
             count = len(request.children)
             chosen = self._router.choose(possible, first.prompt_token_ids, sequences=count, salt=salt)
             self.members.all[chosen].submit(request, reader, make_message)
+
+    def _check_queued_tokens(self, most: int) -> None:
+        """Raise `QueueFullError` while prompts of so many tokens wait, or are computed."""
+        queued = sum(engine.num_queued_tokens for engine in self.engines)
+        if queued >= most:
+            raise QueueFullError(f"prompts of {queued} tokens wait already, of {most}: try again later")
 
     def drop(self, reader: Any) -> None:
         """End the request of a reader that reads no more, without further results, unless it has ended."""

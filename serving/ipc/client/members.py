@@ -31,6 +31,7 @@ class GroupOptions:
     routing: Routing
     max_queued_requests: int | None
     max_in_flight: int | None = None
+    max_queued_tokens: int | None = None
     step_timeout: float
     launch_of: Callable[[int], Launch]
     max_restarts: int | None

@@ -6,7 +6,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxllm.serving.http.stream import EVENT_HEADERS, unless_gone
+from jaxllm.serving.http.keep_alive import KeepAlive
+from jaxllm.serving.http.stream import EVENT_HEADERS, EVENTS, unless_gone
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.openai.responses.store import EventLog
 from jaxllm.serving.openai.responses.writer import ResponseWriter
@@ -65,16 +66,17 @@ class BackgroundRun:
 class LogStream(Response):
     """The events of a log from a place on, and those to come; a client that leaves ends nothing."""
 
-    media_type = "text/event-stream"
+    media_type = EVENTS
 
-    def __init__(self, log: EventLog, begin: int) -> None:
-        """`begin` counts the events that the client has."""
+    def __init__(self, log: EventLog, begin: int, keep_alive: float = 0.0) -> None:
+        """`begin` counts the events that the client has. For `keep_alive` see `KeepAlive`."""
         self.status_code = 200
         self.background = None
         self.init_headers(EVENT_HEADERS)
         del self.headers["content-length"]
         self._log = log
         self._begin = begin
+        self._keep_alive = KeepAlive(keep_alive)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
@@ -86,11 +88,13 @@ class LogStream(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         sent = self._begin
-        while True:
-            await self._log.wait(beyond=sent)
-            data = b"".join(self._log.events[sent:])
-            if not data:
-                break
-            sent = len(self._log.events)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        async with self._keep_alive.watching(send):
+            while True:
+                await self._log.wait(beyond=sent)
+                data = b"".join(self._log.events[sent:])
+                if not data:
+                    break
+                sent = len(self._log.events)
+                self._keep_alive.active = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

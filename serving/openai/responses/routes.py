@@ -130,7 +130,11 @@ def _run_on(request: Request, stored: Stored, call: ChatCall, writer: ResponseWr
     run = BackgroundRun(results, writer, request.scope["request_id"], stored.log)
     stored.cancel = run.cancel
     stores_of(request.app).responses.put(stored)
-    return queued if stored.log is None else LogStream(stored.log, 0)
+    return queued if stored.log is None else _log_stream(request, stored.log, 0)
+
+
+def _log_stream(request: Request, log: EventLog, begin: int) -> LogStream:
+    return LogStream(log, begin, server_of(request).options.sse_keep_alive_interval)
 
 
 def _stored(request: Request) -> Stored:
@@ -154,7 +158,7 @@ async def retrieve_response(request: Request) -> Response:
             "stream: only a response that was made with background=true and stream=true can be streamed again",
             "stream",
         )
-    return LogStream(stored.log, 0 if query.starting_after is None else query.starting_after + 1)
+    return _log_stream(request, stored.log, 0 if query.starting_after is None else query.starting_after + 1)
 
 
 async def cancel_response(request: Request) -> Response:

@@ -1,0 +1,104 @@
+"""Streams that wait, on a server whose engine is paused: comments keep them alive, and long prompts are limited."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.serving.server_process import SMALL, ServerProcess, running
+
+COMMENT = ": keep-alive"
+INTERVAL = 0.4
+MOST = 40
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    log: Path = tmp_path_factory.mktemp("server") / "log"
+    flags = ("--server-dev-mode", f"--sse-keep-alive-interval={INTERVAL}", f"--max-num-queued-tokens={MOST}")
+    with running(log, *SMALL, *flags) as process:
+        yield process
+
+
+@pytest.fixture
+def paused(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        client.post("/pause?mode=keep").raise_for_status()
+        yield client
+        client.post("/resume").raise_for_status()
+
+
+def resume_later(client: httpx.Client, seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, lambda: client.post("/resume"))
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Once upon", "max_tokens": 4, "stream": True}),
+        ("/v1/completions", {"prompt": ["Once", "upon"], "max_tokens": 4, "stream": True}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "stream": True}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4, "stream": True, "background": True}),
+    ],
+)
+def test_comments_come_while_nothing_else_does(paused: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    resume_later(paused, 4 * INTERVAL)
+    with paused.stream("POST", path, json=body) as response:
+        lines: list[tuple[float, str]] = [(time.monotonic(), line) for line in response.iter_lines() if line]
+    comments = [line for _, line in lines if line.startswith(":")]
+    assert set(comments) == {COMMENT}
+    assert len(comments) >= 3
+    times = [moment for moment, _ in lines]
+    silence = max(later - earlier for earlier, later in pairwise(times))
+    assert silence < 2 * INTERVAL, "half of it is a slow machine's"
+    events = [line for _, line in lines if line.startswith("data: {")]
+    assert len(events) > 1
+    assert all(json.loads(line.removeprefix("data: ")) for line in events)
+
+
+def test_openais_client_leaves_them_out(paused: httpx.Client, server: ServerProcess) -> None:
+    resume_later(paused, 2 * INTERVAL)
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(model="demo", prompt="Once upon", max_tokens=4, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream)
+
+
+def test_lines_that_are_no_events_have_no_comments(paused: httpx.Client) -> None:
+    resume_later(paused, 3 * INTERVAL)
+    body = {"prompt": "Once upon", "max_tokens": 4, "stream": True}
+    with paused.stream("POST", "/generate", json=body) as response:
+        assert all(json.loads(line)["text"] for line in response.iter_lines())
+
+
+def test_prompts_that_wait_are_limited_by_their_tokens(paused: httpx.Client) -> None:
+    body = {"prompt": [300] * (MOST - 1), "max_tokens": 2}
+    done: list[int] = []
+
+    def ask() -> None:
+        done.append(paused.post("/v1/completions", json=body).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while paused.get("/load").json()["server_load"] < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    refused = paused.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
+    assert refused.status_code == 503
+    assert f"of {MOST}" in refused.json()["error"]["message"]
+    assert "retry-after" in refused.headers
+    paused.post("/resume")
+    for thread in threads:
+        thread.join(60)
+    assert done == [200, 200]
+    assert paused.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2}).status_code == 200
