@@ -2,34 +2,13 @@
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import psutil
-
 from jaxllm.flags import FlagParser
+from jaxllm.serving.server.machine import machine
 
 HELP = "Print what a bug report needs: versions, devices, memory, caches."
-
-_PACKAGES = (
-    "jaxllm",
-    "jax",
-    "jaxlib",
-    "libtpu",
-    "jax-cuda13-plugin",
-    "flax",
-    "transformers",
-    "tokenizers",
-    "huggingface_hub",
-    "safetensors",
-    "msgspec",
-    "numpy",
-)
-_VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE")
 
 
 def add_arguments(parser: FlagParser) -> None:
@@ -46,50 +25,10 @@ def run(args: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """The report, sizes in bytes. A backend that does not start is part of the report, not an error."""
-    memory = psutil.virtual_memory()
-    return {
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "os": _os_name(),
-        "kernel": platform.platform(),
-        "cpu": {
-            "name": _cpu_name(),
-            "usable_cores": _usable_cores(),
-            "physical_cores": psutil.cpu_count(logical=False),
-        },
-        "memory": {"total_bytes": memory.total, "available_bytes": memory.available},
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "jax": _backend(),
-        "caches": _caches(),
-        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-    }
-
-
-def _os_name() -> str:
-    try:
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):
-        return platform.system()
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
-
-
-def _usable_cores() -> int | None:
-    """Cores this process may run on, which a container or taskset may have narrowed."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    found = machine()
+    # The device stands where a reader looks for it: behind the versions.
+    behind = {name: found.pop(name) for name in ("caches", "environment")}
+    return {**found, "jax": _backend(), **behind}
 
 
 def _backend() -> dict[str, Any]:
@@ -113,11 +52,6 @@ def _backend() -> dict[str, Any]:
 def _device_memory(device: Any) -> int | None:
     """Bytes XLA may use of the device; None where the backend does not say, as on CPU."""
     return (device.memory_stats() or {}).get("bytes_limit")
-
-
-def _caches() -> dict[str, str]:
-    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface")) / "hub"
-    return {"hugging_face": str(Path(hub).expanduser()), "compilation": str(Path("~/.cache/jaxllm/xla").expanduser())}
 
 
 def _as_text(report: Mapping[str, Any], indent: str = "") -> Iterator[str]:

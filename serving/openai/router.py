@@ -4,6 +4,7 @@ from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.openai.batches.routes import cancel_batch, create_batch, list_batches, retrieve_batch
 from jaxllm.serving.openai.chat.routes import create_chat_batch, create_chat_completion
 from jaxllm.serving.openai.completions.demonstration import generate
+from jaxllm.serving.openai.completions.label_scores import score_labels
 from jaxllm.serving.openai.completions.routes import create_completion
 from jaxllm.serving.openai.files.routes import (
     create_file,
@@ -20,6 +21,7 @@ from jaxllm.serving.openai.protocol import (
     completions,
     demonstration,
     files,
+    label_scores,
     models,
     response_answers,
     response_events,
@@ -70,6 +72,15 @@ OPERATIONS = (
         tag="Text",
         request=demonstration.GenerateRequest,
         response=demonstration.GeneratedTexts,
+        runner="generate",
+    ),
+    Operation(
+        path="/generative_scoring",
+        methods=("POST",),
+        handler=score_labels,
+        tag="Text",
+        request=label_scores.LabelScoresRequest,
+        response=label_scores.LabelScores,
         runner="generate",
     ),
     Operation(

@@ -1,7 +1,7 @@
 """The operations of the server itself."""
 
 from jaxllm.serving.http.operation import Operation
-from jaxllm.serving.server import answers, routes, scaling, sleep
+from jaxllm.serving.server import answers, routes, scaling, server_info, sleep
 from jaxllm.serving.server.invocations import invoke
 
 OPERATIONS = (
@@ -11,6 +11,14 @@ OPERATIONS = (
     Operation(path="/ping", methods=("GET", "POST"), handler=routes.ping, tag="Operation", public=True),
     Operation(path="/metrics", handler=routes.metrics, tag="Operation", content_type="text/plain", public=True),
     Operation(path="/version", handler=routes.version, tag="Operation", response=answers.Version),
+    Operation(
+        path="/server_info",
+        handler=server_info.server_info,
+        tag="Operation",
+        query=server_info.ServerInfoQuery,
+        response=server_info.ServerInfo,
+        refusable=True,
+    ),
     Operation(path="/load", handler=routes.load, tag="Operation", response=answers.Load),
     Operation(path="/invocations", methods=("POST",), handler=invoke, tag="Operation", refusable=True),
     Operation(

@@ -1,0 +1,79 @@
+"""For those who run the server: its options, the engine and the machine in one answer. With --server-dev-mode only."""
+
+import asyncio
+import dataclasses
+import os
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxllm.config import EngineConfig
+from jaxllm.serving.http.body.base import Answer, Body
+from jaxllm.serving.http.errors import not_enabled
+from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.state import server_of
+from jaxllm.serving.server.machine import machine
+
+_SECRET = ("token", "key", "secret", "password")
+"""Words in the names of options and variables whose values are nobody's business."""
+
+
+class ServerInfoQuery(Body, kw_only=True):
+    """How options are shown."""
+
+    config_format: Literal["text", "json"] | None = None
+    """text (default): in one line; json: an object for each section."""
+
+
+class ServerInfo(Answer, kw_only=True):
+    """What the server is, under vLLM's names and our own."""
+
+    vllm_config: dict[str, Any] | str
+    """The options of the engine; secrets are left out."""
+    vllm_env: dict[str, str]
+    """Variables of the environment that begin with VLLM_ or JAXLLM_."""
+    system_env: dict[str, Any]
+    """The machine, sizes in bytes."""
+    engine: dict[str, Any]
+    """What became of the options: lengths, backends, devices, pages."""
+
+
+async def server_info(request: Request) -> Response:
+    """Tell the options of the engine, what became of them, and the machine."""
+    server = server_of(request)
+    if not server.options.server_dev_mode:
+        raise not_enabled(request.url.path, "--server-dev-mode")
+    query = server.bodies.read_query(request, ServerInfoQuery)
+    config = _shown(server.llm.config)
+    in_a_line = ", ".join(f"{name}={value!r}" for section in config.values() for name, value in section.items())
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("VLLM_", "JAXLLM_")) and not _is_secret(name)
+    }
+    return json_response(
+        ServerInfo(
+            vllm_config=config if query.config_format == "json" else in_a_line,
+            vllm_env=variables,
+            # It reads files.
+            system_env=await asyncio.to_thread(machine),
+            engine=msgspec.to_builtins(server.llm.info, enc_hook=str, str_keys=True),
+        )
+    )
+
+
+def _shown(config: EngineConfig) -> dict[str, dict[str, Any]]:
+    sections = dataclasses.asdict(config)
+    plain = {
+        section: {name: value for name, value in options.items() if not _is_secret(name)}
+        for section, options in sections.items()
+    }
+    found: dict[str, dict[str, Any]] = msgspec.to_builtins(plain, enc_hook=str, str_keys=True)
+    return found
+
+
+def _is_secret(name: str) -> bool:
+    words = name.lower().split("_")
+    return any(word in words for word in _SECRET)
