@@ -61,9 +61,9 @@ class Processing:
             raise use
         if not (use.host or use.bits):
             return
-        if request.params.beam_search is not None:
+        if request.params.num_searched:
             raise RequestError(
-                "beam search does not go with logits processors: beams are continued by the model's own scores; "
+                "use_beam_search: a search does not go with logits processors: it goes by the model's own scores; "
                 "leave it out, or let `uses` of the processor say no",
                 "use_beam_search",
             )

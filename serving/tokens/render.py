@@ -83,7 +83,7 @@ def _rendered(
     server: ServerState, body: GenerationRequest, identity: Identity, made: TextRequest, index: int | None = None
 ) -> RenderedRequest:
     """Raises `RequestError` for what parameters alone cannot ask for."""
-    if made.params.beam_search is not None:
+    if made.params.num_searched:
         raise RequestError("use_beam_search: a search is not rendered", "use_beam_search")
     (child, *_) = made.children
     return RenderedRequest(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
 from jaxllm.request import Request
 from tests.e2e import processors
@@ -122,6 +123,11 @@ def test_others_get_the_same_tokens_beside_them(processing: Engine, prompts: lis
         ({"extra_args": {"ban": [2**31]}}, "extra_args", "ValueError: a number does not fit int32"),
         ({"extra_args": {"ban": [1.5]}}, "extra_args", "ValueError: numbers of float64 are not int32"),
         ({"extra_args": {"ban": "x"}}, "extra_args", "CompiledBans does not take it: ValueError"),
+        (
+            {"extra_args": {"unique": True}, "beam_search": BeamOptions(width=2), "temperature": 0},
+            "use_beam_search",
+            "does not go with logits processors",
+        ),
     ],
 )
 def test_only_who_uses_it_fails(

@@ -83,7 +83,7 @@ class EngineGroup:
             self._check_queued_tokens(self._max_queued_tokens)
         for request, reader in zip(requests, readers, strict=True):
             first = request.children[0]
-            salt = getattr(first, "prefix_salt", None)
+            salt = getattr(first, "prefix_salt", None) if self._router.compares_prompts else None
             count = len(request.children)
             chosen = self._router.choose(possible, first.prompt_token_ids, sequences=count, salt=salt)
             self.members.all[chosen].submit(request, reader, make_message)

@@ -104,6 +104,8 @@ class Router:
     def __init__(self, routing: Routing) -> None:
         self._loads: dict[int, EngineLoad] = {}
         self._prefixes = PrefixIndex() if routing == "prefix" else None
+        self.compares_prompts = routing == "prefix"
+        """Whether `choose` looks at prompts, and at what requests share them with."""
         self._next = 0
 
     def _load(self, engine: int) -> EngineLoad:
