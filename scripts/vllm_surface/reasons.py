@@ -40,7 +40,6 @@ _REASONS = (
     (r"collective_rpc|apply_model", "for engines in the process of the caller: LLM has it"),
     (r"kv_block_|corrupted|parser_invocations", "not measured"),
     (r"check_admission|num_queued_tokens", "the server admits requests: --max-num-queued-reqs"),
-    (r"/docs|/readyz", "/openapi.json, /ready"),
     (r"decisions|systemone", "of vLLM's own interfaces; see /score"),
     (r"late_?chunking", "not supported: token_embed gives the vectors of all tokens"),
     (r"watermark", "watermarks"),

@@ -5,6 +5,7 @@ import re
 
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS
 from jaxllm.serving.server.interfaces import OPERATIONS
+from jaxllm.serving.server.pages.views import DOCS
 from jaxllm.serving.telemetry.catalogue import METRICS
 from scripts.vllm_surface.reasons import reason_for
 from scripts.vllm_surface.source import Source
@@ -15,7 +16,7 @@ _VERBS = {"get", "post", "put", "delete", "websocket", "api_route", "add_api_rou
 
 def routes(source: Source) -> Table:
     """Paths of the server."""
-    ours = {operation.path for operation in OPERATIONS}
+    ours = {operation.path for operation in OPERATIONS} | set(DOCS)
     found: dict[str, str] = {}
     for path in source.files("entrypoints"):
         for node in ast.walk(source.tree(path)):

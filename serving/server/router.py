@@ -8,6 +8,7 @@ OPERATIONS = (
     Operation(path="/health", handler=routes.health, tag="Operation", public=True),
     Operation(path="/live", handler=routes.live, tag="Operation", public=True),
     Operation(path="/ready", handler=routes.ready, tag="Operation", public=True),
+    Operation(path="/readyz", handler=routes.ready, tag="Operation", public=True, name="readyz"),
     Operation(path="/ping", methods=("GET", "POST"), handler=routes.ping, tag="Operation", public=True),
     Operation(path="/metrics", handler=routes.metrics, tag="Operation", content_type="text/plain", public=True),
     Operation(path="/version", handler=routes.version, tag="Operation", response=answers.Version),

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 ENGINE_REQUESTS: Final = "jaxllm.engine_requests"
 """In the scope: the requests to the engine that were made for this one."""
 
-QUIET_PATHS: Final = frozenset(("/health", "/live", "/ready", "/ping", "/metrics"))
+QUIET_PATHS: Final = frozenset(("/health", "/live", "/ready", "/readyz", "/ping", "/metrics"))
 """What probes ask for all the time."""
 
 _LONGEST_REASON = 500

@@ -10,7 +10,7 @@ from jaxllm.serving.http.operation import REJECTED
 from jaxllm.serving.telemetry.http import HttpMetrics
 
 NO_ROUTE = "none"
-_UNCOUNTED = frozenset(("/metrics", "/health", "/live", "/ready", "/load", "/ping", "/version"))
+_UNCOUNTED = frozenset(("/metrics", "/health", "/live", "/ready", "/readyz", "/load", "/ping", "/version"))
 """As in vLLM: what probes ask for all the time."""
 
 

@@ -46,7 +46,7 @@ def test_public_operations_need_no_key() -> None:
     keyed = {
         path for path, methods in DOCUMENT["paths"].items() if any("security" in each for each in methods.values())
     }
-    assert set(DOCUMENT["paths"]) - keyed == {"/health", "/live", "/ready", "/ping", "/metrics"}
+    assert set(DOCUMENT["paths"]) - keyed == {"/health", "/live", "/ready", "/readyz", "/ping", "/metrics"}
     assert not any("security" in node for node in _nodes(openapi(with_keys=False)))
 
 
