@@ -40,6 +40,7 @@ class ChatWriter:
         self._identity = identity
         self._body = body
         self._prompt_token_ids = call.request.prompt_token_ids
+        self._prompt_text: str | UnsetType = str(call.plan.prompt) if body.return_prompt_text else UNSET
         self._begin = call.plan.begin
         new_parser, names_function = call.plan.new_parser, call.plan.names_function
         self._answers = None
@@ -83,6 +84,7 @@ class ChatWriter:
             usage=self._counter.usage,
             service_tier=self._tier or None,
             system_fingerprint=self._fingerprint,
+            prompt_text=self._prompt_text,
         )
         if output.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
@@ -153,7 +155,8 @@ class ChatWriter:
         if self._begun:
             return self._frame.first(choice)
         shown = self._prompt_token_ids if self._body.return_token_ids else None
-        return self._frame.first(choice, prompt_token_ids=shown)
+        text = {} if self._prompt_text is UNSET else {"prompt_text": self._prompt_text}
+        return self._frame.first(choice, prompt_token_ids=shown, **text)
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         if self._answers is None:

@@ -34,6 +34,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """Return the log-probabilities of the generated tokens."""
     top_logprobs: OrMinusOne | None = None
     """Most likely alternatives to return at each place, -1: all; only with logprobs."""
+    return_prompt_text: bool | None = None
+    """Return what the chat template made of the conversation, too."""
     tools: Annotated[list[Annotated[Tool, _TOOL_KINDS]], at_most(MOST_TOOLS)] | None = None
     """Functions that the model may call; tools of other types are ignored."""
     tool_choice: str | dict[str, Any] | None = None
@@ -153,6 +155,8 @@ class ChatCompletion(Answer, kw_only=True):
     """With prompt_logprobs."""
     prompt_token_ids: list[int] | None = None
     """With return_token_ids."""
+    prompt_text: str | UnsetType = UNSET
+    """With return_prompt_text."""
     kv_transfer_params: None = None
 
 
@@ -219,3 +223,5 @@ class ChatChunk(Answer, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     """In the first chunk; null without return_token_ids."""
+    prompt_text: str | UnsetType = UNSET
+    """With return_prompt_text, in the first chunk."""

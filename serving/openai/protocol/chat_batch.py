@@ -26,6 +26,7 @@ class BatchChatRequest(OneAnswer, ChatCompletionRequest, kw_only=True):
     functions: Annotated[Any, Refused(_NO_TOOLS, ([],))] = None
     function_call: Annotated[Any, Refused(_NO_TOOLS, ("none",))] = None
     prompt_logprobs: Annotated[Any, Refused(_WHOLE)] = None
+    return_prompt_text: Annotated[Any, Refused(_WHOLE, (False,))] = None
 
     def single(self, index: int) -> ChatCompletionRequest:
         """The request for one of the conversations."""

@@ -133,6 +133,8 @@ class GenerationRequest(Body, kw_only=True):
     """Part of the response's id and of the log; by default random."""
     cache_salt: Text | None = None
     """Cached prefixes are shared only between requests of the same salt."""
+    skip_reading_prefix_cache: bool | None = None
+    """Compute the whole prompt, though its beginning may be cached; others still find it."""
     return_token_ids: bool | None = None
     """Return the token ids of prompt and text too."""
     return_tokens_as_token_ids: bool | None = None
@@ -171,7 +173,7 @@ class GenerationRequest(Body, kw_only=True):
     return_token_offsets: Annotated[Any, Ignored("not supported; completions have logprobs.text_offset", (False,))] = (
         None
     )
-    return_prompt_text: Annotated[Any, Ignored("not supported; see /tokenize", (False,))] = None
+    return_prompt_text: Annotated[Any, Ignored("chat completions have it; see /tokenize, too", (False,))] = None
     return_mm_kwargs: Annotated[Any, Ignored(_TEXT_ONLY, (True, False))] = None
     mm_payload: Annotated[Any, Refused(_TEXT_ONLY)] = None
     n_predict: Annotated[Any, Refused(_LENGTH)] = None

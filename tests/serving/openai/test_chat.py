@@ -27,6 +27,20 @@ def test_an_answer(client: OpenAI) -> None:
     assert 0 < answer.usage.completion_tokens <= 20
 
 
+def test_what_the_template_made_of_it(http: httpx.Client) -> None:
+    body = {"messages": HELLO, "max_tokens": 2, "return_prompt_text": True, "return_token_ids": True}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    tokens = http.post("/tokenize", json={"prompt": answer["prompt_text"], "add_special_tokens": False}).json()[
+        "tokens"
+    ]
+    assert tokens == answer["prompt_token_ids"]
+    lines = http.post("/v1/chat/completions", json={**body, "stream": True}).text.split("\n\n")
+    first, *others = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert first["prompt_text"] == answer["prompt_text"]
+    assert not any("prompt_text" in each for each in others)
+    assert "prompt_text" not in http.post("/v1/chat/completions", json={**body, "return_prompt_text": False}).json()
+
+
 def test_the_second_name_answers_under_its_own(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="org/demo", messages=HELLO, max_tokens=2)
     assert answer.model == "org/demo"

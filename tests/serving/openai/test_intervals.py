@@ -71,6 +71,18 @@ def test_an_event_brings_several_tokens(http: httpx.Client, path: str, more: dic
         assert len(pieces) <= 5 < len(single[index])
 
 
+def test_a_prompt_may_be_computed_though_it_is_cached(http: httpx.Client) -> None:
+    body = {"prompt": [300 + index for index in range(100)], "max_tokens": 2, "temperature": 0, "cache_salt": "skip"}
+
+    def cached(**fields: Any) -> tuple[int, str]:
+        answer = http.post("/v1/completions", json={**body, **fields}).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]
+
+    nothing, text = cached()
+    assert (nothing, cached(skip_reading_prefix_cache=True)) == (0, (0, text))
+    assert cached(skip_reading_prefix_cache=False)[0] > 0
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [({"stream_interval": 0}, "stream_interval"), ({"stream_interval": "x"}, "stream_interval"),
