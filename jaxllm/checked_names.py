@@ -29,7 +29,7 @@ class CheckedNames(msgspec.StructMeta):
     synonyms: ClassVar[dict[str, str]] = {}
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make an object. Raises `RequestError` for an unknown name."""
         try:
             if any(name not in self.__struct_fields__ for name in kwargs):

@@ -113,7 +113,8 @@ class MessageWriter:
         self._message.usage = self._usage()
 
     def _stop_reason(self) -> StopReason:
-        if self._finish_reason == "length":
+        if self._finish_reason != "stop":
+            # Cut off, for whatever reason: a call may lack its arguments.
             return "max_tokens"
         if self._stopped:
             return "stop_sequence"

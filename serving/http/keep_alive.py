@@ -11,14 +11,21 @@ COMMENT = b": keep-alive\n\n"
 
 
 class KeepAlive:
-    """Of one stream. Whoever sends an event sets `active`."""
+    """Of one stream. Events are sent by `send`; whoever writes one past it sets `active`."""
 
-    __slots__ = ("_interval", "active")
+    __slots__ = ("_interval", "_sending", "active")
 
     def __init__(self, interval: float) -> None:
         """The stream is never silent for longer than `interval` seconds; 0: it may be."""
         self._interval = interval
+        self._sending = asyncio.Lock()
         self.active = True
+
+    async def send(self, send: Send, data: bytes) -> None:
+        """Send a part of the body. One at a time: `send` may wait for a slow reader, and two must not meet in it."""
+        async with self._sending:
+            self.active = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
 
     @asynccontextmanager
     async def watching(self, send: Send) -> AsyncIterator[None]:
@@ -39,5 +46,6 @@ class KeepAlive:
             self.active = False
             # An event may come at the beginning of such a time, and the next at the end of the following one.
             await asyncio.sleep(self._interval / 2)
-            if not self.active:
-                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+            # Where an event waits for its reader, nothing need keep the stream alive.
+            if not (self.active or self._sending.locked()):
+                await self.send(send, COMMENT)

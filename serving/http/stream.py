@@ -103,8 +103,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async with self._keep_alive.watching(send), aclosing(self._events()) as events:
             async for data in events:
-                self._keep_alive.active = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._keep_alive.send(send, data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _sink(self, body: DirectBody) -> Callable[[RequestOutput], bool]:

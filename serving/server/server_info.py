@@ -9,15 +9,17 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.config import EngineConfig
+from jaxllm.config import EngineConfig, option_fields
+from jaxllm.foreign.environment import HARMLESS, VARIABLES
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.errors import not_enabled
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.server.machine import machine
 
-_SECRET = ("token", "key", "secret", "password")
-"""Words in the names of options and variables whose values are nobody's business."""
+_SHOWN = HARMLESS | {name for name in VARIABLES if name != "VLLM_API_KEY"}
+"""Variables whose values may be told."""
+_NOT_SHOWN = "(not shown)"
 
 
 class ServerInfoQuery(Body, kw_only=True):
@@ -33,7 +35,7 @@ class ServerInfo(Answer, kw_only=True):
     vllm_config: dict[str, Any] | str
     """The options of the engine; secrets are left out."""
     vllm_env: dict[str, str]
-    """Variables of the environment that begin with VLLM_ or JAXLLM_."""
+    """Variables of the environment that begin with VLLM_ or JAXLLM_; values that may be secret are left out."""
     system_env: dict[str, Any]
     """The machine, sizes in bytes."""
     engine: dict[str, Any]
@@ -49,9 +51,9 @@ async def server_info(request: Request) -> Response:
     config = _shown(server.llm.config)
     in_a_line = ", ".join(f"{name}={value!r}" for section in config.values() for name, value in section.items())
     variables = {
-        name: value
+        name: value if name in _SHOWN else _NOT_SHOWN
         for name, value in sorted(os.environ.items())
-        if name.startswith(("VLLM_", "JAXLLM_")) and not _is_secret(name)
+        if name.startswith(("VLLM_", "JAXLLM_"))
     }
     return json_response(
         ServerInfo(
@@ -65,15 +67,11 @@ async def server_info(request: Request) -> Response:
 
 
 def _shown(config: EngineConfig) -> dict[str, dict[str, Any]]:
-    sections = dataclasses.asdict(config)
+    """The options by section, without secrets: those are options that the environment may give instead of a flag."""
+    secret = {"hf_token", *(item.name for _, item in option_fields() if item.metadata["option"].environment)}
     plain = {
-        section: {name: value for name, value in options.items() if not _is_secret(name)}
-        for section, options in sections.items()
+        section: {name: value for name, value in options.items() if name not in secret}
+        for section, options in dataclasses.asdict(config).items()
     }
     found: dict[str, dict[str, Any]] = msgspec.to_builtins(plain, enc_hook=str, str_keys=True)
     return found
-
-
-def _is_secret(name: str) -> bool:
-    words = name.lower().split("_")
-    return any(word in words for word in _SECRET)

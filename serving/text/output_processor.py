@@ -54,9 +54,12 @@ class OutputProcessor:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens of the requests that have no token yet."""
-        states = self._requests.values()
-        return sum(len(each.request.prompt_token_ids) for each in states if each.metrics.first_token_time is None)
+        """Prompt tokens of the requests that have no token yet. Searches are left out: they bring all at their end."""
+        return sum(
+            len(each.request.prompt_token_ids)
+            for each in self._requests.values()
+            if each.metrics.first_token_time is None and not each.request.params.num_searched
+        )
 
     def running(self) -> dict[str, str]:
         """The engine's ids of all of which outputs are expected, and the ids of the requests that they belong to."""

@@ -77,7 +77,7 @@ class Sequence:
     """
 
     __slots__ = (
-        "_cumulative", "_decoder", "_interval", "_logprobs", "_pieces", "_repetition", "_reported", "_stops",
+        "_cumulative", "_decoder", "_interval", "_logprobs", "_news", "_pieces", "_repetition", "_reported", "_stops",
         "_tokenizer",
         "finish_reason", "index", "only_text", "quick", "ranked", "state", "stop_reason", "times", "token_ids",
     )  # fmt: skip
@@ -94,6 +94,7 @@ class Sequence:
         self._tokenizer = tokenizer if params.detokenize else None
         self._cumulative = 0.0
         self._logprobs: list[TokenChoices] | None = None
+        self._news: abc.Sequence[TokenLogprobs] = ()
         self._pieces: list[str] = []
         self._reported = 0
         self._interval = max(stream_interval, params.stream_interval or 1)
@@ -144,6 +145,7 @@ class Sequence:
         """Take one step's news. Returns the stop that ends the sequence, if the engine does not know of it."""
         first = len(self.token_ids)
         self.token_ids += output.token_ids
+        self._news = output.logprobs or ()
         if output.logprobs is not None:
             self._take_logprobs(output.logprobs)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
@@ -174,7 +176,9 @@ class Sequence:
         return False
 
     def _cut(self, length: int) -> None:
-        """Forget the tokens behind the first ones."""
+        """Forget the tokens behind the first ones, all of them of the last step."""
+        rest = len(self._news) - (len(self.token_ids) - length)
+        self._cumulative -= sum(item.logprob for item in self._news[rest:])
         del self.token_ids[length:]
         if self._logprobs is not None:
             del self._logprobs[length:]

@@ -25,6 +25,7 @@ from jaxllm.serving.tokens.protocol import DerenderChatRequest, DerenderCompleti
 from jaxllm.serving.tokens.results import check_given, num_listed, result_of
 
 _ONE_PER_PROMPT = "one for each prompt is needed"
+_NOT_TOLD = "{}: answers of token ids do not have it"
 
 
 async def derender_chat(request: Request) -> Response:
@@ -40,6 +41,8 @@ async def derender_chat(request: Request) -> Response:
         plain = _text_request(identity.engine_ids[0], listed)
         call = ChatCall(plain, ReplyPlan(prompt="", params=plain.params))
     else:
+        if asked.prompt_logprobs is not None:
+            raise RequestError(_NOT_TOLD.format("chat_request.prompt_logprobs"), "chat_request.prompt_logprobs")
         call = await prepare_chat(request, server, asked, identity.engine_ids)
     made = call.request
     made.prompt_token_ids = body.prompt_token_ids or given.prompt_token_ids or made.prompt_token_ids
@@ -74,6 +77,7 @@ async def derender_completion(request: Request) -> Response:
                 f"generate_responses: {len(answers)} for {len(prompts)} prompts; {_ONE_PER_PROMPT}",
                 "generate_responses",
             )
+        _check_choices(answers, asked.n or 1)
         requests = await prepare_completions(request, server, asked, prompts, identity.engine_ids)
     for index, (made, given) in enumerate(zip(requests, answers, strict=True)):
         own = None if body.prompt_token_ids is None else body.prompt_token_ids[index]
@@ -113,12 +117,22 @@ def _check_numbers(body: DerenderCompletionRequest) -> None:
             )
 
 
+def _check_choices(answers: Sequence[GivenTokens], n: int) -> None:
+    """Raise `RequestError` for more continuations of a prompt than were asked for: their places would be another's."""
+    for index, given in enumerate(answers):
+        if len(given.choices) > n:
+            field = f"generate_responses[{index}].choices"
+            raise RequestError(f"{field}: {len(given.choices)}, but completion_request.n={n}", field)
+
+
 def _check_answerable(asked: CompletionRequest) -> None:
     """Raise `RequestError` for what token ids do not tell."""
     for name in ("echo", "prompt_logprobs", "prompt_embeds"):
-        if getattr(asked, name) not in (None, False):
+        value = getattr(asked, name)
+        # No alternatives to each token, 0, are asked for as well.
+        if value is not None and value is not False:
             field = f"completion_request.{name}"
-            raise RequestError(f"{field}: answers of token ids do not have it", field)
+            raise RequestError(_NOT_TOLD.format(field), field)
 
 
 def _check_logprobs(where: str, given: GivenTokens, params: SamplingParams) -> None:

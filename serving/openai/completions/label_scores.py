@@ -42,6 +42,11 @@ def _check(server: ServerState, body: LabelScoresRequest) -> int:
         raise RequestError("items: texts and token ids cannot be mixed in one list", "items")
     if body.cache_salt == "":
         raise RequestError("cache_salt='': must be a non-empty string", "cache_salt")
+    mode = server.llm.info.logprobs_mode
+    if body.apply_softmax is False and not mode.endswith("logprobs"):
+        raise RequestError(
+            f"apply_softmax=false: with --logprobs-mode {mode} there are no probabilities", "apply_softmax"
+        )
     check_texts("items", len(body.items), server.limits)
     return checked_priority(body, server.limits)
 
@@ -56,11 +61,11 @@ def _build(
     # The text as a whole begins with the special tokens, once.
     items = _token_ids(server, "items", body.items, special=False)
     prompts = [item + query if body.item_first else query + item for item in items]
-    params = SamplingParams(
-        max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=body.label_token_ids, detokenize=False
-    )
     count = len(prompts)
     try:
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=body.label_token_ids, detokenize=False
+        )
         return inputs.build(
             [ParsedPrompt(None, prompt, body.cache_salt) for prompt in prompts],
             [params] * count,

@@ -95,6 +95,5 @@ class LogStream(Response):
                 if not data:
                     break
                 sent = len(self._log.events)
-                self._keep_alive.active = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._keep_alive.send(send, data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -23,13 +23,15 @@ class _Platform:
     @property
     def device_type(self) -> str:
         """`tpu`, `gpu` or `cpu`."""
+        platforms = os.environ.get("JAX_PLATFORMS", "")
         if "jax" in sys.modules:
             import jax
             from jax._src.xla_bridge import backends_are_initialized
 
             if backends_are_initialized():
                 return jax.default_backend()
-        asked = os.environ.get("JAX_PLATFORMS", "").partition(",")[0].strip()
+            platforms = jax.config.values["jax_platforms"] or ""
+        asked = platforms.partition(",")[0].strip()
         return _NAMES.get(asked, asked) or _in_sight()
 
     def get_device_name(self, device_id: int = 0) -> str:

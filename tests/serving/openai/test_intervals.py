@@ -46,8 +46,20 @@ def test_other_interfaces_say_so_in_their_words(http: httpx.Client) -> None:
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "repetition"})
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "model": "demo", **fields}
     message = http.post("/v1/messages", json=body).json()
-    assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
+    assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
     assert message["usage"]["output_tokens"] == 4
+
+
+def test_a_call_that_goes_in_circles_is_no_use_of_a_tool(http: httpx.Client) -> None:
+    numbers = {"type": "array", "items": {"const": 1}, "minItems": 60}
+    tool = {"name": "f", "input_schema": {"type": "object", "properties": {"a": numbers}, "required": ["a"]}}
+    body = {
+        "messages": [{"role": "user", "content": "hi"}], "max_tokens": 120, "model": "demo", "tools": [tool],
+        "tool_choice": {"type": "any"}, "repetition_detection": {"max_pattern_size": 8, "min_count": 3},
+    }  # fmt: skip
+    message = http.post("/v1/messages", json=body).json()
+    assert message["usage"]["output_tokens"] < 120
+    assert message["stop_reason"] == "max_tokens"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -66,6 +66,7 @@ def test_the_only_label_has_all(http: httpx.Client) -> None:
         ({"query": {"a": 1}}, "query"),
         ({"label_token_ids": []}, "label_token_ids"),
         ({"label_token_ids": [10**6]}, "label_token_ids"),
+        ({"label_token_ids": [2**40]}, "label_token_ids"),
         ({"label_token_ids": list(range(300, 429))}, "label_token_ids"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"priority": 2**64}, "priority"),

@@ -16,13 +16,16 @@ from tests.serving.server_process import SMALL, ServerProcess, running
 COMMENT = ": keep-alive"
 INTERVAL = 0.4
 MOST = 40
+SECRETS = ("VLLM_API_KEYS", "JAXLLM_ADMIN_TOKENS", "VLLM_HTTP_AUTH")
+"""Variables of nobody: what they hold is not known."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     log: Path = tmp_path_factory.mktemp("server") / "log"
     flags = ("--server-dev-mode", f"--sse-keep-alive-interval={INTERVAL}", f"--max-num-queued-tokens={MOST}")
-    with running(log, *SMALL, *flags) as process:
+    environment = dict.fromkeys(SECRETS, "sekret") | {"VLLM_NO_USAGE_STATS": "1"}
+    with running(log, *SMALL, *flags, environment=environment) as process:
         yield process
 
 
@@ -76,6 +79,24 @@ def test_lines_that_are_no_events_have_no_comments(paused: httpx.Client) -> None
         assert all(json.loads(line)["text"] for line in response.iter_lines())
 
 
+def test_a_search_does_not_wait(server: ServerProcess) -> None:
+    prompt = [300] * (MOST + 1)
+    search = {"prompt": prompt, "max_tokens": 200, "n": 2, "use_beam_search": True, "ignore_eos": True}
+    statuses: list[int] = []
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        thread = threading.Thread(
+            target=lambda: statuses.append(client.post("/v1/completions", json=search).status_code)
+        )
+        thread.start()
+        while not client.get("/load").json()["server_load"]:
+            time.sleep(0.01)
+        while client.get("/load").json()["server_load"]:
+            statuses.append(client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code)
+        thread.join(60)
+    assert len(statuses) > 1
+    assert set(statuses) == {200}
+
+
 def test_prompts_that_wait_are_limited_by_their_tokens(paused: httpx.Client) -> None:
     body = {"prompt": [300] * (MOST - 1), "max_tokens": 2}
     done: list[int] = []
@@ -111,5 +132,9 @@ def test_what_the_server_is(server: ServerProcess) -> None:
         assert as_json["model"]["model"] == "demo"
         assert as_json["scheduler"]["max_num_seqs"] == 4
         assert "hf_token" not in as_json["model"]
-        assert not [name for name in info["vllm_env"] if "KEY" in name]
+        assert "distributed_secret" not in as_json["distributed"]
+        assert as_json["scheduler"]["long_prefill_token_threshold"] is not None
+        assert info["vllm_env"]["VLLM_NO_USAGE_STATS"] == "1"
+        assert {info["vllm_env"][name] for name in SECRETS} == {"(not shown)"}
+        assert "sekret" not in f"{info}{as_json}"
         assert client.get("/server_info?config_format=xml").status_code == 400

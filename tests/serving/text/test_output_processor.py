@@ -143,6 +143,9 @@ def test_a_stream_joined_is_the_whole(
     streamed, whole = results
     assert streamed == whole
     assert whole.logprobs is None or len(whole.logprobs) == len(whole.token_ids)
+    if whole.logprobs is not None:
+        chosen = [choices[token].logprob for choices, token in zip(whole.logprobs, whole.token_ids, strict=True)]
+        assert whole.cumulative_logprob == pytest.approx(sum(chosen), abs=1e-9)
     found = [text for text in stop if text in whole.text]
     assert not found or (params.include_stop_str_in_output and whole.stop_reason in found)
 

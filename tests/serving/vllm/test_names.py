@@ -109,6 +109,14 @@ def test_the_platform_is_known_without_jax(monkeypatch: pytest.MonkeyPatch) -> N
         assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == wanted
 
 
+def test_what_jax_was_told_comes_before_the_environment(run_python: RunPython) -> None:
+    program = (
+        "import jax; jax.config.update('jax_platforms', 'cpu'); from jaxllm.platforms import current_platform as p; "
+        "print(p.device_type)"
+    )
+    assert run_python("-c", program, env={"JAX_PLATFORMS": "cuda"}).stdout.strip() == "cpu"
+
+
 def test_device_files_tell_what_jax_would_find(monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxllm.serving.vllm import platforms
 
