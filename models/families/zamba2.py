@@ -69,7 +69,9 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
             raise file.wrong(key, f"{only}, as 'hidden_size' and 'num_attention_heads' make it")
     sizes = read_sizes(file)
     if sizes["num_kv_heads"] != sizes["num_heads"]:
-        raise file.wrong("num_key_value_heads", "the number of attention heads")
+        raise file.wrong("num_key_value_heads", "that of 'num_attention_heads'")
+    # Otherwise transformers shares no blocks either, and the checkpoint has one for each of their layers.
+    gpt.refuse(file, tie_word_embeddings=True)
     kinds, blocks = _kinds(file), file.integer("num_mem_blocks", 1)
     norm, bias = NormPlan(eps=file.number("rms_norm_eps", 1e-5)), file.boolean("add_bias_linear", False)
     has_rope = file.boolean("use_mem_rope", False)

@@ -47,6 +47,8 @@ FOUND: list[tuple[str, Change, str]] = [
     ("nemotron_h", (("num_experts_per_tok",), 6), "refused"),
     ("qwen2_moe", (("hidden_act",), "relu"), "equal"),
     ("smollm3-windows", (("use_sliding_window",), False), "equal"),
+    ("zamba2-plain", (("num_attention_heads",), 8), "refused"),
+    ("zamba2-plain", (("tie_word_embeddings",), False), "refused"),
 ]
 """Changes that once gave other logits, or an error that did not name the option."""
 
