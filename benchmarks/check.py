@@ -26,7 +26,7 @@ FEW, MANY = 8, 64
 REPEATS = 4
 """Times that they are timed together, in each round."""
 ROUNDS = 10
-"""In each of which everything is timed in turn: a noisy machine is noisy for seconds."""
+"""Each times everything once: a noisy machine is noisy for seconds."""
 TOLERANCE = 1.35
 """A ratio may grow by this factor: on a busy machine even the least of many times varies."""
 
