@@ -24,8 +24,9 @@ class KeepAlive:
     async def send(self, send: Send, data: bytes) -> None:
         """Send a part of the body. One at a time: `send` may wait for a slow reader, and two must not meet in it."""
         async with self._sending:
-            self.active = True
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            # Silence begins now, however long the reader was waited for.
+            self.active = True
 
     @asynccontextmanager
     async def watching(self, send: Send) -> AsyncIterator[None]:

@@ -158,6 +158,8 @@ def test_a_numpy_file(version: bytes) -> None:
 WHOLE = [of_shape("(3, 4)", ROWS.tobytes()), torch_file(torch.from_numpy(ROWS)), safetensors_file([0, 4])]
 
 
+# Of Python's own reader of pickles, about texts with a backslash.
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(WHOLE), st.lists(st.tuples(st.integers(0, 2**31), st.binary(max_size=4)), max_size=3))
 @example(WHOLE[0], [])
