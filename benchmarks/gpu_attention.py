@@ -30,6 +30,8 @@ from jaxllm.pallas_kernels.paged_attention.cases import (
     minimum_bytes,
     tolerance,
 )
+from jaxllm.pallas_kernels.paged_attention.gpu.options import is_hopper
+from jaxllm.pallas_kernels.paged_attention.triton.options import HALF_TYPES, problem_of
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major
 
 REPEATS = 20
@@ -60,6 +62,12 @@ class Row:
 def on_gpu(case: Case) -> Case:
     """`case` in the types that the GPU kernel takes: bfloat16 where it is float32."""
     return dataclasses.replace(case, dtype="bfloat16", kv_dtype=None if case.kv_dtype == "float32" else case.kv_dtype)
+
+
+def kernels_of(device: Any) -> tuple[str, ...]:
+    """The kernels that a GPU can run, the one that `auto` takes first."""
+    own = ("gpu",) if is_hopper(device) else ()
+    return own if problem_of(device) else (*own, "triton")
 
 
 def attention_flops(case: Case) -> int:
@@ -214,7 +222,12 @@ def main(arguments: list[str] | None = None) -> int:
     if jax.default_backend() != "gpu":
         print(f"gpu_attention: no GPU here; JAX runs on {jax.default_backend()}", file=sys.stderr)
         return 2
-    wrong = check_all([on_gpu(case) for case in (*CASES, *LONG_CASES) if options.only in case.name], "gpu")
+    kernels, wrong = kernels_of(jax.devices()[0]), []
+    for kernel in kernels:
+        print(kernel)
+        cases = [on_gpu(case) for case in (*CASES, *LONG_CASES) if options.only in case.name and not case.scale_bytes]
+        taken = [case for case in cases if kernel == "gpu" or str(case.cache_dtype) in HALF_TYPES]
+        wrong += [f"{name} ({kernel})" for name in check_all(taken, kernel)]
     if wrong:
         print(f"wrong: {', '.join(wrong)}")
     if options.check:
@@ -223,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = jax.devices()[0].device_kind
     print(f"\n{device}, JAX {jax.__version__}, {dt.datetime.now(dt.UTC):%Y-%m-%d}.")
     print(f"Copy {machine.bandwidth / 1e12:.2f} TB/s, matrix product {machine.flops / 1e12:.0f} TFLOP/s.\n")
-    print(table([measure(case, ("gpu", "xla")) for case in BENCHMARK_CASES if options.only in case.name], machine))
+    print(table([measure(case, (*kernels, "xla")) for case in BENCHMARK_CASES if options.only in case.name], machine))
     return bool(wrong)
 
 

@@ -1,15 +1,18 @@
 """Compile paged attention for a described GPU and report what ptxas says of it; `scripts/gpu_compile` runs this.
 
-Fails (exit code 1) where something does not compile, spills registers, or copies the KV cache.
+For Hopper it is the kernel in Mosaic, for Ampere and Ada that through Triton. Fails (exit code 1) where something does
+not compile, spills registers, or copies the KV cache.
 """
 
 import argparse
 import dataclasses
 import os
 import re
+import site
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.pallas_kernels.paged_attention.cases import MODEL_HEADS, Case, Inputs, abstract_inputs
+from jaxllm.pallas_kernels.paged_attention.triton.options import HALF_TYPES
 from scripts.described_gpus import GPUS
 
-DEVICES = ("h100", "h200")
+KERNELS = {"h100": "gpu", "h200": "gpu", "a100": "triton", "l4": "triton"}
+"""The implementation of paged attention for each GPU."""
 
 _MIXED = (*((1, 2047),) * 32, (1000, 0), (1016, 3000))
 
@@ -56,6 +61,9 @@ CASES = (
 KNOWN_SPILLS = {"head_256_int8": 40}
 """Bytes, by case. Converting a tile beside an accumulator of 64 x 256 is more than 240 registers hold."""
 
+FEW_SPILLS = {"gpu": 0, "triton": 88}
+"""Bytes that are no matter, by kernel: Triton chooses registers itself, and a program of the second has 255."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -83,13 +91,15 @@ def parse_kernel(name: str, ptxas: str, ptx: str) -> Kernel:
 def main() -> int:
     """Compile, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=DEVICES, action="append", help="may be repeated; default: all")
+    parser.add_argument("--device", choices=KERNELS, action="append", help="may be repeated; default: all")
     parser.add_argument("--only", help="only cases whose name contains this")
     arguments = parser.parse_args()
-    devices = arguments.device or DEVICES
+    devices = arguments.device or list(KERNELS)
     if len(devices) > 1:
         return max(_in_a_process(device, arguments.only) for device in devices)
     cases = [case for case in CASES if arguments.only is None or arguments.only in case.name]
+    if KERNELS[devices[0]] == "triton":
+        cases = [case for case in cases if str(case.cache_dtype) in HALF_TYPES]
     dump = Path(os.environ["MOSAIC_GPU_DUMP_TO"])
     print(f"PTX and reports of ptxas: {dump}")
     print(f"{'gpu':5} {'case':18} {'kernel':24} {'registers':>9} {'spilled B':>9} {'PTX lines':>9} {'compile s':>9}")
@@ -109,7 +119,8 @@ def _in_a_process(device: str, only: str | None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "scripts.gpu_compile", "--device", device]
     command += [] if only is None else ["--only", only]
-    return subprocess.run(command, env=os.environ | {"MOSAIC_GPU_DUMP_TO": str(folder)}, check=False).returncode
+    environment = {"MOSAIC_GPU_DUMP_TO": str(folder), "XLA_FLAGS": f"--xla_dump_to={folder}"}
+    return subprocess.run(command, env=os.environ | environment, check=False).returncode
 
 
 def _compile_case(device: str, case: Case, dump: Path) -> list[str]:
@@ -125,20 +136,43 @@ def _compile_case(device: str, case: Case, dump: Path) -> list[str]:
     cache = int(np.prod(abstract_inputs(case).kv_cache.shape)) * case.cache_dtype.itemsize
     if memory.alias_size_in_bytes < cache or memory.temp_size_in_bytes > cache / 2:
         problems.append(f"{device} {case.name}: the cache is copied: {memory}")
-    reports = sorted(path for path in set(dump.iterdir()) - earlier if path.suffix == ".ptxas")
-    if len(reports) < 2:
-        problems.append(f"{device} {case.name}: {len(reports)} kernels, expected decode and prefill")
-    for path in reports:
-        kernel = parse_kernel(path.stem, path.read_text(), path.with_suffix(".ptx").read_text())
+    new = sorted(set(dump.iterdir()) - earlier)
+    kernels = [*_of_mosaic(new)] if KERNELS[device] == "gpu" else [*_of_triton(new)]
+    if len(kernels) < 2:
+        problems.append(f"{device} {case.name}: {len(kernels)} kernels, expected decode and prefill")
+    for kernel in kernels:
         name = re.sub(r"_\d+$", "", kernel.name)
         print(
             f"{device:5} {case.name:18} {name:24} {kernel.registers:9} {kernel.spill_bytes:9} {kernel.ptx_lines:9}"
             f" {seconds:9.1f}",
             flush=True,
         )
-        if kernel.spill_bytes > KNOWN_SPILLS.get(case.name, 0):
+        if kernel.spill_bytes > max(KNOWN_SPILLS.get(case.name, 0), FEW_SPILLS[KERNELS[device]]):
             problems.append(f"{device} {case.name}: {name} spills {kernel.spill_bytes} bytes")
     return problems
+
+
+def _of_mosaic(files: list[Path]) -> Iterator[Kernel]:
+    """Mosaic runs ptxas itself, and leaves its report beside the PTX."""
+    for path in files:
+        if path.suffix == ".ptxas":
+            yield parse_kernel(path.stem, path.read_text(), path.with_suffix(".ptx").read_text())
+
+
+def _of_triton(files: list[Path]) -> Iterator[Kernel]:
+    """XLA leaves the PTX of each kernel of a program."""
+    for path in files:
+        text = path.read_text() if path.suffix == ".ptx" else ""
+        name, target = (re.search(pattern, text) for pattern in (r"\.entry (paged_attention_\w+)", r"\.target (\w+)"))
+        if name is not None and target is not None:
+            command = [str(_ptxas()), "-v", f"-arch={target[1]}", str(path), "-o", os.devnull]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            yield parse_kernel(name[1], done.stderr, text)
+
+
+def _ptxas() -> Path:
+    """The assembler among what `jax[cuda13]` has installed."""
+    return next(path for folder in site.getsitepackages() for path in Path(folder).glob("nvidia/**/bin/ptxas"))
 
 
 def _compile(device: str, case: Case) -> Any:
@@ -150,7 +184,7 @@ def _compile(device: str, case: Case) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated)
 
     def run(kv_cache: jax.Array, inputs: Inputs) -> tuple[jax.Array, jax.Array]:
-        return dataclasses.replace(inputs, kv_cache=kv_cache).call("gpu", jnp.int32(0))
+        return dataclasses.replace(inputs, kv_cache=kv_cache).call(KERNELS[device], jnp.int32(0))
 
     inputs = jax.tree.map(place, abstract_inputs(case))
     cache, others = inputs.kv_cache, dataclasses.replace(inputs, kv_cache=place(jax.ShapeDtypeStruct((), jnp.int32)))

@@ -40,11 +40,12 @@ class CompileOptions(Section):
         "Layers as one scan over stacked weights, or as a loop. 'auto': scan on TPU, and on CPU where products are "
         "jaxllm's own; else a loop.",
     )
-    attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu", "cpu"] = option(
+    attention_backend: Literal["auto", "reference", "xla", "tpu", "gpu", "triton", "cpu"] = option(
         "auto",
-        "Implementation of paged attention. 'auto': tpu on TPU, gpu on Hopper in 16 bits, cpu on CPU where heads and "
-        "pages are multiples of 16, else xla; where the kernel fails its self-test, xla with a warning. With 'cpu' "
-        "matrix products in float32 and bfloat16 are jaxllm's own as well.",
+        "Implementation of paged attention. 'auto': tpu on TPU, gpu on Hopper and triton on other GPUs since Ampere in "
+        "16 bits, cpu on CPU where heads and pages are multiples of 16, else xla; where the kernel fails its "
+        "self-test, the next best with a warning. With 'cpu' matrix products in float32 and bfloat16 are jaxllm's own "
+        "as well.",
         hints=ATTENTION_BACKENDS,
     )
     attention_checks: bool = option(

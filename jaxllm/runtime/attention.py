@@ -41,8 +41,9 @@ def choose_attention(asked: str, device: Any, *shapes: AttentionShape) -> str:
     It is one for all `shapes`. Raises `ConfigError` where the one asked for is of another platform or cannot.
     """
     platform = device.platform
-    if asked in ("tpu", "gpu", "cpu") and asked != platform:
-        raise ConfigError(f"attention_backend={asked!r} needs a {asked.upper()}; this is a {platform.upper()}")
+    needed = {"triton": "gpu"}.get(asked, asked)
+    if needed in ("tpu", "gpu", "cpu") and needed != platform:
+        raise ConfigError(f"attention_backend={asked!r} needs a {needed.upper()}; this is a {platform.upper()}")
     problem = None
     if shapes[0].dynamic_scales:
         _check_dynamic(platform, shapes[0])
@@ -52,15 +53,29 @@ def choose_attention(asked: str, device: Any, *shapes: AttentionShape) -> str:
             raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
     elif platform == "cpu":
         problem = next(filter(None, map(_refused_by_cpu, shapes)), None)
-    elif platform == "gpu" and shapes[0].dynamic_scales:
-        problem = "has no scales by token and head, as kv_cache_dtype='int8' needs without those of a checkpoint"
     elif platform == "gpu":
-        problem = next(filter(None, (_refused_by_gpu(device, shape) for shape in shapes)), None)
+        return _choose_on_gpu(asked, device, shapes)
     if asked == platform and problem is not None:
         raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
     if asked != "auto":
         return asked
-    return platform if platform in ("tpu", "cpu", "gpu") and problem is None else "xla"
+    return platform if platform in ("tpu", "cpu") and problem is None else "xla"
+
+
+def _choose_on_gpu(asked: str, device: Any, shapes: tuple[AttentionShape, ...]) -> str:
+    """The kernel for Hopper, that for all GPUs since Ampere, or XLA's."""
+    for name, refused in {"gpu": _refused_by_gpu, "triton": _refused_by_triton}.items():
+        if asked not in ("auto", name):
+            continue
+        problem = next(filter(None, (refused(device, shape) for shape in shapes)), None)
+        if problem is None:
+            # In float32 the kernel is right, and XLA's products are likely faster.
+            if asked == "auto" and shapes[0].dtype == "float32":
+                return "xla"
+            return name
+        if asked == name:
+            raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
+    return "xla" if asked == "auto" else asked
 
 
 def _check_dynamic(platform: str, shape: AttentionShape) -> None:
@@ -99,7 +114,12 @@ def _refused_by_cpu(shape: AttentionShape) -> str | None:
     )
 
 
+_BY_TOKEN = "has no scales by token and head, as kv_cache_dtype='int8' needs without those of a checkpoint"
+
+
 def _refused_by_gpu(device: Any, shape: AttentionShape) -> str | None:
+    if shape.dynamic_scales:
+        return _BY_TOKEN
     # Only here: starts elsewhere are faster without the import.
     from jaxllm.pallas_kernels.paged_attention.gpu.options import is_hopper, refusal
 
@@ -107,3 +127,12 @@ def _refused_by_gpu(device: Any, shape: AttentionShape) -> str | None:
         return f"needs a GPU of compute capability 9 (Hopper); this is a {device.device_kind}"
     problem = refusal(group=shape.group, head_size=shape.head_size, page_size=shape.page_size, kv_dtype=shape.dtype)
     return None if problem is None else f"does not take {problem}"
+
+
+def _refused_by_triton(device: Any, shape: AttentionShape) -> str | None:
+    if shape.dynamic_scales:
+        return _BY_TOKEN
+    from jaxllm.pallas_kernels.paged_attention.triton.options import problem_of, refusal
+
+    problem = refusal(head_size=shape.head_size, kv_dtype=shape.dtype)
+    return problem_of(device) if problem is None else f"does not take {problem}"

@@ -42,10 +42,11 @@ _ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
 def with_tested_attention(resolved: ResolvedConfig, run: Callable[..., Result] | None = None) -> ResolvedConfig:
     """`resolved`, changed where `auto` chose an accelerator's kernel that is not right here.
 
-    Then the kernel for TPUs serves with its checks on, if it is right with them, else XLA's attention. `run` is what
-    runs a case: for tests. Raises `EngineError` for a kernel that hangs: the device is of no use to anything else.
+    Then the kernel for TPUs serves with its checks on, and in place of that for Hopper the one for all GPUs, if that is
+    right; else XLA's attention. `run` is what runs a case: for tests. Raises `EngineError` for a kernel that hangs: the
+    device is of no use to anything else.
     """
-    is_kernel = resolved.attention in ("tpu", "gpu")
+    is_kernel = resolved.attention in ("tpu", "gpu", "triton")
     run = run or (run_case if resolved.model.latent is None else latent_check.run_case)
     if resolved.config.compile.attention_backend != "auto" or not is_kernel:
         return resolved
@@ -53,19 +54,28 @@ def with_tested_attention(resolved: ResolvedConfig, run: Callable[..., Result] |
     if problem is None:
         return resolved
     found = replace(resolved, attention_problem=f"{resolved.attention}: {problem}")
-    checked = replace(found, attention_checks=True)
-    with_checks = (
-        resolved.attention == "tpu" and not resolved.attention_checks and _cached_problem(checked, run) is None
-    )
+    second = _second_choice(found)
+    if second is not None and _cached_problem(second, run) is not None:
+        second = None
+    after = second or replace(found, attention="xla")
     logger.warning(
         "paged attention %r failed its self-test on this %s: %s. Serving with %s, which is slower; "
         "`jaxllm doctor --stage attention` says more",
         resolved.attention,
         resolved.device_kind,
         problem,
-        "its checks on" if with_checks else "'xla'",
+        "its checks on" if after.attention == resolved.attention else repr(after.attention),
     )
-    return checked if with_checks else replace(found, attention="xla")
+    return after
+
+
+def _second_choice(resolved: ResolvedConfig) -> ResolvedConfig | None:
+    """The kernel to try before XLA's attention, where there is one."""
+    if resolved.attention == "tpu" and not resolved.attention_checks:
+        return replace(resolved, attention_checks=True)
+    if resolved.attention == "gpu" and resolved.model.latent is None:
+        return replace(resolved, attention="triton")
+    return None
 
 
 def _cached_problem(resolved: ResolvedConfig, run: Callable[..., Result]) -> str | None:

@@ -107,10 +107,11 @@ BACKENDS: Mapping[str, str] = {
     "xla": "xla.attention",
     "tpu": "tpu.attention",
     "gpu": "gpu.attention",
+    "triton": "triton.attention",
     "cpu": "cpu.attention",
 }
 """The module that has each as its `BACKEND`: `reference` is slow and obvious, `xla` runs everywhere, `tpu` is a Mosaic
-kernel, `gpu` a Mosaic kernel for Hopper, `cpu` a kernel compiled by Numba."""
+kernel, `gpu` a Mosaic kernel for Hopper, `triton` a kernel for GPUs since Ampere, `cpu` a kernel compiled by Numba."""
 
 
 def find(name: str) -> Backend:

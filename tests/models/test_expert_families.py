@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from safetensors.numpy import load_file, save_file
+from transformers.activations import ACT2FN
 from transformers.models.mixtral.modeling_mixtral import MixtralDecoderLayer, MixtralRMSNorm
 
 from tests.models.stacks import in_stacks
@@ -217,12 +218,13 @@ class ArcticLayer(MixtralDecoderLayer):
         size = config.hidden_size
         self.residual_layernorm = MixtralRMSNorm(size, eps=config.rms_norm_eps)
         self.dense = torch.nn.ModuleDict({name: torch.nn.Linear(size, size, bias=False) for name in ("w1", "w2", "w3")})
+        self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
         behind = hidden_states + attended
         normed, mlp = self.residual_layernorm(behind), self.dense
-        dense = mlp["w2"](torch.nn.functional.silu(mlp["w1"](normed)) * mlp["w3"](normed))
+        dense = mlp["w2"](self.activation(mlp["w1"](normed)) * mlp["w3"](normed))
         return behind + dense + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
@@ -234,7 +236,7 @@ def save_arctic(folder: Path, case: Case) -> torch.nn.Module:
     model = save(folder, case)
     config = model.config
     model.model.layers = torch.nn.ModuleList([ArcticLayer(config, layer) for layer in range(config.num_hidden_layers)])
-    randomise(model)
+    randomise(model.eval())
     model.save_pretrained(folder)
     weights, path = folder / "model.safetensors", folder / "config.json"
     save_file({name.replace(".dense.", ".residual_mlp."): value for name, value in load_file(weights).items()}, weights)

@@ -80,6 +80,22 @@ def test_one_that_is_not_is_replaced(broken: Implementation, reason: str, caplog
     assert reason in caplog.text
 
 
+def test_a_gpu_serves_with_the_other_kernel_where_that_is_right(caplog: pytest.LogCaptureFixture) -> None:
+    asked = []
+
+    def wrong_on_hopper(name: str, inputs: Inputs, *, checks: bool = False) -> Result:
+        assert not checks
+        asked.append(name)
+        out, cache = run_case("xla", inputs)
+        return out * (1.5 if name == "gpu" else 1.0), cache
+
+    after = with_tested_attention(resolved(), wrong_on_hopper)
+    assert asked == ["gpu", "triton"]
+    assert after.attention == after.forward.attention == "triton"
+    assert str(after.attention_problem).startswith("gpu: it is off by")
+    assert "Serving with 'triton'" in caplog.text
+
+
 def test_latent_attention_is_tested_with_latents() -> None:
     latent = LatentAttentionPlan(rank=32, plain_size=16, rope_size=16, value_size=16)
     before = resolved()

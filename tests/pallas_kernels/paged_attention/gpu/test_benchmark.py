@@ -1,5 +1,7 @@
 """What `benchmarks/gpu_attention.py` and `scripts/gpu_compile.py` compute, where no GPU is needed for it."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from benchmarks import gpu_attention
@@ -17,6 +19,15 @@ def test_operations_are_those_of_visible_keys() -> None:
     assert gpu_attention.attention_flops(case) == 4 * 2 * 64 * (10 + 3 + 4 + 5)
     windowed = Case("", ((1, 9), (3, 2)), num_heads=2, head_size=64, window=4)
     assert gpu_attention.attention_flops(windowed) == 4 * 2 * 64 * (4 + 3 + 4 + 4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernels"),
+    [("9.0", ("gpu", "triton")), ("8.9", ("triton",)), ("10.0", ("triton",)), ("7.5", ()), ("gfx942", ())],
+)
+def test_each_gpu_has_its_kernels(capability: str, kernels: tuple[str, ...]) -> None:
+    device = SimpleNamespace(compute_capability=capability, device_kind="a GPU")
+    assert gpu_attention.kernels_of(device) == kernels
 
 
 def test_errors_are_found() -> None:

@@ -1,0 +1,1 @@
+"""Paged attention for NVIDIA GPUs of every generation since Ampere, compiled by Triton."""
