@@ -39,6 +39,7 @@ class Load:
     seconds: float
     chat: bool
     api_servers: int = 1
+    engines: int = 1
 
     @property
     def step_ms(self) -> float:
@@ -103,6 +104,8 @@ def measure(load: Load, scratch: Path) -> dict[str, float]:
     flags = ["demo", "--max-queued-requests", "8192", "--shutdown-timeout", "0", "--disable-log-stats"]
     if load.api_servers > 1:
         flags += ["--api-server-count", str(load.api_servers)]
+    if load.engines > 1:
+        flags += ["--data-parallel-size", str(load.engines)]
     server = RunningServer(
         flags,
         log=scratch / "server.log",
@@ -181,11 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
     parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="what is asked for")
     parser.add_argument("--api-server-count", type=int, nargs="+", default=[1], help="API server processes")
+    parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[1], help="engines behind the server")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     loads = [
-        Load(connections, rate, given.seconds, given.endpoint == "chat", count)
+        Load(connections, rate, given.seconds, given.endpoint == "chat", count, engines)
         for count in given.api_server_count
+        for engines in given.data_parallel_size
         for connections in given.connections
         for rate in given.rates
     ]
@@ -202,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print(result: dict[str, Any], *, heading: bool) -> None:
     columns = {
-        "servers": ("api_servers", "d"), "streams": ("connections", "d"), "offered/s": ("tokens_per_s", ",.0f"),
+        "servers": ("api_servers", "d"), "engines": ("engines", "d"), "streams": ("connections", "d"), "offered/s": ("tokens_per_s", ",.0f"),
         "tokens/s": ("got_tokens_per_s", ",.0f"), "events/s": ("got_events_per_s", ",.0f"),
         "us/token": ("got_api_us_per_token", ".1f"), "us/event": ("got_api_us_per_event", ".1f"),
         "in system": ("got_system_us_per_event", ".1f"),
