@@ -207,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print(result: dict[str, Any], *, heading: bool) -> None:
     columns = {
-        "servers": ("api_servers", "d"), "engines": ("engines", "d"), "streams": ("connections", "d"), "offered/s": ("tokens_per_s", ",.0f"),
+        "servers": ("api_servers", "d"), "engines": ("engines", "d"), "streams": ("connections", "d"),
+        "offered/s": ("tokens_per_s", ",.0f"),
         "tokens/s": ("got_tokens_per_s", ",.0f"), "events/s": ("got_events_per_s", ",.0f"),
         "us/token": ("got_api_us_per_token", ".1f"), "us/event": ("got_api_us_per_event", ".1f"),
         "in system": ("got_system_us_per_event", ".1f"),

@@ -55,6 +55,8 @@ IRRELEVANT = (
     "license",
     "matryoshka_dimensions",
     "max_length",
+    "max_sequence_length",
+    "max_tokenizer_truncation",
     "method",
     "model_type",
     "max_model_len",

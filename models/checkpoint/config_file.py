@@ -77,6 +77,13 @@ class ConfigFile:
         """Take note that these, which may be patterns, change nothing."""
         self._used.update(key for key in self._own.values if _is_like(key, keys))
 
+    def expect(self, **values: Any) -> None:
+        """Take note of options that change nothing with these values. Raise `ModelError` where one has another."""
+        for key, value in values.items():
+            if self.has(key) and self._value(key) != value:
+                raise self.wrong(key, json.dumps(value))
+        self.ignore(*values)
+
     def check_all_used(self, irrelevant: Sequence[str]) -> None:
         """Raise `ModelError` for an option that nobody looked at, unless its name is like one of `irrelevant`.
 

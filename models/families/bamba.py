@@ -12,9 +12,11 @@ from jaxllm.models.recurrent_plan import StateSpacePlan
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Bamba's configuration."""
-    file.ignore("z_loss_coefficient", "num_logits_to_keep")
+    file.ignore("z_loss_coefficient", "num_logits_to_keep", "use_mamba_kernels")
     file = file.reading(partial_rotary_factor=0.5, rms_norm_eps=1e-5, num_key_value_heads=8)
     options = read_llama(file)
+    size = options["head_size"] * file.number("partial_rotary_factor")
+    file.expect(attn_rotary_emb=int(size))
     bias, attending = file.boolean("attention_bias", False), file.integers("attn_layer_indices")
     plan = read_hybrid(file)
     layers = with_biases(options["layers"], qkv=bias, output=bias, mlp=file.boolean("mlp_bias", False))

@@ -19,6 +19,7 @@ from jaxllm.models.plan import OutputPlan
 
 def read_cohere(file: ConfigFile, architecture: str) -> ModelConfig:
     """Cohere's configuration; heads may have norms, each with a weight of its own."""
+    file.ignore("model_max_length")  # longer than what it was trained on
     options, norm = _options(file)
     if file.boolean("use_qk_norm", False):
         layers = options["layers"]
@@ -29,6 +30,9 @@ def read_cohere(file: ConfigFile, architecture: str) -> ModelConfig:
 def read_cohere2(file: ConfigFile, architecture: str) -> ModelConfig:
     """Cohere 2's: three of four layers have a window, and the others do not see positions."""
     file = file.reading(sliding_window=4096, rope_theta=10000.0)
+    file.expect(layer_switch=file.integer("sliding_window_pattern", 4), order_of_interleaved_layers="local_attn_first")
+    file.expect(rotary_pct=1.0, use_gated_activation=True, use_parallel_block=True)
+    file.expect(use_embedding_sharing=True, use_parallel_embedding=True)
     options, _ = _options(file)
     count = len(options["layers"])
     types = layer_types(file, count, every_nth_full(count, file.integer("sliding_window_pattern", 4)))

@@ -41,6 +41,7 @@ def read_gemma2(file: ConfigFile, architecture: str) -> ModelConfig:
     options = _sandwiched(file)
     types = layer_types(file, len(options["layers"]), every_nth_full(len(options["layers"]), 2))
     window = {"window": file.optional_integer("sliding_window") or 0}
+    file.expect(sliding_window_size=file.optional_integer("sliding_window"))
     options["layers"] = with_types(options["layers"], types, full={}, sliding=window)
     return ModelConfig(architecture=architecture, **options)
 

@@ -34,6 +34,10 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
 
 def read_dots1(file: ConfigFile, architecture: str) -> ModelConfig:
     """dots.llm1's: queries and keys are normalised, and upper layers may have windows."""
+    file.expect(moe_layer_freq=1)
+    # Published files name the method of the routing there, which is this one.
+    if file.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):
+        raise file.wrong("scoring_func", "'sigmoid' or 'noaux_tc'")
     file = file.reading(_NAMES, max_position_embeddings=2048, norm_topk_prob=False)
     options, bias = read_llama(file), file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias)

@@ -36,7 +36,7 @@ def reading(file: ConfigFile, names: Mapping[str, str], **defaults: Any) -> Conf
     if view.has("intermediate_size"):
         return view
     others = {ours: theirs for ours, theirs in names.items() if ours != "intermediate_size"}
-    return file.reading(others, **defaults, intermediate_size=4 * view.integer("hidden_size"))
+    return file.but(intermediate_size=4 * view.integer("hidden_size")).reading(others, **defaults)
 
 
 def read_layer_norm(file: ConfigFile, *, bias: bool = True) -> NormPlan:

@@ -46,6 +46,7 @@ def read_hyperclovax(file: ConfigFile, architecture: str) -> ModelConfig:
 
 def read_minicpm(file: ConfigFile, architecture: str) -> ModelConfig:
     """MiniCPM's, as published with its checkpoints."""
+    file.ignore("mup_denominator")  # of the learning rate
     file = file.reading(max_position_embeddings=2048, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True)
     options = read_llama(file)
     return scaled(

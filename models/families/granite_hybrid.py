@@ -16,6 +16,8 @@ from jaxllm.models.recurrent_plan import StateSpacePlan
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Granite 4's configuration."""
+    file.ignore("logits_to_keep")
+    file.expect(normalization_function="rmsnorm")
     file = file.reading({"layer_types": "layers_block_type"}, shared_intermediate_size=1024)
     if file.integer("num_local_experts", 8, minimum=0):
         config = granitemoe.read_config(file, architecture)

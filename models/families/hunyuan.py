@@ -1,7 +1,5 @@
 """HunYuan, dense: heads are normalised behind the rotary embedding, whose base is stretched by alpha."""
 
-import json
-
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_biases
@@ -16,12 +14,9 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     names = {} if file.has("head_dim") else {"head_dim": "attention_head_dim"}
     file = file.reading(names, max_position_embeddings=2048, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
     file.ignore(*_OF_THE_AUTHORS)
-    if file.integer("attention_head_dim", file.integer("head_dim", 128)) != file.integer("head_dim", 128):
-        raise file.wrong("attention_head_dim", "the same as 'head_dim'")
-    for key, expected in {"use_qk_norm": True, "use_rotary_pos_emb": True, "norm_type": "rms", "num_experts": 1}.items():
-        if file.has(key) and file.values[key] != expected:
-            raise file.wrong(key, json.dumps(expected))
-        file.ignore(key)
+    if file.has("head_dim"):
+        file.expect(attention_head_dim=file.integer("head_dim"))
+    file.expect(use_qk_norm=True, use_rotary_pos_emb=True, norm_type="rms", num_experts=1)
     bias, options = file.boolean("attention_bias", False), read_llama(file)
     layers = with_biases(options["layers"], qkv=bias, output=bias)
     options["layers"] = tuple(layer.attending(norm=options["norm"], norm_is_last=True) for layer in layers)
@@ -29,7 +24,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
 
 
 _OF_THE_AUTHORS = (
-    *("attention_head_dim", "cla_share_factor", "enable_lm_head_fp32", "org_vocab_size", "pad_id", "sep_token_id"),
+    *("cla_share_factor", "enable_lm_head_fp32", "org_vocab_size", "pad_id", "sep_token_id"),
     *("moe_*", "num_shared_expert", "routed_scaling_factor", "*_id", "*_init_id", "vit_*", "anyres_*", "dense_list"),
     *("class_num", "pool_type", "add_classification_head"),
 )

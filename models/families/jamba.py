@@ -16,6 +16,7 @@ from jaxllm.models.recurrent_plan import SelectiveScanPlan
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Jamba's configuration."""
     file.ignore("use_mamba_kernels", "use_mambapy", "use_associative_scan", "num_logits_to_keep", "calc_logits_for_*")
+    file.expect(mamba_inner_layernorms=True)
     file = file.reading({"num_experts": "num_local_experts"}, num_key_value_heads=8, max_position_embeddings=262144)
     options = read_llama(file)
     plan = SelectiveScanPlan(

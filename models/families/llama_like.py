@@ -64,6 +64,8 @@ def read_orion(file: ConfigFile, architecture: str) -> ModelConfig:
 
 def read_decilm(file: ConfigFile, architecture: str) -> ModelConfig:
     """DeciLM, where all layers have as many KV heads."""
+    if file.has("block_configs"):
+        raise file.wrong("block_configs", "null: layers of different kinds are not supported")
     per_layer = {int(count) for count in file.numbers("num_key_value_heads_per_layer")}
     if len(per_layer) != 1:
         raise file.wrong("num_key_value_heads_per_layer", "the same number for all layers")

@@ -109,7 +109,9 @@ def sizes_without_attention(file: ConfigFile, heads: int, head_size: int) -> dic
 
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Mamba-2's configuration."""
-    file.ignore("chunk_size", "time_step_*", "rescale_prenorm_residual", "residual_in_fp32")
+    # The gate comes before the norm, whatever is said.
+    file.ignore("chunk_size", "time_step_*", "rescale_prenorm_residual", "residual_in_fp32", "norm_before_gate")
+    file.expect(rms_norm=True)
     norm = NormPlan(eps=file.number("layer_norm_epsilon", 1e-5))
     plan = StateSpacePlan(
         heads=file.integer("num_heads", 128),

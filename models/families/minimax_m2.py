@@ -12,7 +12,12 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """MiniMax-M2's configuration. What predicts further tokens is not used."""
     sizes = {"head_dim": 128, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6}
     file = file.reading(**sizes, rope_theta=5e6, partial_rotary_factor=1.0)
-    file.ignore("*mtp*")
+    file.ignore("*mtp*", "mlp_intermediate_size", "shared_moe_mode")
+    # Options of MiniMax's earlier models, which have layers of linear attention and scaled residuals.
+    file.expect(attn_type_list=[1] * file.integer("num_hidden_layers"), shared_intermediate_size=0)
+    file.expect(
+        **dict.fromkeys((f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")), 1)
+    )
     expected = {"qk_norm_type": "per_layer", "scoring_func": "sigmoid"}
     for key, value in expected.items():
         if file.text(key, value) != value:

@@ -50,6 +50,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     names = {"head_dim": "attention_head_dim"}
     file = file.reading(names, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
     norm = NormPlan(eps=file.number("layer_norm_epsilon", 1e-5))
+    file.expect(rms_norm_eps=norm.eps)
     plain = LayerPlan(attention=AttentionPlan(rope=None), has_mlp=False, attention_norm=norm, mlp_norm=None)
     # Biases of attention are in no checkpoint, whatever is said.
     file.ignore("attention_bias")

@@ -11,6 +11,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """Phi-3's configuration."""
     defaults = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
     file = file.reading(**defaults, partial_rotary_factor=1.0, bos_token_id=1, eos_token_id=32000)
+    file.expect(full_attn_mod=1, interpolate_factor=1)
     config = ModelConfig(architecture=architecture, **read_llama(file))
     return config.with_windows((file.optional_integer("sliding_window") or 0,) * config.num_layers)
 

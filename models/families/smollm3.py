@@ -11,6 +11,7 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     defaults = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2_000_000.0}
     ids = {"bos_token_id": 128000, "eos_token_id": 128001}
     file = file.reading(**defaults, **ids, tie_word_embeddings=True)
+    file.ignore("max_window_layers")  # `no_rope_layers` and `layer_types` say it
     options, bias = read_llama(file), file.boolean("attention_bias", False)
     layers = with_biases(options["layers"], qkv=bias, output=bias, mlp=file.boolean("mlp_bias", False))
     every = file.integer("no_rope_layer_interval", 4)

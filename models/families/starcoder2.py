@@ -16,6 +16,8 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
         NormPlan(kind="layer", eps=file.number("norm_epsilon", 1e-5), bias=True),
         file.boolean("use_bias", True),
     )
+    file.ignore("*_softmax_in_fp32")
+    file.expect(mlp_type="default", norm_type="layer_norm", scale_attn_weights=True, layer_norm_epsilon=norm.eps)
     options = read_llama(file)
     layers = with_biases(options["layers"], qkv=bias, output=bias, mlp=bias)
     options["layers"] = without_gates(with_norms(layers, attention_norm=norm, mlp_norm=norm))

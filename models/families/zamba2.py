@@ -59,6 +59,9 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     file.ignore("use_conv_bias", "num_logits_to_keep", "kv_channels", "num_query_groups", "hybrid_layer_ids")
     if file.boolean("use_long_context", False):
         raise file.wrong("use_long_context", "false")
+    if file.has("intermediate_size"):
+        file.expect(ffn_hidden_size=file.integer("intermediate_size"))
+    file.expect(gated_linear_unit=True)
     double = 2 * file.integer("hidden_size")
     size = double // file.integer("num_attention_heads", 32)
     names = {"intermediate_size": "intermediate_size", "head_dim": "attention_head_dim"}

@@ -36,7 +36,7 @@ class Fp8(ByModule):
 def read_format(section: ConfigFile) -> Fp8:
     """From the section of config.json. Raises `ModelError`, which names the field."""
     section.ignore("dequantize")
-    if section.text("fmt", "e4m3") != "e4m3":
+    if section.text("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise section.wrong("fmt", "'e4m3'")
     if section.text("expert_dtype", "fp8") != "fp8":
         raise section.wrong("expert_dtype", "'fp8'")
