@@ -52,6 +52,7 @@ class ModelOptions(Section):
             "awq",
             "bitsandbytes",
             "compressed-tensors",
+            "fbgemm_fp8",
             "gguf",
             "gptq",
             "modelopt",
@@ -64,8 +65,8 @@ class ModelOptions(Section):
         "output, to 4 bits with one for 128 inputs, or to 8-bit floating point; embeddings and the output layer get 8 "
         "bits. int8_w8a8, int8_w4a8: round activations, too, each token's to 8 bits, which is faster for prompts and "
         "batches, and less exact. A checkpoint that is quantised already is read as it is, without this; its own "
-        "method (awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and another is "
-        "an error.",
+        "method (awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, modelopt, mxfp4) is accepted, and "
+        "another is an error.",
         aliases=("-q",),
         synonyms={"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"},
     )

@@ -11,6 +11,7 @@ FORMATS: Mapping[str, str] = {
     "awq": "awq",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed_tensors",
+    "fbgemm_fp8": "fbgemm_fp8",
     "fp8": "fp8",
     "gguf": "gguf.format",
     "gptq": "gptq",

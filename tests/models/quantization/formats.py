@@ -209,6 +209,27 @@ def fp8(block: tuple[int, int] | None, scheme: str = "dynamic", scale: str = "we
     return Format(section, make, rounds_activations=block is None)
 
 
+def modelopt_fp8() -> Format:
+    """As modelopt exports it: the same tensors as of method 'fp8' with static scales."""
+    group = {"input_activations": {"dynamic": False, "num_bits": 8, "type": "float"}, "targets": ["Linear"]}
+    groups = {"group_0": {**group, "weights": group["input_activations"]}}
+    section = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "config_groups": groups}
+    return Format(section, fp8(None, "static", "weight_scale").make, rounds_activations=True)
+
+
+def fbgemm() -> Format:
+    """As transformers writes it: a scale for each output, and the bound on activations beside each matrix."""
+    section = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}
+
+    def make(weight: torch.Tensor) -> Made:
+        scales = weight.abs().amax(1, keepdim=True) / 448
+        values = (weight / scales).to(torch.float8_e4m3fn)
+        tensors = {"weight": values, "weight_scale": scales, "input_scale_ub": torch.tensor([1200.0])}
+        return Made(tensors, values.double().numpy() * scales.double().numpy())
+
+    return Format(section, make, rounds_activations=True)
+
+
 FP4_NUMBERS = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 """E2M1 of OCP Microscaling Formats (MX) 1.0, section 5.3.3, without the sign in the highest bit."""
 
@@ -297,4 +318,6 @@ FORMATS: Mapping[str, Format] = {
     "fp8 static, as transformers has it": fp8(None, "static"),
     "NVFP4": nvfp4("compressed-tensors"),
     "NVFP4 of modelopt": nvfp4("modelopt"),
+    "float8 of modelopt": modelopt_fp8(),
+    "float8 of fbgemm": fbgemm(),
 }

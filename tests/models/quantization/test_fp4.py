@@ -111,5 +111,5 @@ def test_what_is_wrong_is_named(tmp_path: Path, changes: Tensors, message: str) 
 def test_options(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         compressed_tensors.read_format(section(**changes))
-    with pytest.raises(ModelError, match="'quant_algo' must be 'NVFP4'"):
-        modelopt.read_format(ConfigFile({"quant_algo": "FP8"}))
+    with pytest.raises(ModelError, match="'quant_algo' must be 'NVFP4' or 'FP8'"):
+        modelopt.read_format(ConfigFile({"quant_algo": "W4A8_AWQ"}))

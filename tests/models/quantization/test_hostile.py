@@ -31,6 +31,7 @@ NAMES = (
     "fp8 static",
     "NVFP4",
     "NVFP4 of modelopt",
+    "float8 of fbgemm",
 )
 VALUES: list[Any] = [
     None, True, 0, -1, 1, 3, 7, 8, 16, 10**12, 10**400, -1.5, float("nan"), float("inf"), "", "8", "x" * 3000,
