@@ -14,7 +14,9 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     file = file.reading(**sizes, rope_theta=5e6, partial_rotary_factor=1.0)
     file.ignore("*mtp*", "mlp_intermediate_size", "shared_moe_mode")
     # Options of MiniMax's earlier models, which have layers of linear attention and scaled residuals.
-    file.expect(attn_type_list=[1] * file.integer("num_hidden_layers"), shared_intermediate_size=0)
+    if file.has("attn_type_list") and set(file.integers("attn_type_list")) != {1}:
+        raise file.wrong("attn_type_list", "a list of 1")
+    file.expect(shared_intermediate_size=0)
     file.expect(
         **dict.fromkeys((f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")), 1)
     )

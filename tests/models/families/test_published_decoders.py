@@ -41,7 +41,7 @@ def test_published_configurations(tmp_path: Path, name: str) -> None:
         ("Hunyuan-7B-Instruct", {"use_cla": True}, "'use_cla' = true is not known"),
         ("Hunyuan-7B-Instruct", {"use_qk_norm": False}, "'use_qk_norm' must be true, found false"),
         ("Hunyuan-7B-Instruct", {"attention_head_dim": 64}, "'attention_head_dim' must be 128, found 64"),
-        ("MiniMax-M2", {"attn_type_list": [0] * 62}, "'attn_type_list' must be"),
+        ("MiniMax-M2", {"attn_type_list": [0] * 62}, "'attn_type_list' must be a list of 1"),
         ("MiniMax-M2", {"layernorm_mlp_beta": 2.0}, "'layernorm_mlp_beta' must be 1, found 2.0"),
         ("Phi-4-mini-instruct", {"full_attn_mod": 2}, "'full_attn_mod' must be 1, found 2"),
         ("Jamba-v0.1", {"mamba_inner_layernorms": False}, "'mamba_inner_layernorms' must be true"),
