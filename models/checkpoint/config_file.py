@@ -132,6 +132,13 @@ class ConfigFile:
             raise self.wrong(key, "a finite number")
         return float(value)
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.wrong(key, "a number above 0")
+        return value
+
     def optional_number(self, key: str) -> float | None:
         """A finite number, or None when the key is missing or null."""
         return self.number(key) if self.has(key) else None

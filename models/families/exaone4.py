@@ -14,10 +14,9 @@ def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     norm, count = options["norm"], len(options["layers"])
     behind = {"attention_output_norm": norm, "mlp_output_norm": norm, "attention_norm": None, "mlp_norm": None}
     layers = [layer.attending(norm=norm) for layer in with_norms(options["layers"], **behind)]
-    pattern = file.values.get("sliding_window_pattern", 4)
-    file.ignore("sliding_window_pattern")
     # "LLLG" says the same as 4.
-    period = len(pattern) if isinstance(pattern, str) else int(pattern or 0)
+    pattern, key = file.values.get("sliding_window_pattern", 4) or 0, "sliding_window_pattern"
+    period = len(file.text(key)) if isinstance(pattern, str) else file.integer(key, 4, minimum=0) if pattern else 0
     types = layer_types(file, count, every_nth_full(count, period) if window else ["full_attention"] * count)
     if window is not None:
         layers = list(with_types(layers, types, full={"rope": None}, sliding={"window": window}))

@@ -117,7 +117,7 @@ def _options(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]
 def _sandwiched(file: ConfigFile, rope: RopeConfig | None = None) -> dict[str, Any]:
     """What Gemma 2 and 3 add."""
     options = _options(file, rope)
-    cap, scale = file.optional_number("attn_logit_softcapping"), file.number("query_pre_attn_scalar") ** -0.5
+    cap, scale = file.optional_number("attn_logit_softcapping"), file.positive("query_pre_attn_scalar") ** -0.5
     layers = with_norms(options["layers"], attention_output_norm=options["norm"], mlp_output_norm=options["norm"])
     return options | {
         "layers": tuple(layer.attending(soft_cap=cap, scale=scale) for layer in layers),

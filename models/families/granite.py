@@ -13,7 +13,7 @@ from jaxllm.models.plan import EmbeddingPlan, LayerPlan, OutputPlan
 def read_granite(file: ConfigFile, architecture: str) -> ModelConfig:
     """Granite's configuration."""
     file = file.reading(attention_multiplier=1.0, bos_token_id=1, eos_token_id=2)
-    return _multiplied(file, architecture, logits=1 / file.number("logits_scaling", 1.0))
+    return _multiplied(file, architecture, logits=1 / file.positive("logits_scaling", 1.0))
 
 
 def read_granite_swa(file: ConfigFile, architecture: str) -> ModelConfig:

@@ -60,8 +60,8 @@ def _rotary_size(file: ConfigFile, rope: ConfigFile) -> dict[str, Any]:
 
 
 def _trained_length(file: ConfigFile, rope: ConfigFile, positions: int) -> int:
-    inner = rope.integer("original_max_position_embeddings", positions)
-    return file.integer("original_max_position_embeddings", inner)
+    inner = rope.integer("original_max_position_embeddings", positions, minimum=2)
+    return file.integer("original_max_position_embeddings", inner, minimum=2)
 
 
 def _linear(file: ConfigFile, rope: ConfigFile, positions: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 that transformers has not, or passes over. A file that is refused for one of these is a model that nobody can serve.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.errors import ModelError
+from tests.thinned import thinned
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_decoders.json").read_text())
 
@@ -65,6 +67,24 @@ def test_other_values_of_these_options_are_refused(
     with pytest.raises(ModelError) as refusal:
         read(tmp_path, {**PUBLISHED[name], **changes})
     assert message in str(refusal.value)
+
+
+NASTY: list[Any] = [
+    None, True, 0, -1, 1, 10**12, -1.5, float("nan"), float("inf"), "", "full", [], [[]], ["a"], {}, {"a": 1}, [10**30],
+]  # fmt: skip
+
+
+FEW = ("EXAONE-4.0-32B", "gemma-2-9b-it", "granite-3.1-3b-a800m", "Hunyuan-7B-Instruct", "MiniMax-M2")
+
+
+@pytest.mark.parametrize("name", thinned(FEW, [name for name in PUBLISHED if name not in FEW]))
+def test_no_value_is_another_error(tmp_path: Path, name: str) -> None:
+    """Each option with each of these, one at a time: read, or refused by the file's own error."""
+    values = PUBLISHED[name]
+    for key in values:
+        for value in NASTY:
+            with contextlib.suppress(ModelError):
+                read(tmp_path, {**values, key: value})
 
 
 def test_layers_of_different_kinds_are_refused_by_name(tmp_path: Path) -> None:
