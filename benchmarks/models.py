@@ -105,7 +105,7 @@ def compiled_layers(path: Path, times: int = 1) -> tuple[int, int]:
     """Layers of a published model, or of one that is so many times as deep, and how many of them are compiled."""
     values = json.loads(path.read_text())
     text = values.get("text_config", values)
-    each = ("num_hidden_layers", "n_layer", "n_layers", "layer_types", "hybrid_override_pattern")
+    each = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "layer_types", "hybrid_override_pattern")
     text |= {name: text[name] * times for name in each if name in text}
     layers = _read(values).layers
     return len(layers), sum(segment.period for segment in segments_of(layers))
