@@ -117,6 +117,19 @@ class AsRow:
 
 
 @dataclass(frozen=True)
+class VectorAsRow:
+    """The tensor itself, where it is a matrix; of a vector a matrix with one row."""
+
+    def shape_of(self, wanted: Shape) -> Shape:
+        """That of the matrix."""
+        return wanted if len(wanted) > 1 else (1, *wanted)
+
+    def __call__(self, tensor: np.ndarray, wanted: Shape) -> np.ndarray:
+        """A view."""
+        return tensor.reshape(wanted)
+
+
+@dataclass(frozen=True)
 class UnitRows:
     """A matrix whose rows are divided by their length."""
 

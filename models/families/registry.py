@@ -39,6 +39,7 @@ _DECODERS: dict[str, str] = {
     "DeepseekV3": "deepseek.V3",
     "Dots1": "glm4_moe.DOTS1",
     "Ernie4_5": "ernie4_5",
+    "Ernie4_5_Moe": "ernie4_5.MOE",
     "Exaone4": "exaone4",
     "FlexOlmo": "olmoe.FLEX_OLMO",
     "Gemma": "gemma",

@@ -86,6 +86,17 @@ CASES = {
         },
     ),
     "flex_olmo": Case("FlexOlmo", {**EIGHT, "norm_topk_prob": True}),
+    "ernie4_5_moe": Case(
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_intermediate_size": 24,
+            "num_hidden_layers": 3,
+            "moe_num_shared_experts": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
     "glm4_moe": Case(
         "Glm4Moe",
         {
