@@ -28,7 +28,9 @@ def test_some_by_parts_of_their_names(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_may_be_quantised_is_said_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     *_, checkpoints, loading = capsys.readouterr().out.splitlines()
-    assert checkpoints.startswith("quantised checkpoints: awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, ")
+    assert checkpoints.startswith(
+        "quantised checkpoints: awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gguf, gptq, "
+    )
     assert {"fp8", "int4", "int8"} <= set(loading.replace(",", "").split())
 
 
