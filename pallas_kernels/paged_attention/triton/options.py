@@ -29,7 +29,7 @@ def problem_of(device: Any) -> str | None:
     """What keeps a JAX device, or this version of JAX, from running it; None where nothing does."""
     capability = str(getattr(device, "compute_capability", ""))
     if find_spec("jax.experimental.pallas.triton") is None:
-        return "needs Pallas through Triton, which this version of JAX has no more"
+        return "needs Pallas through Triton, which this version of JAX no longer has"
     if not capability.partition(".")[0].isdigit() or float(capability) < 8:
         return f"needs an NVIDIA GPU of compute capability 8 or more; this is a {device.device_kind}"
     return None

@@ -105,7 +105,7 @@ def test_triton_can_be_asked_for_in_float32() -> None:
 def test_a_jax_without_pallas_through_triton_has_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "find_spec", lambda name: None)
     assert choose_attention("auto", A100, LLAMA) == "xla"
-    with pytest.raises(ConfigError, match="which this version of JAX has no more"):
+    with pytest.raises(ConfigError, match="which this version of JAX no longer has"):
         choose_attention("triton", A100, LLAMA)
 
 
