@@ -3,6 +3,7 @@
 import asyncio
 from functools import partial
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +18,7 @@ from jaxllm.version import __version__
 
 
 async def health(request: Request) -> Response:
-    """Say with status 200 that the engine is alive; one that is dead or hangs has status 503.
+    """Say with status 200 that the engine is alive; one that is dead, hangs or needs other weights has status 503.
 
     The body is empty, unless the engine sleeps or is paused, or a kernel failed its self-test and a slower one serves.
     """
@@ -61,7 +62,8 @@ async def ready(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     server.llm.check_health()
-    if why := server.llm.state().halted:
+    # Whether any engine has the right weights is known by now.
+    if why := replace(server.llm.state(), weights_problem="").halted:
         raise EngineError(why)
     return Response()
 
