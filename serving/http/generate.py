@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.owner import Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
@@ -121,7 +121,7 @@ def asked_engine(request: Request) -> int | None:
     if asked is None:
         return None
     if not asked.isdecimal() or len(asked) > 4:
-        raise RequestError(f"{ENGINE_HEADER}: expected the number of an engine, got {asked[:40]!r}", ENGINE_HEADER)
+        raise RequestError(f"{ENGINE_HEADER}: expected the number of an engine, got {quoted(asked)}", ENGINE_HEADER)
     return int(asked)
 
 
