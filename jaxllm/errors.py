@@ -40,8 +40,16 @@ class RequestError(JaxLLMError, ValueError):
         self.parameter = parameter
 
 
-class ExtensionError(RequestError):
-    """The operator's own code, such as a logits processor, has failed for a request; all else goes on."""
+class RequestFaultError(RequestError):
+    """Host code has failed for this request, which is not to blame; all others go on.
+
+    That is the operator's own code, such as a logits processor, or an internal error of the engine.
+    """
+
+
+def fault_message(request_id: str) -> str:
+    """What is said of a request for which the engine's own code has failed."""
+    return f"internal error; the server's log has the details of request {request_id}"
 
 
 class PromptTooLongError(RequestError):

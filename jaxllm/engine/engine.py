@@ -8,14 +8,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.beams import BeamSearches
-from jaxllm.engine.collaborator import Collaborator
-from jaxllm.engine.constrained import ConstrainedDecoding, make_constraints
 from jaxllm.engine.control import EngineControl
-from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
+from jaxllm.engine.features.beam_search import BeamSearches
+from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constraints
+from jaxllm.engine.features.faults import Faults
+from jaxllm.engine.features.features import Features
+from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
+from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
+from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
 from jaxllm.info import StageInfo
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool
@@ -30,7 +33,7 @@ from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from jaxllm.engine.processing import Processing
+    from jaxllm.engine.features.logits_processors import Processing
     from jaxllm.hosts.group import Group
     from jaxllm.kv.shards import ShardedPages
     from jaxllm.scheduler.sharded import ShardedScheduler
@@ -88,15 +91,23 @@ class Engine(StepLoop[Dispatched]):
             self.pages, self.scheduler = shards[0], Scheduler(pages=shards[0], **options)
         else:
             self.pages, self.scheduler = _sharded(shards, options)
-        self._collaborators: tuple[Collaborator, ...] = (
-            ConstrainedDecoding(
-                make_constraints(resolved), self.scheduler, runner, self._refuse, _processing(resolved)
+        self._faults = Faults()
+        self._integrity = IntegrityCheck(self.scheduler.check_integrity)
+        self._features = Features(
+            (
+                ConstrainedDecoding(
+                    self._faults,
+                    make_constraints(resolved),
+                    self.scheduler,
+                    runner,
+                    self._refuse,
+                    _processing(resolved),
+                ),
+                BeamSearches(self._faults, resolved.max_model_len, self._finish_with_output),
+                PromptLogprobs(self._faults),
             ),
-            BeamSearches(resolved.max_model_len, self._finish_with_output),
-            PromptLogprobs(),
+            self._faults,
         )
-        self._active: list[Collaborator] = []
-        """Those of them that unfinished requests concern. It is replaced and never changed, see `step`."""
         self._limits = RequestLimits.of(self.info)
         self.control = EngineControl(self, resolved)
         """Sleep, pauses and weight updates."""
@@ -121,21 +132,25 @@ class Engine(StepLoop[Dispatched]):
         self._limits.check(request)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
+        """Queue a request.
+
+        Raises `RequestError`, and queues nothing, when it cannot be served; `RequestFaultError` when the engine's own
+        code has failed for it.
+        """
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
-        self._limits.check(request)
-        if self.control.is_halted or self.control.is_draining:
-            self.control.hold(request)
-            return
-        concerned = [each for each in self._collaborators if each.concerns(request)]
-        for collaborator in concerned:
-            collaborator.prepares(request)
-        self.scheduler.add(request, held=any(each.holds for each in concerned))
-        for collaborator in concerned:
-            collaborator.added(request)
-        if concerned:
-            self._active = [each for each in self._collaborators if each.requests]
+        try:
+            self._limits.check(request)
+            if self.control.is_halted or self.control.is_draining:
+                self.control.hold(request)
+                return
+            features = self._features.prepare(request)
+        except Exception as error:
+            if isinstance(error, JaxLLMError):
+                raise
+            raise RequestFaultError(fault_message(request.request_id)) from error
+        self.scheduler.add(request, held=any(each.holds for each in features))
+        self._features.add(request, features)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
@@ -161,43 +176,47 @@ class Engine(StepLoop[Dispatched]):
         if self.control.is_halted:
             ended, self._ended, self._step = self._ended, [], StepStats()
             return ended
-        for each in self._active:
-            each.begins()
+        self._features.on_step_begin()
+        self._end_faulty()
         outputs = super().step()
         if not self._step.num_steps:
-            for each in self._active:
-                each.idle()
+            self._features.on_idle()
+            self._end_faulty()
+        self._integrity.check_if_due()
         return outputs
 
     def _start(self) -> bool:
         began = time.monotonic()
         if self._under_way:
             _, last = self._under_way[-1]
-            for each in self._active:
-                each.before_schedule(last)
+            self._features.before_schedule(last)
+            self._end_faulty()
         if self._under_way and not self._knows_tokens and self.runner.must_wait(self.scheduler.table):
             return False
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self._note_admissions(plan, began)
-        for each in self._active:
-            each.scheduled(plan)
+        self._features.on_scheduled(plan)
         self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
+        # Only now: the plan names slots, and theirs are theirs until it is dispatched.
+        self._end_faulty()
         return True
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
-        for each in self._active:
-            each.before_collect(step)
+        self._features.before_collect(step)
+        self._end_faulty()
+        # A feature hears of a step to its end, even if its last request ends meanwhile.
+        features = self._features.active
         plan, result = step.plan, self.runner.collect(step)
-        for each in self._active:
-            each.collected(step, result)
+        self._features.on_collected(features, step, result)
+        self._end_faulty()
         finished = self.scheduler.update(plan, result.token_ids, result.counts)
-        for each in self._active:
-            finished += each.updated(step)
+        finished += self._features.on_accept(features, step)
         outputs = self._outputs(plan, result, finished)
-        for each in self._active:
-            each.reported(plan, result, outputs)
+        self._features.on_outputs(features, plan, result, outputs)
+        if self._faults:
+            outputs = self._without_faulty(outputs, finished)
         if finished:
             self._forget(finished)
         self._step = StepStats(
@@ -212,11 +231,7 @@ class Engine(StepLoop[Dispatched]):
 
     def _forget(self, requests: Iterable[Request]) -> None:
         """Requests have ended: drop what is only for them, and steps under way that are for nobody."""
-        if self._active:
-            for request in requests:
-                for each in self._active:
-                    each.ended(request)
-            self._active = [each for each in self._active if each.requests]
+        self._features.end(requests)
         if not self.scheduler.has_unfinished:
             self._under_way.clear()
 
@@ -254,8 +269,7 @@ class Engine(StepLoop[Dispatched]):
 
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
-        for each in self._collaborators:
-            each.close()
+        self._features.close()
         super().close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
@@ -287,6 +301,27 @@ class Engine(StepLoop[Dispatched]):
             output.refusal, output.refused_parameter, output.is_fault = message, parameter, is_fault
             self._ended.append(output)
 
+    def _end_faulty(self) -> None:
+        """End the requests whose host code has failed; a coming output of each says so."""
+        if not self._faults:
+            return
+        for request in self._faults.take():
+            self._refuse(request, fault_message(request.request_id), None, is_fault=True)
+        self._integrity.want()
+
+    def _without_faulty(self, outputs: list[EngineOutput], finished: list[Request]) -> list[EngineOutput]:
+        """`outputs` without those of requests that have failed in this step, which are told of that instead."""
+        for request in self._faults.take():
+            name, told = request.request_id, fault_message(request.request_id)
+            outputs = [output for output in outputs if output.request_id != name]
+            if request in finished or request.finish_reason is not None:
+                # It ended with this step, and nobody has been told.
+                self._ended.append(EngineOutput(name, [], finish_reason="abort", refusal=told, is_fault=True))
+            else:
+                self._refuse(request, told, None, is_fault=True)
+        self._integrity.want()
+        return outputs
+
     def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
         outputs = []
         rows = np.flatnonzero(plan.samples).tolist()
@@ -296,7 +331,8 @@ class Engine(StepLoop[Dispatched]):
             request = plan.requests[row]
             output = EngineOutput(request.request_id, token_ids, num_cached_tokens=request.num_cached_tokens)
             if result.logprobs is not None:
-                output.logprobs = output_logprobs(request, token_ids[0], result, row)
+                with self._faults.guard(request):
+                    output.logprobs = output_logprobs(request, token_ids[0], result, row)
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
@@ -334,7 +370,7 @@ def _processing(resolved: ResolvedConfig) -> "Processing | None":
     if not resolved.processors:
         return None
     # Most engines have none: starts are faster without the import.
-    from jaxllm.engine.processing import Processing
+    from jaxllm.engine.features.logits_processors import Processing
 
     return Processing(resolved)
 

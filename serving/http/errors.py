@@ -12,14 +12,15 @@ from jaxllm.errors import (
     MOST_QUOTED,
     CapacityError,
     EngineError,
-    ExtensionError,
     PromptTooLongError,
     QueueFullError,
     QuotaError,
     RequestError,
+    RequestFaultError,
     ScalingBusyError,
     ScalingTimeoutError,
     StorageError,
+    fault_message,
     nearest,
     quoted,
     shortened,
@@ -166,7 +167,7 @@ def describe(error: Exception, request_id: str) -> HttpError:
     match error:
         case HttpError():
             return error
-        case ExtensionError():
+        case RequestFaultError():
             return HttpError(500, str(error), code="internal_error")
         case RequestError():
             return _wrong_request(error)
@@ -183,9 +184,7 @@ def describe(error: Exception, request_id: str) -> HttpError:
         case EngineError():
             return HttpError(503, str(error), code="engine_unavailable")
     logger.error("internal error in request %s", request_id, exc_info=error, extra={"request_id": request_id})
-    return HttpError(
-        500, f"internal error; the server's log has the details of request {request_id}", code="internal_error"
-    )
+    return HttpError(500, fault_message(request_id), code="internal_error")
 
 
 def _wrong_request(error: RequestError) -> HttpError:

@@ -43,7 +43,7 @@ def steps_of(engine: Engine, **params: Any) -> tuple[int, list[int], str | None]
             reason = output.finish_reason
         steps += engine.stats().num_steps
     engine.scheduler.check_integrity()
-    assert not engine._active
+    assert not engine._features.active
     return steps, tokens, reason
 
 
