@@ -113,7 +113,7 @@ MEANINGLESS: Mapping[str, Meaningless] = {
              "typical-acceptance-sampler-posterior-threshold", "typical-acceptance-sampler-posterior-alpha"),
     # Requests and results
     **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
-    **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config", "reasoning-config"),
+    **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config"),
     # Logs and measurements
     **values("see docs/metrics.md for what is measured", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
              "kv-cache-metrics-sample", "custom-histogram-buckets", "watchdog-config"),

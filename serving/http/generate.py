@@ -18,6 +18,7 @@ from jaxllm.owner import Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.http.errors import unknown_model
+from jaxllm.serving.http.load_report import load_headers
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import EventStream, EventWriter, unless_gone
@@ -85,6 +86,11 @@ def names_outside(engine_id: str) -> tuple[str, ...]:
     """What clients may call a request of the engine: the `id` of its answer, and that without its prefix."""
     name = re.sub(r"-[0-9a-f]{8}(-\d+)?$", "", engine_id)
     return name, name.partition("-")[2]
+
+
+def num_http_requests(server: ServerState) -> int:
+    """Requests of clients that engines work on: one of several prompts is one."""
+    return len({re.sub(r"(-[0-9a-f]{8})-\d+$", r"\1", engine_id) for engine_id in server.llm.engines.request_ids})
 
 
 def model_name(server: ServerState, asked: str | None) -> str:
@@ -159,13 +165,17 @@ async def respond(
         # Middleware of the operator's may want to see or change what is sent.
         direct = not server.options.middleware
         framing |= {"direct": direct, "keep_alive": server.options.sse_keep_alive_interval}
-        return EventStream(streams, writer, request.scope["request_id"], **framing)
+        response: Response = EventStream(streams, writer, request.scope["request_id"], **framing)
+        response.headers.update(load_headers(request, server.llm.state()))
+        return response
     try:
         outputs = await unless_gone(request.receive, _results(streams))
     finally:
         for stream in streams:
             stream.close()
-    return json_response(writer.whole(outputs))
+    response = json_response(writer.whole(outputs))
+    response.headers.update(load_headers(request, server.llm.state()))
+    return response
 
 
 async def _results(streams: Sequence[OutputStream]) -> list[RequestOutput]:

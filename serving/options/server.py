@@ -88,6 +88,11 @@ class ServerOptions(Section):
     reasoning_parser_plugin: str | None = option(
         None, "File of Python with formats of reasoning of your own: a dictionary REASONING_FORMATS of classes by name."
     )
+    reasoning_config: Mapping[str, Any] | None = option(
+        None,
+        "How the model reasons: reasoning_parser, reasoning_start_str and reasoning_end_str, the text that ends "
+        "reasoning where thinking_token_budget is used up. See docs/reasoning.md.",
+    )
     exclude_tools_when_tool_choice_none: bool = option(
         False, "Do not show the model the tools of requests with tool_choice='none'."
     )
@@ -103,6 +108,11 @@ class ServerOptions(Section):
     )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
+    enable_per_request_metrics: bool = option(
+        False,
+        "Give the times of a request in its answer (metrics), in a stream beside the usage at its end; for chats and "
+        "completions with one answer.",
+    )
     enable_tokenizer_info_endpoint: bool = option(False, "Offer /tokenizer_info: the tokenizer's settings.")
     enable_request_id_headers: bool = option(False, "Give every response an X-Request-Id header.")
     server_dev_mode: bool = option(

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from jaxllm.errors import EngineError
 from jaxllm.serving.http import errors
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.generate import json_response, num_http_requests
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.server.answers import CacheReset, Degraded, Halted, Load, Profile, Version
 from jaxllm.serving.telemetry.metrics import ProcessMeasured
@@ -74,10 +74,10 @@ async def version(_: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Tell how many requests are in flight."""
+    """Tell how many requests of clients are in flight; one of several prompts counts once."""
     server = server_of(request)
     others = [] if server.shared_metrics is None else server.shared_metrics.others()
-    return json_response(Load(server_load=server.llm.num_unfinished + sum(each.load for each in others)))
+    return json_response(Load(server_load=num_http_requests(server) + sum(each.load for each in others)))
 
 
 async def metrics(request: Request) -> Response:
@@ -87,7 +87,7 @@ async def metrics(request: Request) -> Response:
     if server.shared_metrics is not None:
         # What is shown is published first: if this process dies, no counter goes back behind it.
         own = server.metrics.measured()
-        server.shared_metrics.publish(Published(server.llm.num_unfinished, own))
+        server.shared_metrics.publish(Published(num_http_requests(server), own))
     # In a thread: writing them takes milliseconds, which no stream should wait for.
     work = partial(_exposition, server, own, request.headers.get("accept", ""))
     body, content_type = await asyncio.to_thread(work)

@@ -23,7 +23,13 @@ from jaxllm.serving.tokens.protocol import TokensRequest
 from jaxllm.serving.tokens.writer import TokensWriter
 
 PARAMS = "sampling_params"
-_NOT_GIVEN = ("beam_search", "bad_words_token_ids", "output_kind", "reasoning_end_token_ids")
+_NOT_GIVEN = (
+    "beam_search",
+    "bad_words_token_ids",
+    "output_kind",
+    "reasoning_end_token_ids",
+    "reasoning_closing_token_ids",
+)
 """Fields of `SamplingParams` that are made of others, or have a place of their own in the request."""
 
 

@@ -11,8 +11,9 @@ from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
+from jaxllm.serving.openai.protocol.timing import RequestTiming
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput, TokenChoices
+from jaxllm.serving.text.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
@@ -38,6 +39,8 @@ class CompletionWriter:
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_logprobs: dict[int, list[TokenChoices | None]] = {}
         self._force_usage = server.options.enable_force_include_usage
+        self._timed = server.options.enable_per_request_metrics and len(requests) == self._n == 1
+        self._times: RequestMetrics | None = None
 
     # Only streams have the following two.
 
@@ -57,6 +60,8 @@ class CompletionWriter:
         )
         answer.usage = self._counter.usage
         answer.service_tier = answer.kv_transfer_params = None
+        if self._timed:
+            answer.metrics = RequestTiming.of(outputs[0].metrics, self._counter.usage.completion_tokens)
         return answer
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
@@ -68,11 +73,14 @@ class CompletionWriter:
                 event = self.texts.write(prompt_index, index, completion.text, completion.token_ids)
                 if event is not None:
                     return event
+        self._times = output.metrics
         return b"".join(self._frame.event(choice) for choice in self._choices(prompt_index, output))
 
     def end(self) -> bytes:
         """The usage."""
-        return self._frame.end()
+        if not self._timed:
+            return self._frame.end()
+        return self._frame.end(metrics=RequestTiming.of(self._times, self._counter.usage.completion_tokens))
 
     def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
         if self._prompt_only:

@@ -51,6 +51,7 @@ async def create_response(request: Request) -> Response:
         logprobs=_logprob_format(server, body),
         on_end=partial(_keep, stores, stored),
         tools={tool.shown: tool for tool in given_tools(body)},
+        messages=bool(body.enable_response_messages),
     )
     if body.background:
         return _run_on(request, stored, call, writer, stream=bool(body.stream))
