@@ -56,7 +56,6 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **values("scales are read from the checkpoint", "quantization-param-path"),
     **only(("auto",), "models are those of docs/add-a-model.md", "model-impl", "config-format"),
     **only(({},), "say what differs with --hf-overrides", "model-class-overrides", "hf-config-path"),
-    **off("give prompts as token ids; LLM has skip_tokenizer_init", "skip-tokenizer-init"),
     **values("--enable-sleep-mode needs no more", "sleep-mode-backend"),
     **switches("--enable-sleep-mode needs no more", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
     # Devices and hosts

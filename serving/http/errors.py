@@ -155,6 +155,16 @@ def not_enabled(path: str, flag: str) -> HttpError:
     return HttpError(404, f"{path}: this server does not offer it; start it with {flag}", code="not_enabled")
 
 
+def no_tokenizer() -> HttpError:
+    """The request needs text, and the server has only token ids."""
+    return HttpError(
+        400,
+        "this server has no tokenizer (--skip-tokenizer-init): send token ids to /inference/v1/generate, or start it "
+        "without that flag",
+        code="unsupported_for_model",
+    )
+
+
 def requests_running() -> HttpError:
     """The prefix cache is in use."""
     return HttpError(

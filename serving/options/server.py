@@ -61,6 +61,11 @@ class ServerOptions(Section):
         (), "ASGI middleware to wrap the server in, as module.attribute; a class or a function of the application."
     )
     include_router: tuple[str, ...] = option((), "FastAPI routers with routes of your own, as module.attribute.")
+    skip_tokenizer_init: bool = option(
+        False,
+        "Load no tokenizer: token ids in and out, at /inference/v1/generate. What needs text is refused. See "
+        "docs/token_ids.md.",
+    )
     chat_template: str | None = option(
         None,
         f"Chat template to use instead of the model's: a file, Jinja text, or one of {', '.join(NAMED_TEMPLATES)}.",

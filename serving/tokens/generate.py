@@ -42,6 +42,9 @@ async def generate_tokens(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await server.bodies.read(request, TokensRequest)
+    if body.output_mode == "text" or body.sampling_params.get("stop"):
+        # Both need text: where there is none, that is said before anything is computed.
+        _ = server.tokenizer
     identity = identify(request, server, body, "generate-tokens")
     made = await _prepare(request, server, body, identity.engine_ids)
     return await respond(request, server, [made], TokensWriter(server, body, identity, made))

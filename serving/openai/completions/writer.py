@@ -23,24 +23,28 @@ class CompletionWriter:
     def __init__(
         self, server: ServerState, body: CompletionRequest, identity: Identity, requests: Sequence[TextRequest]
     ) -> None:
-        self._tokenizer = server.tokenizer
+        self._server = server
         self._fingerprint = server.fingerprint
         self._identity = identity
         self._body = body
         self._requests = requests
         self._n = body.n or 1
         self._prompt_only = bool(body.echo) and body.max_tokens == 0
-        self._format = LogprobFormat(
-            server.token_bytes,
-            alternatives=num_alternatives(body.logprobs, server.limits.vocab_size),
-            as_token_ids=shows_token_ids(server.options, body),
-        )
         self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_logprobs: dict[int, list[TokenChoices | None]] = {}
         self._force_usage = server.options.enable_force_include_usage
         self._timed = server.options.enable_per_request_metrics and len(requests) == self._n == 1
         self._times: RequestMetrics | None = None
+
+    @cached_property
+    def _format(self) -> LogprobFormat:
+        server, body = self._server, self._body
+        return LogprobFormat(
+            server.token_bytes,
+            alternatives=num_alternatives(body.logprobs, server.limits.vocab_size),
+            as_token_ids=shows_token_ids(server.options, body),
+        )
 
     # Only streams have the following two.
 
@@ -106,7 +110,7 @@ class CompletionWriter:
             stop_reason=completion.stop_reason,
         )
         if first and self._body.echo:
-            choice.text = echoed(request, self._tokenizer) + choice.text
+            choice.text = echoed(request, self._server.tokenizer) + choice.text
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
             choice.prompt_token_ids = request.prompt_token_ids if first else None
@@ -137,11 +141,11 @@ class CompletionWriter:
             return None
         made = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
         if echo and self._body.echo:
-            hidden = hidden_in(request, self._tokenizer)
+            hidden = hidden_in(request, self._server.tokenizer)
             self._format.completion(
                 made, request.prompt_token_ids, self._prompt_logprobs[prompt_index], offsets, hidden
             )
-        hidden = self._tokenizer.special_ids if request.params.skip_special_tokens else frozenset[int]()
+        hidden = self._server.tokenizer.special_ids if request.params.skip_special_tokens else frozenset[int]()
         self._format.completion(made, completion.token_ids, completion.logprobs or (), offsets, hidden)
         return made
 
