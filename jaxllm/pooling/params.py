@@ -1,6 +1,6 @@
 """What a request wants of a pooling model: vLLM's names and meanings."""
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
@@ -91,13 +91,19 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
         )
 
 
+_LARGEST: Final = 2**63 - 1
+"""No larger number can be sent to an engine in another process."""
+
+
 def _check_index(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise RequestError(f"{name}: {quoted(value)} must be an integer of at least 0", name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        raise RequestError(f"{name}: {quoted(value)} must be an integer of at least 0 and less than 2**63", name)
 
 
 def _check_count(name: str, value: Any, *, or_minus_one: bool) -> None:
     if value is None or (or_minus_one and value == -1 and not isinstance(value, bool)):
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RequestError(f"{name}={quoted(value)}: must be at least 1{', or -1' if or_minus_one else ''}", name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+        raise RequestError(
+            f"{name}={quoted(value)}: must be at least 1{', or -1' if or_minus_one else ''}, and less than 2**63", name
+        )
