@@ -18,7 +18,7 @@ from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
+from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.info import StageInfo
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool
@@ -142,7 +142,7 @@ class Engine(StepLoop[Dispatched]):
         try:
             self._limits.check(request)
             if self.control.is_halted or self.control.is_draining:
-                self.control.hold(request)
+                self.control.defer(request)
                 return
             features = self._features.prepare(request)
         except Exception as error:
@@ -152,10 +152,18 @@ class Engine(StepLoop[Dispatched]):
         self.scheduler.add(request, held=any(each.holds for each in features))
         self._features.add(request, features)
 
+    def add_or_refuse(self, request: Request) -> None:
+        """Queue a request that was accepted earlier; if it cannot be served after all, a coming output says so."""
+        try:
+            self.add_request(request)
+        except RequestError as error:
+            is_fault = isinstance(error, RequestFaultError)
+            self._ended.append(_refusal(request, str(error), error.parameter, is_fault=is_fault))
+
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         for request_id in as_request_ids(request_ids):
-            request = self.scheduler.get(request_id) or self.control.let_go(request_id)
+            request = self.scheduler.get(request_id) or self.control.pop_deferred(request_id)
             if request is not None:
                 self._ended.append(self._finish_with_output(request, "abort"))
 
@@ -169,7 +177,7 @@ class Engine(StepLoop[Dispatched]):
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
-        return self.scheduler.unfinished_ids() | self.control.held_ids
+        return self.scheduler.unfinished_ids() | self.control.deferred_request_ids
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns one output for each request that has any news."""
@@ -316,7 +324,7 @@ class Engine(StepLoop[Dispatched]):
             outputs = [output for output in outputs if output.request_id != name]
             if request in finished or request.finish_reason is not None:
                 # It ended with this step, and nobody has been told.
-                self._ended.append(EngineOutput(name, [], finish_reason="abort", refusal=told, is_fault=True))
+                self._ended.append(_refusal(request, told, is_fault=True))
             else:
                 self._refuse(request, told, None, is_fault=True)
         self._integrity.want()
@@ -343,6 +351,18 @@ class Engine(StepLoop[Dispatched]):
             for output in outputs:
                 output.scheduled_time = self._scheduled.pop(output.request_id, None)
         return outputs
+
+
+def _refusal(request: Request, message: str, parameter: str | None = None, *, is_fault: bool = False) -> EngineOutput:
+    """The last output of a request that is not served any further."""
+    return EngineOutput(
+        request.request_id,
+        [],
+        finish_reason="abort",
+        refusal=message,
+        refused_parameter=parameter,
+        is_fault=is_fault,
+    )
 
 
 def _sharded(shards: list[KVManager], options: dict[str, Any]) -> "tuple[ShardedPages, ShardedScheduler]":
