@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.progress import Progress, silent
 from jaxllm.request import Request
 
@@ -44,7 +44,7 @@ class EngineControl:
         """Let a request wait here. Raises `RequestError` for an id in use."""
         name = request.request_id
         if name in self._deferred or self._engine.scheduler.get(name) is not None:
-            raise RequestError(f"request_id={name!r} is in use by an unfinished request", "request_id")
+            raise RequestError(f"request_id={quoted(name)} is in use by an unfinished request", "request_id")
         self._deferred[name] = request
 
     def pop_deferred(self, request_id: str) -> Request | None:
@@ -83,7 +83,7 @@ class EngineControl:
     def _settle(self, mode: PauseMode, *, again: bool) -> bool:
         """Bring it about that no step is under way, and no request runs unless it is kept; False: not yet."""
         if mode not in get_args(PauseMode):
-            raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
+            raise RequestError(f"mode={quoted(mode)}: choose one of {', '.join(get_args(PauseMode))}", "mode")
         if again and not (self.is_draining or self.is_halted):
             raise RequestError("the engine goes on: it was resumed, woken up or started again meanwhile")
         engine = self._engine
@@ -304,7 +304,8 @@ def _folder(name: str) -> Path:
         path = Path(name).expanduser()
         found = path.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
-        raise RequestError(f"weights: {name[:200]!r} is no folder here: {error}"[:500], "path") from error
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise RequestError(f"weights: {quoted(name)} is no folder here: {reason}", "path") from error
     if not found:
-        raise RequestError(f"weights: {name!r} is no folder here", "path")
+        raise RequestError(f"weights: {quoted(name)} is no folder here", "path")
     return path

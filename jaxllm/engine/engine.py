@@ -206,7 +206,7 @@ class Engine(StepLoop[Dispatched]):
             num_rows=plan.num_rows,
             num_tokens=plan.num_tokens,
             bucket_tokens=result.bucket.tokens,
-            num_last=len(finished),
+            num_last=_num_last(plan, result, finished),
             preemptions=tuple([request.num_preemptions for request in finished]) if finished else (),
         )
         return outputs
@@ -347,3 +347,12 @@ def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:
     firsts = (np.cumsum(counts) - counts)[plan.samples]
     ends = firsts + taken[plan.samples]
     return [tokens[first:end].tolist() for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
+
+
+def _num_last(plan: StepPlan, result: StepResult, finished: list[Request]) -> int:
+    """Tokens that need no step of their own: the last of each request that ends, or all that a grammar gave it now."""
+    if result.counts is None or plan.num_taken is None or not finished:
+        return len(finished)
+    ended = {request.request_id for request in finished}
+    rows = [row for row, request in enumerate(plan.requests) if request.request_id in ended]
+    return len(finished) - len(rows) + int(plan.num_taken[rows].sum())

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jaxllm.errors import RequestError, RequestFaultError
+from jaxllm.errors import RequestError, RequestFaultError, quoted
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -80,7 +80,7 @@ class PoolingProcessor:
     def end(self, request_ids: Iterable[str]) -> Processed:
         """Forget these requests, of which there is no result; an error says so."""
         known = self.abort(request_ids)
-        refused = [(name, RequestError(f"request {name!r} was aborted")) for name in known]
+        refused = [(name, RequestError(f"request {quoted(name)} was aborted")) for name in known]
         return Processed(refused=refused, aborted=known)
 
     def abort_all(self) -> list[str]:

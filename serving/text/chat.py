@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.errors import ConfigError, RequestError, nearest
+from jaxllm.errors import ConfigError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def render_chat(
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if disguise is None else disguise.reveal(reason)
-        raise RequestError(f"the chat template refuses these messages: {reason[:500]}", "messages") from error
+        raise RequestError(f"the chat template refuses these messages: {shortened(reason)}", "messages") from error
     assert isinstance(text, str)
     return text if disguise is None else disguise.prompt(text)
 
@@ -98,7 +98,7 @@ def _normalise(where: str, message: Any) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(
-            f"{where}: role={role!r} must be a string such as 'system', 'user' or 'assistant'", "messages"
+            f"{where}: role={quoted(role)} must be a string such as 'system', 'user' or 'assistant'", "messages"
         )
     plain = dict(message)
     plain["content"] = _text_of(where, message.get("content"))
@@ -123,7 +123,9 @@ def _text_of(where: str, content: Any) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str) or kind not in ("str", "text", "input_text", "output_text"):
-            raise RequestError(f"{where}: content[{index}] is of type {kind!r}; this model reads text only", "messages")
+            raise RequestError(
+                f"{where}: content[{index}] is of type {quoted(kind)}; this model reads text only", "messages"
+            )
         texts.append(text)
     return "\n".join(texts)
 
@@ -137,7 +139,7 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
         try:
             function["arguments"] = json.loads(function["arguments"] or "{}")
         except ValueError as error:
-            raise RequestError(f"{where}: arguments are not valid JSON: {error}", "messages") from None
+            raise RequestError(f"{where}: arguments are not valid JSON: {shortened(error)}", "messages") from None
     return {**call, "function": function}
 
 

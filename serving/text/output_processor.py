@@ -143,6 +143,8 @@ class OutputProcessor:
         if (output.token_ids or output.sequences) and state.metrics.first_token_time is None:
             state.metrics.first_token_time = now
             state.num_cached_tokens = output.num_cached_tokens
+        if output.scheduled_time is not None and state.metrics.scheduled_time is None:
+            state.metrics.scheduled_time = output.scheduled_time
         if output.prompt_logprobs is not None:
             state.take_prompt_logprobs(output.prompt_logprobs, self._tokenizer)
         if meter is not None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from starlette.types import Scope
 
-from jaxllm.errors import nearest
+from jaxllm.errors import nearest, quoted
 from jaxllm.serving.http.body.base import (
     Body,
     Ignored,
@@ -99,13 +99,15 @@ class IgnoredFields:
             return
         place = f"{path}.{_shown(name)}" if path else _shown(name)
         if len(self._unknown) == _MOST_NAMES:
-            raise BodyError(f"more than {_MOST_NAMES} unknown fields, {place!r} among them", place, "unknown_parameter")
+            raise BodyError(
+                f"more than {_MOST_NAMES} unknown fields, {quoted(place)} among them", place, "unknown_parameter"
+            )
         self._unknown.add((kind, name))
         if not self._policy.ignore_unknown and name not in (INSIDE if path else IN_BODIES):
             self._policy.log_refused(_without_places(place))
             hint = nearest(name, kind.__struct_fields__)
             way_out = f"{' A' if hint else '; a'} server with --ignore-unknown-fields ignores it"
-            raise BodyError(f"unknown field {place!r}{hint}{way_out}", place, "unknown_parameter")
+            raise BodyError(f"unknown field {quoted(place)}{hint}{way_out}", place, "unknown_parameter")
         self.add(place)
 
     def add_values(self, values: Mapping[str, int], known: tuple[str, ...], path: str) -> None:
@@ -120,7 +122,7 @@ class IgnoredFields:
                 hint = nearest(name, known, alike=_TYPO)
                 if hint:
                     place = f"{path}[{index}]={shown}"
-                    raise BodyError(f"unknown value {place!r}{hint}", place, "unknown_parameter")
+                    raise BodyError(f"unknown value {quoted(place)}{hint}", place, "unknown_parameter")
             self.add(f"{path}={shown}")
 
     def add_types(self, types: Collection[str], path: str) -> None:

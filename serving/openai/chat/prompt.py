@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.functions import ROLE, conversation_with_tools
 from jaxllm.serving.openai.generation.validation import check_encodable
@@ -95,7 +95,9 @@ def conversation(messages: Sequence[Message], template: str) -> list[dict[str, A
 
 def _plain(where: str, message: Message, developer: str) -> dict[str, Any]:
     if message.content is None and message.role in _NEED_CONTENT:
-        raise RequestError(f"{where}.content: a message of the role {message.role!r} needs content", f"{where}.content")
+        raise RequestError(
+            f"{where}.content: a message of the role {quoted(message.role)} needs content", f"{where}.content"
+        )
     plain: dict[str, Any] = msgspec.to_builtins(message)
     for name in _WITHOUT_EFFECT:
         plain.pop(name, None)
@@ -121,7 +123,7 @@ def _part(where: str, part: ContentPart) -> dict[str, Any]:
     """A part of the content as text. What is not text was refused before, but for its type."""
     text = part.refusal if part.type == "refusal" else part.text
     if part.type not in ("text", "refusal"):
-        raise RequestError(f"{where}.type={part.type!r}: this model reads text only", f"{where}.type")
+        raise RequestError(f"{where}.type={quoted(part.type)}: this model reads text only", f"{where}.type")
     if text is None:
         raise RequestError(f"{where}.{part.type}: this field is required", f"{where}.{part.type}")
     return {"type": "text", "text": text}
