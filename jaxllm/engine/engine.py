@@ -2,12 +2,19 @@
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.assembly import (
+    describe_stages,
+    make_processing,
+    make_scheduler,
+    planned_step_seconds,
+    resolve_on_devices,
+)
 from jaxllm.engine.control import EngineControl
 from jaxllm.engine.features.beam_search import BeamSearches
 from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constraints
@@ -18,25 +25,17 @@ from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
-from jaxllm.info import StageInfo
-from jaxllm.kv.manager import KVManager
-from jaxllm.kv.snapshots import SnapshotPool
+from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
-from jaxllm.runtime.memory.capacity import bytes_on_device
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
-from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from jaxllm.engine.features.logits_processors import Processing
     from jaxllm.hosts.group import Group
-    from jaxllm.kv.shards import ShardedPages
-    from jaxllm.scheduler.sharded import ShardedScheduler
 
 
 class Engine(StepLoop[Dispatched]):
@@ -59,38 +58,13 @@ class Engine(StepLoop[Dispatched]):
             num_pages=num_pages,
             cache_windows=resolved.cache_groups.windows,
             enable_prefix_caching=resolved.shares_prefixes,
-            planned_step_seconds=_planned_step_seconds(resolved, runner),
-            stages=_describe_stages(resolved, runner),
+            planned_step_seconds=planned_step_seconds(resolved, runner),
+            stages=describe_stages(resolved, runner),
         )
         super().__init__(info, runner, config, resolved.num_stages)
-        groups = resolved.cache_groups
-        shards = [
-            KVManager(
-                num_pages,
-                resolved.page_size,
-                enable_prefix_caching=resolved.shares_prefixes,
-                groups=groups,
-                snapshots=SnapshotPool(resolved.max_num_seqs, resolved.num_snapshots) if groups.has_states else None,
-            )
-            for _ in range(resolved.data_shards)
-        ]
-        options: dict[str, Any] = {
-            "max_num_seqs": resolved.max_num_seqs,
-            "max_num_batched_tokens": resolved.max_num_batched_tokens,
-            "max_model_len": resolved.max_model_len,
-            "policy": config.scheduler.scheduling_policy,
-            "long_prefill_token_threshold": config.scheduler.long_prefill_token_threshold,
-            "mamba_block_size": config.cache.mamba_block_size,
-            "stages": resolved.num_stages if config.scheduler.async_scheduling else 1,
-        }
         self._knows_tokens = resolved.num_stages > 1
         """Whether the host knows all tokens of requests that it schedules."""
-        self.pages: KVManager | ShardedPages
-        self.scheduler: Scheduler | ShardedScheduler
-        if len(shards) == 1:
-            self.pages, self.scheduler = shards[0], Scheduler(pages=shards[0], **options)
-        else:
-            self.pages, self.scheduler = _sharded(shards, options)
+        self.pages, self.scheduler = make_scheduler(resolved, num_pages)
         self._faults = Faults()
         self._integrity = IntegrityCheck(self.scheduler.check_integrity)
         self._features = Features(
@@ -101,7 +75,7 @@ class Engine(StepLoop[Dispatched]):
                     self.scheduler,
                     runner,
                     self._refuse,
-                    _processing(resolved),
+                    make_processing(resolved),
                 ),
                 BeamSearches(self._faults, resolved.max_model_len, self._finish_with_output),
                 PromptLogprobs(self._faults),
@@ -142,7 +116,7 @@ class Engine(StepLoop[Dispatched]):
         try:
             self._limits.check(request)
             if self.control.is_halted or self.control.is_draining:
-                self.control.hold(request)
+                self.control.defer(request)
                 return
             features = self._features.prepare(request)
         except Exception as error:
@@ -152,10 +126,18 @@ class Engine(StepLoop[Dispatched]):
         self.scheduler.add(request, held=any(each.holds for each in features))
         self._features.add(request, features)
 
+    def add_or_refuse(self, request: Request) -> None:
+        """Queue a request that was accepted earlier; if it cannot be served after all, a coming output says so."""
+        try:
+            self.add_request(request)
+        except RequestError as error:
+            is_fault = isinstance(error, RequestFaultError)
+            self._ended.append(_refusal(request, str(error), error.parameter, is_fault=is_fault))
+
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         for request_id in as_request_ids(request_ids):
-            request = self.scheduler.get(request_id) or self.control.let_go(request_id)
+            request = self.scheduler.get(request_id) or self.control.pop_deferred(request_id)
             if request is not None:
                 self._ended.append(self._finish_with_output(request, "abort"))
 
@@ -169,7 +151,7 @@ class Engine(StepLoop[Dispatched]):
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
-        return self.scheduler.unfinished_ids() | self.control.held_ids
+        return self.scheduler.unfinished_ids() | self.control.deferred_request_ids
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns one output for each request that has any news."""
@@ -316,7 +298,7 @@ class Engine(StepLoop[Dispatched]):
             outputs = [output for output in outputs if output.request_id != name]
             if request in finished or request.finish_reason is not None:
                 # It ended with this step, and nobody has been told.
-                self._ended.append(EngineOutput(name, [], finish_reason="abort", refusal=told, is_fault=True))
+                self._ended.append(_refusal(request, told, is_fault=True))
             else:
                 self._refuse(request, told, None, is_fault=True)
         self._integrity.want()
@@ -345,60 +327,15 @@ class Engine(StepLoop[Dispatched]):
         return outputs
 
 
-def _sharded(shards: list[KVManager], options: dict[str, Any]) -> "tuple[ShardedPages, ShardedScheduler]":
-    # Most engines have one shard: starts are faster without the imports.
-    from jaxllm.kv.shards import ShardedPages
-    from jaxllm.scheduler.sharded import ShardedScheduler
-
-    return ShardedPages(shards), ShardedScheduler(shards, **options)
-
-
-def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:
-    """The configuration, as it fits the devices that are here, with kernels that are right on them."""
-    resolved = resolve_config(config, processes=processes)
-    if resolved.platform != "cpu":
-        # Only here: a start on CPU need not wait for the imports.
-        from jaxllm.planning.fit import fit_here
-        from jaxllm.runtime.sampling.self_test import with_tested_sampling
-        from jaxllm.runtime.tested import with_tested_kernels
-
-        resolved = with_tested_sampling(with_tested_kernels(fit_here(resolved)))
-    return resolved
-
-
-def _processing(resolved: ResolvedConfig) -> "Processing | None":
-    if not resolved.processors:
-        return None
-    # Most engines have none: starts are faster without the import.
-    from jaxllm.engine.features.logits_processors import Processing
-
-    return Processing(resolved)
-
-
-def _planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:
-    if resolved.platform == "cpu":
-        return {}
-    # Only here: a start on CPU need not wait for the import.
-    from jaxllm.planning.step_times import planned_step_seconds
-
-    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
-    found = [planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
-    # As many steps are under way as there are stages: one ends as often as the slowest stage does one.
-    return {tokens: max(each[tokens] for each in found) for tokens in found[0]}
-
-
-def _describe_stages(resolved: ResolvedConfig, runner: Runner) -> tuple[StageInfo, ...]:
-    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
-    return tuple(
-        StageInfo(
-            start=part.stage.start,
-            stop=part.stage.stop,
-            num_devices=part.num_devices,
-            weight_bytes=bytes_on_device(calls.parameters),
-            cache_bytes=bytes_on_device(calls.state.kv_cache),
-        )
-        for part, calls in parts
-        if part.stage is not None
+def _refusal(request: Request, message: str, parameter: str | None = None, *, is_fault: bool = False) -> EngineOutput:
+    """The last output of a request that is not served any further."""
+    return EngineOutput(
+        request.request_id,
+        [],
+        finish_reason="abort",
+        refusal=message,
+        refused_parameter=parameter,
+        is_fault=is_fault,
     )
 
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.beam.options import BeamOptions
+from jaxllm.beam.options import BeamOptions, EarlyStopping
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
 from tests.e2e.driving import request, run
 
 STREAMS, DRAWN = 20, 400
 
+EARLY: list[EarlyStopping] = [True, False, "never"]
 GRAMMARS: list[dict[str, Any]] = [
     {"regex": "[a-z ]{3,40}"},
     {"choice": ["yes", "no", "a rather long answer"]},
@@ -39,7 +40,7 @@ def drawn(rng: np.random.Generator, letters: list[int]) -> dict[str, Any]:
     if some(0.1):
         return {**params, "temperature": 0, "beam_search": BeamOptions(
             width=int(rng.integers(1, 5)), length_penalty=float(rng.choice([-10, -1, 0, 1, 10])),
-            early_stopping=[True, False, "never"][int(rng.integers(3))],
+            early_stopping=EARLY[int(rng.integers(3))],
         )}  # fmt: skip
     optional: dict[str, Any] = {
         "presence_penalty": float(rng.choice([-2, 0.5, 2])),

@@ -320,3 +320,17 @@ def test_a_constraint_that_fails_at_a_token(
             answers, faults = drive(engine, every_kind(prompts))
         assert len(faults) == 1
         same_but(faults, answers, undisturbed)
+
+
+def test_a_deferred_request_that_fails_does_not_lose_the_others(
+    engine: Engine, prompts: list[list[int]], undisturbed: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.control.pause("keep")
+    for each in every_kind(prompts):
+        engine.add_request(each)
+    with monkeypatch.context() as patch:
+        failing(patch, ConstrainedDecoding, "handles", of_request("budget"))
+        engine.control.resume()
+    answers, faults = drive(engine, [])
+    assert faults == {"budget"}
+    same_but(faults, answers, undisturbed)

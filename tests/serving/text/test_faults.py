@@ -55,7 +55,8 @@ def test_only_the_request_that_fails_ends(
     tokens = tokenizer.encode([TEXT])[0]
     for name in ("good", "bad", "other"):
         asked = SamplingParams(n=2, max_tokens=99, **(params if name == "bad" else {}))
-        processor.add(*inputs.prepare([[5, 6, 7]], asked, [name], stream=stream))
+        (prepared,) = inputs.prepare([[5, 6, 7]], asked, [name], stream=stream)
+        processor.add(prepared)
     children, fails = processor.running(), [False]
     monkeypatch.setattr(owner, method, failing(getattr(owner, method), fails))
     total = Processed()
