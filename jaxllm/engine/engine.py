@@ -60,7 +60,7 @@ class Engine(StepLoop[Dispatched]):
             stages=_describe_stages(resolved, runner),
         )
         super().__init__(info, runner, config, resolved.num_stages)
-        groups = resolved.cache_groups
+        groups, interval = resolved.cache_groups, config.cache.prefix_cache_retention_interval
         shards = [
             KVManager(
                 num_pages,
@@ -68,6 +68,7 @@ class Engine(StepLoop[Dispatched]):
                 enable_prefix_caching=resolved.shares_prefixes,
                 groups=groups,
                 snapshots=SnapshotPool(resolved.max_num_seqs, resolved.num_snapshots) if groups.has_states else None,
+                retention_interval=None if interval == "dense" else interval,
             )
             for _ in range(resolved.data_shards)
         ]

@@ -384,9 +384,12 @@ class Scheduler:
         self._shares.running[request.share] -= len(request.sequences)
         for each in request.sequences:
             self._running.remove(each)
+            if self._page_tables.gives_back or self._snapshots is not None:
+                collected = self._under_way.num_collected(each.slot)
+                self._pages.leaves(each, collected)
+                if self._snapshots is not None:
+                    self._snapshots.left(each, collected)
             self._pages.release(self.table.pages(each.slot))
-            if self._snapshots is not None:
-                self._snapshots.left(each.slot)
             self.table.remove(each.slot)
 
     def preempt_all(self) -> None:
