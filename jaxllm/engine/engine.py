@@ -15,6 +15,7 @@ from jaxllm.engine.control import EngineControl
 from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
+from jaxllm.engine.turns import Turns
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.info import StageInfo
 from jaxllm.kv.manager import KVManager
@@ -102,6 +103,7 @@ class Engine(StepLoop[Dispatched]):
         self.control = EngineControl(self, resolved)
         """Sleep, pauses and weight updates."""
         self._scheduled: dict[str, float] = {}
+        self._turns = Turns()
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent, group: "Group | None" = None) -> "Engine":
@@ -132,6 +134,7 @@ class Engine(StepLoop[Dispatched]):
         concerned = [each for each in self._collaborators if each.concerns(request)]
         for collaborator in concerned:
             collaborator.prepares(request)
+        self._turns.arrived(request.owner)
         self.scheduler.add(request, held=any(each.holds for each in concerned))
         for collaborator in concerned:
             collaborator.added(request)
@@ -176,7 +179,7 @@ class Engine(StepLoop[Dispatched]):
             _, last = self._under_way[-1]
             for each in self._active:
                 each.before_schedule(last)
-        if self._under_way and not self._knows_tokens and self.runner.must_wait(self.scheduler.table):
+        if self._under_way and not self._knows_tokens and self._must_wait(self._under_way[-1][1]):
             return False
         plan = self.scheduler.schedule()
         if plan is None:
@@ -186,6 +189,10 @@ class Engine(StepLoop[Dispatched]):
             each.scheduled(plan)
         self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
         return True
+
+    def _must_wait(self, last: Dispatched) -> bool:
+        """Whether the step behind the last one is to be scheduled when that has ended."""
+        return self.runner.must_wait(self.scheduler.table) or self._turns.must_wait(last.plan, last.bucket.tokens)
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
         for each in self._active:
@@ -201,6 +208,8 @@ class Engine(StepLoop[Dispatched]):
             each.reported(plan, result, outputs)
         if finished:
             self._forget(finished)
+        if plan.num_decodes < plan.num_rows:
+            self._turns.took(result.bucket.tokens, time.monotonic() - max(began, self._last_end))
         self._step = StepStats(
             num_steps=1,
             num_rows=plan.num_rows,
