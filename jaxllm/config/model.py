@@ -150,6 +150,15 @@ class CacheOptions(Section):
         None, "Number of KV pages; overrides every estimate. Small values force preemption in tests.", minimum=2
     )
     enable_prefix_caching: bool = option(True, "Share the KV pages of equal prompt prefixes between requests.")
+    prefix_cache_retention_interval: int | Literal["dense"] = option(
+        0,
+        "Where prompts with an equal prefix can start that have sliding windows or recurrent layers: keep what that "
+        "needs every so many tokens, in whole pages, beside the places that are kept anyway: the end of prompts and "
+        "of answers, and where prompts began to differ. 'dense' keeps it everywhere, at the cost of other prefixes. "
+        "What is not kept can be found, too, until its room is needed.",
+        minimum=0,
+        synonyms={"None": "dense", "none": "dense"},
+    )
     max_state_snapshots: int | None = option(
         None,
         "States of recurrent layers that are kept beside those of running requests, so that prompts with equal "

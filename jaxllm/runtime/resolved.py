@@ -151,7 +151,8 @@ class ResolvedConfig:
     def cache_groups(self) -> CacheGroups:
         """What of a request each page table must have."""
         plan = self.cache_plan
-        return CacheGroups(plan.windows, self.page_size, self.max_num_batched_tokens, bool(plan.states))
+        margin = int(self.shares_prefixes)
+        return CacheGroups(plan.windows, self.page_size, self.max_num_batched_tokens, bool(plan.states), margin)
 
     @property
     def matmul_precision(self) -> str | None:
