@@ -24,6 +24,16 @@ def parameter_schemas(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def parameter_types(schema: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The types of each parameter by name, and under an empty name those of parameters that have none of their own."""
+    types = {key: schema_types(each) for key, each in parameter_schemas(schema).items()}
+    others = schema.get("additionalProperties")
+    if isinstance(others, Mapping) and others:
+        shared = {name: schema[name] for name in _SHARED if name in schema}
+        types.setdefault("", schema_types({**shared, **others}))
+    return types
+
+
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that this one refers to, if it is but a reference."""
     for _ in range(_DEEPEST):

@@ -6,13 +6,11 @@ settled; so what a format yields does not depend on how its text was cut, and re
 reading one long piece.
 """
 
-import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from jaxllm.serving.reply.nesting import Nesting
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments
 
 T = TypeVar("T")
@@ -25,9 +23,6 @@ MOST_TRIMMED = 1024
 
 MOST_REREAD = 2**20
 """Characters that are read in vain at most: by far more than any reply has that is not made for it."""
-
-_IN_STRING = re.compile(r'["\\]')
-_SCALAR = re.compile(r"[-+.\w]*")
 
 
 class Source:
@@ -96,6 +91,13 @@ class Source:
                 self.at += len(found or "")
                 return found
 
+    def comes(self, *markers: str) -> Parsing[bool]:
+        """Whether one of these texts comes next, which is not read."""
+        start = self.at
+        found = yield from self.match(*markers)
+        self.at = start
+        return found is not None
+
     def run(self, pattern: re.Pattern[str]) -> Parsing[str]:
         """Read what matches a pattern of repeated characters, such as `[a-z]*`."""
         start = self.at
@@ -116,8 +118,8 @@ class Source:
         back only while it may belong to a marker, or to what is trimmed.
         """
         while True:
-            found = self._find(markers, self.at)
-            end = len(self.text) - self._partial(markers) if found is None else found[0]
+            found = self.find(markers, self.at)
+            end = len(self.text) - self.partial(markers) if found is None else found[0]
             piece = self.text[self.at : end]
             shown = piece[: max(len(piece.rstrip(trim)), len(piece) - MOST_TRIMMED)]
             if shown:
@@ -141,7 +143,7 @@ class Source:
         None, and nothing is read, when the text ends without one. No marker may begin another.
         """
         searched, most = self.at, max(map(len, markers))
-        while (found := self._find(markers, searched)) is None:
+        while (found := self.find(markers, searched)) is None:
             searched = max(self.at, len(self.text) - most + 1)
             if not (yield from self.more()):
                 self.reread += len(self.text) - self.at
@@ -150,11 +152,12 @@ class Source:
         self.at = found[0] + len(found[1])
         return text, found[1]
 
-    def _find(self, markers: Sequence[str], start: int) -> tuple[int, str] | None:
+    def find(self, markers: Sequence[str], start: int) -> tuple[int, str] | None:
+        """The first of several markers from an index on, in the text that has come."""
         found = _any_of(tuple(markers)).search(self.text, start) if markers else None
         return None if found is None else (found.start(), found[0])
 
-    def _partial(self, markers: Sequence[str]) -> int:
+    def partial(self, markers: Sequence[str]) -> int:
         """Length of the longest end of the text that begins a marker."""
         most = max(map(len, markers), default=0)
         rest = self.text[max(self.at, len(self.text) - most) :]
@@ -165,53 +168,6 @@ class Source:
                     longest = length
                     break
         return longest
-
-    # JSON
-
-    def json_string(self) -> Parsing[str | None]:
-        """Read a string of JSON; None, and anything may have been read, if there is none."""
-        start = self.at
-        if (yield from self.peek()) != '"' or not (yield from self._to_the_end_of_string()):
-            return None
-        try:
-            value = json.loads(self.text[start : self.at], strict=False)
-        except ValueError:
-            return None
-        return value if isinstance(value, str) else None
-
-    def _to_the_end_of_string(self) -> Parsing[bool]:
-        self.at += 1
-        while True:
-            found = _IN_STRING.search(self.text, self.at)
-            self.at = len(self.text) if found is None else found.end()
-            if found is not None and found[0] == '"':
-                return True
-            if found is not None and (yield from self.peek()):
-                self.at += 1
-            elif not (yield from self.more()):
-                return False
-
-    def json_value(self, make: Callable[[str], ReplyPart] | None = None) -> Parsing[bool]:
-        """Read a value of JSON by its brackets and quotes; False: the text ended in it, or there is none.
-
-        With `make`, the text of the value becomes parts as it comes. What is inside brackets is not checked.
-        """
-        opening = yield from self.peek()
-        if opening not in ("{", "["):
-            if opening == '"':
-                return (yield from self._to_the_end_of_string())
-            return bool((yield from self.run(_SCALAR)))
-        nesting, start = Nesting(), self.at
-        while True:
-            self.at, end = nesting.scan(self.text, self.at)
-            if make is not None and self.at > start:
-                yield make(self.text[start : self.at])
-                self.commit()
-                start = self.at
-            if end:
-                return True
-            if not (yield from self.more()):
-                return False
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.serving.reply.calls import NAME, Calls, new_call_id, tagged_calls
+from jaxllm.serving.reply.json_values import json_string
 from jaxllm.serving.reply.lark import Lark, either, parameter_list
 from jaxllm.serving.reply.schemas import parameter_schemas, resolved, schema_types
 from jaxllm.serving.reply.source import Parsing, Source
@@ -140,7 +141,7 @@ class _Values:
         return found[0]
 
     def _json_string(self) -> Parsing[str]:
-        found = yield from self._source.json_string()
+        found = yield from json_string(self._source)
         if found is None:
             raise _NoValueError
         return found

@@ -4,15 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.serving.reply.calls import (
-    CALL_KEYS,
-    CallKeys,
-    Calls,
-    json_calls,
-    named_object,
-    new_call_id,
-    tagged_calls,
-)
+from jaxllm.serving.reply.calls import Calls, named_object, new_call_id, tagged_calls
+from jaxllm.serving.reply.json_calls import CALL_KEYS, CallKeys, json_calls
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -50,9 +43,14 @@ class JsonTags:
         if self.leading:
             start = source.at
             yield from source.skip()
-            if not (yield from json_calls(source, calls, self.keys, needs_arguments=True)):
+            if not (yield from self._calls(source, calls, needs_arguments=True)):
                 source.back(start)
-        yield from tagged_calls(source, self.begins, lambda _: json_calls(source, calls, self.keys), self.ends)
+        yield from tagged_calls(source, self.begins, lambda _: self._calls(source, calls), self.ends)
+
+    def _calls(self, source: Source, calls: Calls, *, needs_arguments: bool = False) -> Parsing[bool]:
+        tags = (*self.begins, *self.ends)
+        stops = tuple(tag for tag in tags if tag[0] in "<[")
+        return json_calls(source, calls, self.keys, needs_arguments=needs_arguments, stops=stops, outside=tags)
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One object, and its tags where it has some of its own."""

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.serving.reply.calls import Calls, json_call, named_object, new_call_id
+from jaxllm.serving.reply.calls import Calls, named_object, new_call_id
+from jaxllm.serving.reply.json_calls import json_call
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.parts import ContentDelta
 from jaxllm.serving.reply.source import Parsing, Source

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.serving.reply.calls import Calls, new_call_id, tagged_calls
-from jaxllm.serving.reply.formats.value_tags import as_json
 from jaxllm.serving.reply.lark import Lark, either
 from jaxllm.serving.reply.parts import ToolCallArguments
 from jaxllm.serving.reply.schemas import parameter_schemas, resolved, schema_types
 from jaxllm.serving.reply.source import Parsing, Source
+from jaxllm.serving.reply.values import as_json
 
 _MARK = "]<]minimax[>["
 _ALL, _NO_ALL = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"

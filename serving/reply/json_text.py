@@ -1,0 +1,355 @@
+"""Objects of JSON as models write them, handed on as they come: what is wrong in them is put right on the way.
+
+What is JSON is handed on to the last character. Python's words and quotes, numbers that JSON does not know, commas too
+many or too few, raw line breaks and quotes within texts become the nearest JSON. So a value that was closed is JSON.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import Final
+
+from jaxllm.serving.reply.parts import ReplyPart
+from jaxllm.serving.reply.scalars import scalar
+from jaxllm.serving.reply.source import Parsing, Source
+
+_SPACES = re.compile(r"[ \t\r\n]*")
+_HEX = re.compile(r"[0-9a-fA-F]{0,4}")
+_ENDS_STRING = ",:}]"
+_QUOTES: Final = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+_MERGED = ""
+"""A level whose brackets are left out: it stands where the name of a member should."""
+
+
+class _Next(Enum):
+    """What comes next in a value."""
+
+    KEY = 1
+    COLON = 2
+    VALUE = 3
+    COMMA = 4
+
+
+def json_text(
+    source: Source, make: Callable[[str], ReplyPart], stops: Sequence[str] = (), outside: Sequence[str] = ()
+) -> Parsing[bool]:
+    """Read a value in brackets, making parts of it; False: the text ended in it, or markup stands in it.
+
+    `stops` are markup that ends a value although it was not closed, and is left to be read; `outside` are more of them
+    outside of texts. Within a text that is closed behind them, they belong to the text.
+    """
+    return _JsonText(source, make, tuple(stops), tuple(outside)).read()
+
+
+def held_json(source: Source, stops: Sequence[str] = (), outside: Sequence[str] = ()) -> Parsing[str | None]:
+    """Read a value in brackets and return it as JSON; None: it was not closed."""
+    reading = _JsonText(source, None, tuple(stops), tuple(outside))
+    return "".join(reading.held) if (yield from reading.read()) else None
+
+
+def whole_json(text: str) -> str | None:
+    """A value in brackets as JSON; None: this text is none, or more than one."""
+    source = Source()
+    source.text, source.ended = text.strip(), True
+    if not source.text.startswith(("{", "[")):
+        return None
+    reading = held_json(source)
+    try:
+        next(reading)
+    except StopIteration as stop:
+        found: str | None = stop.value
+        return found if source.at == len(source.text) else None
+    raise AssertionError("nothing is waited for at the end of a text")
+
+
+class _JsonText:
+    """Reads one value."""
+
+    def __init__(
+        self,
+        source: Source,
+        make: Callable[[str], ReplyPart] | None,
+        stops: tuple[str, ...],
+        outside: tuple[str, ...],
+    ) -> None:
+        self._source = source
+        self._make = make
+        self.held = list[str]()
+        """What was read, where no parts are made of it."""
+        self._stops = stops
+        self._all_stops = (*stops, *outside)
+        self._firsts = frozenset(stop[0] for stop in self._all_stops)
+        self._out = list[str]()
+        self._comma = list[str]()
+        """A comma and the space behind it, until it is known that something follows."""
+        self._levels = list[str]()
+        self._next = _Next.VALUE
+
+    def read(self) -> Parsing[bool]:
+        """Read the value, which begins with a bracket."""
+        source, closed = self._source, False
+        while not closed and (yield from self._reach()):
+            character = source.text[source.at]
+            if character in self._firsts and (yield from self._stands_at_stop()):
+                break
+            if character in _QUOTES:
+                if not (yield from self._string(character)):
+                    break
+            elif character in "{[":
+                self._open(character)
+            elif character in "}]":
+                closed = self._close()
+            elif character in ",:":
+                self._mark(character)
+            elif not (yield from self._bare()):
+                break
+        self._out += self._comma
+        yield from self._flush()
+        return closed
+
+    def _reach(self) -> Parsing[bool]:
+        """Hand on space; False: the text is over."""
+        source = self._source
+        while True:
+            end = _spaces_end(source.text, source.at)
+            if end > source.at:
+                (self._comma or self._out).append(source.text[source.at : end])
+                source.at = end
+            if end < len(source.text):
+                return True
+            if not (yield from self._more()):
+                return False
+
+    # Brackets and what is between values
+
+    def _lead(self) -> bool:
+        """Write what comes before a text or a word; returns whether that is the name of a member."""
+        if self._comma:
+            self._out += self._comma
+            self._comma.clear()
+        elif self._next is _Next.COMMA:
+            self._out.append(", ")
+            self._next = self._first
+        elif self._next is _Next.COLON:
+            self._out.append(": ")
+            self._next = _Next.VALUE
+        is_key = self._next is _Next.KEY
+        self._next = _Next.COLON if is_key else _Next.COMMA
+        return is_key
+
+    @property
+    def _first(self) -> _Next:
+        """What an item of this level begins with."""
+        return _Next.VALUE if self._levels and self._levels[-1] == "[" else _Next.KEY
+
+    def _open(self, bracket: str) -> None:
+        self._source.at += 1
+        if self._levels and self._first is _Next.KEY and self._next in (_Next.KEY, _Next.COMMA):
+            self._levels.append(_MERGED)
+            return
+        if self._levels:
+            self._lead()
+        self._out.append(bracket)
+        self._levels.append(bracket)
+        self._next = self._first
+
+    def _complete_member(self) -> None:
+        """Write the value that a member of an object lacks."""
+        if self._first is _Next.KEY and self._next in (_Next.COLON, _Next.VALUE):
+            self._out.append(": null" if self._next is _Next.COLON else "null")
+            self._next = _Next.COMMA
+
+    def _close(self) -> bool:
+        """Close a level with its own bracket, whichever this is; True: it was the last."""
+        self._source.at += 1
+        self._complete_member()
+        level = self._levels.pop()
+        if level != _MERGED:
+            self._out += self._comma[1:]
+            self._comma.clear()
+            self._out.append("}" if level == "{" else "]")
+            self._next = _Next.COMMA
+        return not self._levels
+
+    def _mark(self, mark: str) -> None:
+        """Take a comma or a colon; one that has no place is left out."""
+        self._source.at += 1
+        if mark == ":":
+            if self._next is _Next.COLON:
+                self._out.append(mark)
+                self._next = _Next.VALUE
+            return
+        self._complete_member()
+        if self._next is _Next.COMMA:
+            self._comma.append(mark)
+            self._next = self._first
+
+    def _bare(self) -> Parsing[bool]:
+        """Read a word without quotes; False: the text ended in it."""
+        source, junk = self._source, self._next is _Next.COMMA
+        delimiters = _bare_end(self._next is _Next.KEY, self._all_stops)
+        start, searched, longest = source.at, source.at + 1, max(map(len, self._all_stops), default=1)
+        while (found := delimiters.search(source.text, searched)) is None:
+            searched = max(searched, len(source.text) - longest + 1)
+            if not (yield from self._wait()):
+                if not junk:
+                    self._lead()
+                    self._out.append(source.text[start:])
+                source.at = len(source.text)
+                return False
+        source.at = found.start()
+        text = source.text[start : source.at]
+        if not junk:
+            word = text.rstrip(" \t")
+            is_key = self._lead()
+            self._out.append(json.dumps(word, ensure_ascii=False) if is_key else scalar(word))
+            self._out.append(text[len(word) :])
+        return True
+
+    # Texts
+
+    def _string(self, quote: str) -> Parsing[bool]:
+        """Read a text in quotes; False: it was not closed."""
+        source, stops = self._source, self._stops
+        self._lead()
+        self._out.append('"')
+        source.at += 1
+        while True:
+            found = _string_mark(quote, stops).search(source.text, source.at)
+            end = len(source.text) - (source.partial(stops) if stops else 0) if found is None else found.start()
+            if end > source.at:
+                self._out.append(source.text[source.at : end])
+                source.at = end
+            if found is None:
+                if not (yield from self._more()):
+                    self._out.append(source.text[source.at :])
+                    source.at = len(source.text)
+                    return False
+            elif found[0] == quote:
+                if (yield from self._ends_here()):
+                    return True
+            elif found[0] == "\\":
+                yield from self._escape()
+            elif len(found[0]) == 1 and found[0] not in stops:
+                self._out.append(json.dumps(found[0])[1:-1])
+                source.at += 1
+            elif (yield from self._goes_on(quote, found.end())):
+                stops = ()
+            else:
+                return False
+
+    def _ends_here(self) -> Parsing[bool]:
+        """Read a quote: it ends the text if what may follow a text follows."""
+        source, start = self._source, self._source.at
+        following = yield from self._following(start + 1)
+        source.at = start + 1 + len(following) - len(following.lstrip(" \t\r\n"))
+        last = following[-1:]
+        ends = not following.strip(" \t\r\n") or last in _ENDS_STRING
+        if not ends and last in self._firsts:
+            ends = yield from self._stands_at_stop()
+        source.at = start + 1
+        self._out.append('"' if ends else r"\"" if source.text[start] == '"' else "'")
+        return ends
+
+    def _following(self, position: int) -> Parsing[str]:
+        """Space that comes from this index on, and one character behind it if there is one."""
+        source, start = self._source, position
+        while True:
+            position = _spaces_end(source.text, position)
+            if position < len(source.text) or not (yield from self._wait()):
+                return source.text[start : position + 1]
+
+    def _goes_on(self, quote: str, position: int) -> Parsing[bool]:
+        """Whether a text in which markup stands is closed behind it: by its next quote, as no other call's would."""
+        source, pattern = self._source, _QUOTES[quote]
+        while True:
+            found = pattern.search(source.text, position)
+            if found is not None and found[0] == quote:
+                following = yield from self._following(found.end())
+                return following[-1:] in _ENDS_STRING
+            position = max(position, len(source.text)) if found is None else found.end() + 1
+            if position >= len(source.text) and not (yield from self._wait()):
+                return False
+
+    def _escape(self) -> Parsing[None]:
+        """Read a backslash and what belongs to it."""
+        source = self._source
+        while len(source.text) < source.at + 2:
+            if not (yield from self._wait()):
+                self._out.append("\\")
+                source.at += 1
+                return
+        character, length = source.text[source.at + 1], 2
+        if character == "u":
+            length = yield from self._unicode_escape()
+        if not length or character not in "\"\\/bfnrtu'":
+            self._out.append("\\\\")
+            source.at += 1
+            return
+        self._out.append("'" if character == "'" else source.text[source.at : source.at + length])
+        source.at += length
+
+    def _unicode_escape(self) -> Parsing[int]:
+        """The length of an escape by number, 0 where it is none."""
+        source = self._source
+        while True:
+            found = _HEX.match(source.text, source.at + 2)
+            assert found is not None
+            if len(found[0]) == 4:
+                return 6
+            if found.end() < len(source.text):
+                return 0
+            if not (yield from self._wait()):
+                return len(source.text) - source.at
+
+    # Waiting
+
+    def _stands_at_stop(self) -> Parsing[bool]:
+        source, longest = self._source, max(map(len, self._all_stops))
+        while True:
+            rest = source.text[source.at : source.at + longest]
+            if rest.startswith(self._all_stops):
+                return True
+            if not any(stop.startswith(rest) for stop in self._all_stops) or not (yield from self._wait()):
+                return False
+
+    def _flush(self) -> Parsing[None]:
+        if not self._out:
+            return
+        text = "".join(self._out)
+        self._out.clear()
+        if self._make is None:
+            self.held.append(text)
+        elif text:
+            yield self._make(text)
+
+    def _wait(self) -> Parsing[bool]:
+        """Wait for more text, with all positions in it as they were."""
+        yield from self._flush()
+        return (yield from self._source.more())
+
+    def _more(self) -> Parsing[bool]:
+        yield from self._flush()
+        if self._make is not None:
+            self._source.commit()
+        return (yield from self._source.more())
+
+
+def _spaces_end(text: str, at: int) -> int:
+    found = _SPACES.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+@lru_cache(maxsize=256)
+def _bare_end(is_key: bool, stops: tuple[str, ...]) -> re.Pattern[str]:  # noqa: FBT001  (of a cache)
+    every = [r"[,\[\]{}\"\r\n:]" if is_key else r"[,\[\]{}\"\r\n]", *map(re.escape, stops)]
+    return re.compile("|".join(every))
+
+
+@lru_cache(maxsize=256)
+def _string_mark(quote: str, stops: tuple[str, ...]) -> re.Pattern[str]:
+    """What matters within a text: quotes, escapes, characters that JSON has not, and markup."""
+    return re.compile("|".join([*map(re.escape, stops), r"[\"\\\x00-\x1f]" if quote == '"' else r"['\"\\\x00-\x1f]"]))
