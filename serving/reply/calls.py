@@ -27,6 +27,13 @@ class Calls:
         """
         self.schemas = schemas
         self.enabled = enabled
+        self.openings: tuple[str, ...] = ()
+        """Tags that begin calls and nothing else, so that reasoning ends there."""
+        self.begun: Callable[[Source, tuple[str, ...]], Parsing[bool]] | None = None
+        """Reads all the rest of a reply if a call begins there; False, and nothing is read: there is none.
+
+        It is told what ends the reasoning, which is markup then.
+        """
         self._new_id = new_id
         self._ids = set[str]()
         self._count = 0
@@ -50,12 +57,14 @@ def tagged_calls(
     read: Callable[[str], Parsing[bool]],
     ends: Sequence[str] = (),
     stray: Sequence[str] = (),
+    before: Sequence[str] = (),
 ) -> Parsing[None]:
     """Read text in which certain tags begin calls, to its end.
 
     `read` is called with the tag and reads what is behind it; where it returns False, having read nothing, the tag is
     content. One of `ends` behind calls is dropped, and space around them but between one text and another; so is what
-    the source says is markup. Once a call was read, tags are markup wherever they stand, and `stray` ones too.
+    the source says is markup. `before` are content behind which calls may come. Once a call was read, tags are markup
+    wherever they stand, and `stray` ones too.
     """
     spoken = called = False
     markup = [tag for tag in (*ends, *stray) if tag not in begins and not any(one.startswith(tag) for one in begins)]
@@ -69,19 +78,23 @@ def tagged_calls(
     while True:
         # Reasoning may have ended in a call, behind which its end is markup.
         dropped = (*source.dropped, *markup) if called else source.dropped
-        every = (*begins, *(tag for tag in dict.fromkeys(dropped) if tag not in begins))
+        every = tuple(dict.fromkeys((*begins, *before, *dropped)))
         marker, space = yield from source.until(dropped if source.tired else every, make)
         if marker is None:
             return
-        is_call = marker in begins and (yield from read(marker))
+        if marker in before and marker not in dropped:
+            yield content(space + marker)
+            space = marker = ""
+        is_call = marker in ("", *begins) and (yield from read(marker))
         if is_call:
             called = True
             yield from close(source, ends)
-        if is_call or marker in dropped or (called and marker[0] in "<["):
+        if is_call or marker in dropped or (called and marker.startswith(("<", "["))):
             space = yield from source.skip()
             make = behind(space, content) if spoken else content
         else:
-            yield content(space + marker)
+            if marker:
+                yield content(space + marker)
             make = content
 
 

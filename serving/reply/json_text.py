@@ -344,7 +344,7 @@ def _spaces_end(text: str, at: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _bare_end(is_key: bool, stops: tuple[str, ...]) -> re.Pattern[str]:  # noqa: FBT001  (of a cache)
+def _bare_end(is_key: bool, stops: tuple[str, ...]) -> re.Pattern[str]:
     every = [r"[,\[\]{}\"\r\n:]" if is_key else r"[,\[\]{}\"\r\n]", *map(re.escape, stops)]
     return re.compile("|".join(every))
 

@@ -31,7 +31,7 @@ class Source:
     A reader may go back to an `at` it has remembered, until `commit` forgets what was read.
     """
 
-    __slots__ = ("at", "dropped", "ended", "reread", "text")
+    __slots__ = ("at", "dropped", "ended", "held", "reread", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -39,12 +39,14 @@ class Source:
         self.ended = False
         self.dropped: tuple[str, ...] = ()
         """Markup around the answer that is no part of it."""
+        self.held = False
+        """Whether nothing may be forgotten, since a reader tries what comes."""
         self.reread = 0
         """Characters that were read in vain, to be read again."""
 
     def commit(self) -> None:
         """Forget what was read, when it is so much that the copy of the rest costs no more than reading it did."""
-        if self.at * 2 >= len(self.text):
+        if self.at * 2 >= len(self.text) and not self.held:
             self.text, self.at = self.text[self.at :], 0
 
     def back(self, start: int) -> None:
@@ -136,6 +138,17 @@ class Source:
                     yield make(self.text[self.at :])
                 self.at = len(self.text)
                 return None, ""
+
+    def pass_over(self, markers: Sequence[str]) -> Parsing[None]:
+        """Leave out what comes before one of `markers`, or all there is."""
+        most = max(map(len, markers))
+        while (found := self.find(markers, self.at)) is None:
+            self.at = max(self.at, len(self.text) - most + 1)
+            self.commit()
+            if not (yield from self.more()):
+                self.at = len(self.text)
+                return
+        self.at = found[0]
 
     def take_until(self, *markers: str) -> Parsing[tuple[str, str] | None]:
         """Read up to one of several markers and over it, holding everything back; returns the text and the marker.

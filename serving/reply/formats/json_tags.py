@@ -28,6 +28,8 @@ class JsonTags:
     keys: CallKeys = CALL_KEYS
     tokens: tuple[str, ...] = ()
     """Markers, where they are other than the tags."""
+    before_calls: tuple[str, ...] = ()
+    """Calls may come behind these, which are no markup."""
     leading: bool = False
     """Whether a reply may begin with calls, without a tag."""
     forces_reasoning: bool = False
@@ -45,7 +47,9 @@ class JsonTags:
             yield from source.skip()
             if not (yield from self._calls(source, calls, needs_arguments=True)):
                 source.back(start)
-        yield from tagged_calls(source, self.begins, lambda _: self._calls(source, calls), self.ends)
+        yield from tagged_calls(
+            source, self.begins, lambda _: self._calls(source, calls), self.ends, before=self.before_calls
+        )
 
     def _calls(self, source: Source, calls: Calls, *, needs_arguments: bool = False) -> Parsing[bool]:
         tags = (*self.begins, *self.ends)
@@ -117,6 +121,6 @@ def cohere() -> JsonTags:
 def xlam() -> JsonTags:
     """`[{"name": ..., "arguments": {...}}]` as the reply, or in one of several kinds of tags: xLAM."""
     return JsonTags(
-        begins=("[TOOL_CALLS]", "<tool_call>", "```json", "</think>"), ends=("</tool_call>", "```"),
+        begins=("[TOOL_CALLS]", "<tool_call>", "```json"), before_calls=("</think>",), ends=("</tool_call>", "```"),
         opening="[", closing="]", tokens=("<tool_call>", "</tool_call>", "[TOOL_CALLS]"), leading=True,
     )  # fmt: skip

@@ -62,8 +62,8 @@ def _calls(source: Source, calls: Calls) -> Parsing[bool]:
         call_id = yield from source.run(_CALL_ID)
     marked = yield from source.match("[ARGS]")
     # Without the mark, what stands behind a word is its arguments only if it looks so.
-    if marked or (yield from source.comes("{", " {", "\n{")):
-        if (yield from named_call(source, calls, name, call_id, stops=_STOPS)):
-            return True
+    looks_so = marked or (yield from source.comes("{", " {", "\n{"))
+    if looks_so and (yield from named_call(source, calls, name, call_id, stops=_STOPS)):
+        return True
     source.back(start)
     return False
