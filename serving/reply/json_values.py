@@ -78,3 +78,11 @@ def _object(text: str) -> str | None:
     if not text or found == "[]":
         return "{}"
     return found if found is not None and found.startswith("{") else None
+
+
+def is_object(text: str) -> bool:
+    """Whether this is an object of JSON."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,10 +1,14 @@
 """Text as it is generated: whole characters only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
+from typing import Any, Final
 
 from jaxllm.serving.text.tokenizer import Tokenizer
+
+_NO_CHARACTER: Final = "\ufffd"
+_LONGEST_CHARACTER: Final = 4
 
 
 class IncrementalDecoder:
@@ -76,3 +80,44 @@ class IncrementalDecoder:
 
     def _held(self) -> list[int]:
         return [token_id for token_id in self.token_ids[self._held_from :] if token_id not in self._hidden]
+
+
+class ContinuingDecoder(IncrementalDecoder):
+    """Decodes a sequence whose prompt ends within a character, which stands as U+FFFD in the prompt's text.
+
+    Tokens that complete it show the character; what does not complete it does not show U+FFFD once more.
+    """
+
+    __slots__ = ("_waits",)
+
+    def __init__(self, tokenizer: Tokenizer, begun: Sequence[int], **settings: Any) -> None:
+        """`begun` are the prompt's tokens of the character; `settings` as of `IncrementalDecoder`."""
+        super().__init__(tokenizer, **settings)
+        for token_id in begun:
+            super().push(token_id)
+        self._waits = True
+
+    def push(self, token_id: int) -> str:
+        """As `IncrementalDecoder.push`."""
+        return self._continued(super().push(token_id))
+
+    def flush(self) -> str:
+        """As `IncrementalDecoder.flush`."""
+        return self._continued(super().flush())
+
+    def _continued(self, piece: str) -> str:
+        if piece and self._waits:
+            self._waits = False
+            return piece.lstrip(_NO_CHARACTER)
+        return piece
+
+
+def begun_character(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Sequence[int]:
+    """The last of these tokens, if they are the beginning of a character and nothing else."""
+    if not token_ids or not tokenizer.token_text(token_ids[-1]).endswith(_NO_CHARACTER):
+        return ()
+    for length in range(min(_LONGEST_CHARACTER, len(token_ids)), 0, -1):
+        last = token_ids[-length:]
+        if not tokenizer.decode(last, skip_special_tokens=False).strip(_NO_CHARACTER):
+            return last
+    return ()

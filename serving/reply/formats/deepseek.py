@@ -14,7 +14,7 @@ _CALLS, _NO_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _NO_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _THEN = "<｜tool▁sep｜>"
 _TOKENS = (_CALLS, _NO_CALLS, _CALL, _NO_CALL, _THEN)
-_STOPS = (*_TOKENS, *(f"{space}```{_NO_CALL}" for space in ("", "\n")))
+_STOPS = (*_TOKENS, f"```{_NO_CALL}")
 _FENCE = re.compile("[`]*")
 
 
@@ -62,7 +62,7 @@ def _call(source: Source, calls: Calls) -> Parsing[bool]:
         yield from source.skip()
     if (yield from source.match("```")):
         yield from source.match("json")
-    if not (yield from named_call(source, calls, name, stops=_STOPS, outside=("```", "\n```"))):
+    if not (yield from named_call(source, calls, name, stops=_STOPS, outside=("```",))):
         source.back(start)
         return False
     yield from source.skip()

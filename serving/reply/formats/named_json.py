@@ -57,7 +57,7 @@ class NamedJson:
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """Text, and calls between tags, of which the outer ones may be missing."""
-        stray = tuple(tag for tag in (*self.tail, *self.behind) if tag.startswith("<"))
+        stray = tuple(tag for tag in (*self.head[1:], *self.tail, *self.behind) if tag.startswith("<"))
         return tagged_calls(source, self.begins, lambda tag: self._call(source, calls, tag), self.last, stray)
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:

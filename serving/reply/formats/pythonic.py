@@ -108,7 +108,7 @@ def _call(source: Source, ends: tuple[str, ...], known: Container[str] | None) -
     nesting, pieces, start, searched = Nesting("\"'"), list[str](), source.at + 1, source.at
     while True:
         found = source.find(ends, searched)
-        limit = len(source.text) if found is None else found[0]
+        limit = len(source.text) - source.partial(ends) if found is None else found[0]
         source.at, end = nesting.scan(source.text, source.at, stops=",", limit=limit)
         if end:
             pieces.append(source.text[start : source.at - 1])
@@ -120,7 +120,7 @@ def _call(source: Source, ends: tuple[str, ...], known: Container[str] | None) -
         if found is not None and not nesting.quoted:
             pieces.append(source.text[start : source.at].rstrip(" \t\r\n)]}"))
             break
-        searched = len(source.text) if found is None else found[0] + len(found[1])
+        searched = max(searched, limit) if found is None else found[0] + len(found[1])
         if found is None and not (yield from source.more()):
             return None
     arguments = python_arguments(pieces)
