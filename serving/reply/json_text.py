@@ -9,15 +9,16 @@ import re
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from jaxllm.serving.reply.parts import ReplyPart
 from jaxllm.serving.reply.scalars import scalar
-from jaxllm.serving.reply.source import Parsing, Source
+from jaxllm.serving.reply.source import Parsing, Search, Source, begun_markers
 
 _SPACES = re.compile(r"[ \t\r\n]*")
 _HEX = re.compile(r"[0-9a-fA-F]{0,4}")
-_ENDS_STRING = ",:}]"
+_SPACE_OR_END = frozenset(("", " ", "\t", "\r", "\n"))
+_ENDS_STRING = frozenset(",:}]")
 _QUOTES: Final = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
 _MERGED = ""
 """A level whose brackets are left out: it stands where the name of a member should."""
@@ -81,6 +82,8 @@ class _JsonText:
         self._stops = stops
         self._all_stops = (*stops, *outside)
         self._firsts = frozenset(stop[0] for stop in self._all_stops)
+        self._longest = max(map(len, self._all_stops), default=1)
+        self._patterns = _patterns(self._all_stops)
         self._out = list[str]()
         self._comma = list[str]()
         """A comma and the space behind it, until it is known that something follows."""
@@ -89,9 +92,17 @@ class _JsonText:
 
     def read(self) -> Parsing[bool]:
         """Read the value, which begins with a bracket."""
-        source, closed = self._source, False
-        while not closed and (yield from self._reach()):
-            character = source.text[source.at]
+        source, closed, plain = self._source, False, self._patterns.plain
+        while not closed:
+            if (found := plain(source.text, source.at)) is not None and self._takes(found[0]):
+                source.at = found.end()
+                continue
+            character = source.text[source.at : source.at + 1]
+            # Generators cost more than what they do here: they are for what must be waited for.
+            if character in _SPACE_OR_END:
+                if not (yield from self._reach()):
+                    break
+                character = source.text[source.at]
             if character in self._firsts and (yield from self._stands_at_stop()):
                 break
             if character in _QUOTES:
@@ -138,6 +149,14 @@ class _JsonText:
         is_key = self._next is _Next.KEY
         self._next = _Next.COLON if is_key else _Next.COMMA
         return is_key
+
+    def _takes(self, plain: str) -> bool:
+        """Hand on a text or a word that is JSON, where one is expected."""
+        if self._next is not _Next.VALUE and not (self._next is _Next.KEY and plain[0] == '"'):
+            return False
+        self._lead()
+        self._out.append(plain)
+        return True
 
     @property
     def _first(self) -> _Next:
@@ -189,10 +208,10 @@ class _JsonText:
     def _bare(self) -> Parsing[bool]:
         """Read a word without quotes; False: the text ended in it."""
         source, junk = self._source, self._next is _Next.COMMA
-        delimiters = _bare_end(self._next is _Next.KEY, self._all_stops)
-        start, searched, longest = source.at, source.at + 1, max(map(len, self._all_stops), default=1)
-        while (found := delimiters.search(source.text, searched)) is None:
-            searched = max(searched, len(source.text) - longest + 1)
+        search = self._patterns.key_end if self._next is _Next.KEY else self._patterns.value_end
+        start, searched = source.at, source.at + 1
+        while (found := search(source.text, searched)) is None:
+            searched = max(searched, len(source.text) - self._longest + 1)
             if not (yield from self._wait()):
                 if not junk:
                     self._lead()
@@ -216,13 +235,14 @@ class _JsonText:
         self._lead()
         self._out.append('"')
         source.at += 1
+        search = _string_mark(quote, stops)
         while True:
-            found = _string_mark(quote, stops).search(source.text, source.at)
-            end = len(source.text) - (source.partial(stops) if stops else 0) if found is None else found.start()
+            found = search(source.text, source.at)
+            end = len(source.text) if found is None else found.start()
             if end > source.at:
                 self._out.append(source.text[source.at : end])
                 source.at = end
-            if found is None:
+            if found is None or found.lastgroup:
                 if not (yield from self._more()):
                     self._out.append(source.text[source.at :])
                     source.at = len(source.text)
@@ -237,12 +257,17 @@ class _JsonText:
                 source.at += 1
             elif (yield from self._goes_on(quote, found.end())):
                 stops = ()
+                search = _string_mark(quote, stops)
             else:
                 return False
 
     def _ends_here(self) -> Parsing[bool]:
         """Read a quote: it ends the text if what may follow a text follows."""
         source, start = self._source, self._source.at
+        if source.text[start + 1 : start + 2] in _ENDS_STRING:
+            source.at += 1
+            self._out.append('"')
+            return True
         following = yield from self._following(start + 1)
         source.at = start + 1 + len(following) - len(following.lstrip(" \t\r\n"))
         last = following[-1:]
@@ -307,23 +332,22 @@ class _JsonText:
     # Waiting
 
     def _stands_at_stop(self) -> Parsing[bool]:
-        source, longest = self._source, max(map(len, self._all_stops))
+        source = self._source
         while True:
-            rest = source.text[source.at : source.at + longest]
+            rest = source.text[source.at : source.at + self._longest]
             if rest.startswith(self._all_stops):
                 return True
             if not any(stop.startswith(rest) for stop in self._all_stops) or not (yield from self._wait()):
                 return False
 
     def _flush(self) -> Parsing[None]:
-        if not self._out:
-            return
-        text = "".join(self._out)
-        self._out.clear()
-        if self._make is None:
-            self.held.append(text)
-        elif text:
-            yield self._make(text)
+        if self._out:
+            text = "".join(self._out)
+            self._out.clear()
+            if self._make is None:
+                self.held.append(text)
+            elif text:
+                yield self._make(text)
 
     def _wait(self) -> Parsing[bool]:
         """Wait for more text, with all positions in it as they were."""
@@ -331,10 +355,21 @@ class _JsonText:
         return (yield from self._source.more())
 
     def _more(self) -> Parsing[bool]:
-        yield from self._flush()
+        """Wait for more text, and forget what was read. This runs for every token."""
+        source, out = self._source, self._out
+        if out:
+            text = out[0] if len(out) == 1 else "".join(out)
+            out.clear()
+            if self._make is None:
+                self.held.append(text)
+            elif text:
+                yield self._make(text)
         if self._make is not None:
-            self._source.commit()
-        return (yield from self._source.more())
+            source.commit()
+        known = len(source.text)
+        while len(source.text) == known and not source.ended:
+            yield None
+        return len(source.text) > known
 
 
 def _spaces_end(text: str, at: int) -> int:
@@ -343,13 +378,34 @@ def _spaces_end(text: str, at: int) -> int:
     return found.end()
 
 
-@lru_cache(maxsize=256)
-def _bare_end(is_key: bool, stops: tuple[str, ...]) -> re.Pattern[str]:
-    every = [r"[,\[\]{}\"\r\n:]" if is_key else r"[,\[\]{}\"\r\n]", *map(re.escape, stops)]
-    return re.compile("|".join(every))
+class _Patterns(NamedTuple):
+    """Searches of a reader, by its stops."""
+
+    plain: Search
+    """A text or a word as JSON has it, all there and with what may follow right behind it."""
+    key_end: Search
+    value_end: Search
+    """What ends a word without quotes."""
 
 
 @lru_cache(maxsize=256)
-def _string_mark(quote: str, stops: tuple[str, ...]) -> re.Pattern[str]:
-    """What matters within a text: quotes, escapes, characters that JSON has not, and markup."""
-    return re.compile("|".join([*map(re.escape, stops), r"[\"\\\x00-\x1f]" if quote == '"' else r"['\"\\\x00-\x1f]"]))
+def _patterns(stops: tuple[str, ...]) -> _Patterns:
+    marks = [re.escape(stop) for stop in stops]
+    firsts = "".join(re.escape(first) for first in sorted({stop[0] for stop in stops}))
+    word = r"-?(?:0|[1-9][0-9]{0,99})(?:\.[0-9]{1,99})?|true|false|null"
+    return _Patterns(
+        re.compile(rf'(?:"[^"\\\x00-\x1f{firsts}]*"|{word})(?=[,:}}\]])').match,
+        re.compile("|".join([r"[,\[\]{}\"\r\n:]", *marks])).search,
+        re.compile("|".join([r"[,\[\]{}\"\r\n]", *marks])).search,
+    )
+
+
+@lru_cache(maxsize=256)
+def _string_mark(quote: str, stops: tuple[str, ...]) -> Search:
+    """Searches for what matters within a text: quotes, escapes, characters that JSON has not, and markup.
+
+    A group has markup that the end of the text only begins.
+    """
+    characters = r"[\"\\\x00-\x1f]" if quote == '"' else r"['\"\\\x00-\x1f]"
+    begun = f"(?P<begun>(?:{begun_markers(stops)})\\Z)"
+    return re.compile("|".join([*map(re.escape, stops), characters, *([begun] if stops else [])])).search

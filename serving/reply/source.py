@@ -119,9 +119,16 @@ class Source:
         part. No marker may begin another. The marker may be read again: it is still there before `at`. Text is held
         back only while it may belong to a marker, or to what is trimmed.
         """
+        # This runs for every token: what depends on the markers alone is looked up once.
+        search, search_begun = marker_searches(tuple(markers))
         while True:
-            found = self.find(markers, self.at)
-            end = len(self.text) - self.partial(markers) if found is None else found[0]
+            text = self.text
+            found = search(text, self.at)
+            if found is not None:
+                end = found.start()
+            else:
+                begun = search_begun(text, self.at)
+                end = len(text) if begun is None else begun.start()
             piece = self.text[self.at : end]
             shown = piece[: max(len(piece.rstrip(trim)), len(piece) - MOST_TRIMMED)]
             if shown:
@@ -129,8 +136,8 @@ class Source:
             if found is not None:
                 self.at = end
                 self.commit()
-                self.at += len(found[1])
-                return found[1], piece[len(shown) :]
+                self.at += len(found[0])
+                return found[0], piece[len(shown) :]
             self.at += len(shown)
             self.commit()
             if not (yield from self.more()):
@@ -167,26 +174,34 @@ class Source:
 
     def find(self, markers: Sequence[str], start: int) -> tuple[int, str] | None:
         """The first of several markers from an index on, in the text that has come."""
-        found = _any_of(tuple(markers)).search(self.text, start) if markers else None
+        found = marker_searches(tuple(markers))[0](self.text, start)
         return None if found is None else (found.start(), found[0])
 
-    def partial(self, markers: Sequence[str]) -> int:
-        """Length of the longest end of the text that begins a marker."""
-        most = max(map(len, markers), default=0)
-        rest = self.text[max(self.at, len(self.text) - most) :]
-        longest = 0
-        for marker in markers:
-            for length in range(min(len(marker) - 1, len(rest)), longest, -1):
-                if rest.endswith(marker[:length]):
-                    longest = length
-                    break
-        return longest
+
+Search: TypeAlias = Callable[[str, int], re.Match[str] | None]
+_NEVER = re.compile(r"(?!)")
 
 
-@lru_cache(maxsize=256)
-def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """All of them in one search, which takes time for the text up to the first alone."""
-    return re.compile("|".join(map(re.escape, markers)))
+def begun_markers(markers: Sequence[str]) -> str:
+    """A regular expression for texts that begin markers and are none, the longest first."""
+    beginnings = sorted({marker[:length] for marker in markers for length in range(1, len(marker))}, key=len)
+    return "|".join(map(re.escape, reversed(beginnings))) or "(?!)"
+
+
+@lru_cache(maxsize=512)
+def marker_searches(markers: tuple[str, ...]) -> tuple[Search, Search]:
+    """Searches from an index on: for the first marker, and for the longest end of the text that begins one.
+
+    The first takes time for the text up to what it finds alone, the second for the end of the text.
+    """
+    if not markers:
+        return _NEVER.search, _NEVER.search
+    begun = re.compile(rf"(?:{begun_markers(markers)})\Z")
+    longest = max(map(len, markers)) - 1
+    return (
+        re.compile("|".join(map(re.escape, markers))).search,
+        lambda text, start: begun.search(text, max(start, len(text) - longest)),
+    )
 
 
 def behind(prefix: str, make: Callable[[str], ReplyPart]) -> Callable[[str], ReplyPart]:

@@ -9,7 +9,7 @@ from jaxllm.serving.reply.lark import Lark, parameter_list
 from jaxllm.serving.reply.nesting import Nesting
 from jaxllm.serving.reply.python_values import python_arguments
 from jaxllm.serving.reply.schemas import parameter_schemas
-from jaxllm.serving.reply.source import Parsing, Source
+from jaxllm.serving.reply.source import Parsing, Source, marker_searches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +105,12 @@ def _call(source: Source, ends: tuple[str, ...], known: Container[str] | None) -
     name = yield from source.run(NAME)
     if not name or (known is not None and name not in known) or (yield from source.peek()) != "(":
         return None
+    search, search_begun = marker_searches(ends)
     nesting, pieces, start, searched = Nesting("\"'"), list[str](), source.at + 1, source.at
     while True:
-        found = source.find(ends, searched)
-        limit = len(source.text) - source.partial(ends) if found is None else found[0]
+        found = search(source.text, searched)
+        begun = search_begun(source.text, source.at) if found is None else found
+        limit = len(source.text) if begun is None else begun.start()
         source.at, end = nesting.scan(source.text, source.at, stops=",", limit=limit)
         if end:
             pieces.append(source.text[start : source.at - 1])
@@ -120,7 +122,7 @@ def _call(source: Source, ends: tuple[str, ...], known: Container[str] | None) -
         if found is not None and not nesting.quoted:
             pieces.append(source.text[start : source.at].rstrip(" \t\r\n)]}"))
             break
-        searched = max(searched, limit) if found is None else found[0] + len(found[1])
+        searched = max(searched, limit) if found is None else found.end()
         if found is None and not (yield from source.more()):
             return None
     arguments = python_arguments(pieces)
