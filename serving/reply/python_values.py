@@ -45,6 +45,7 @@ def _literal(text: str) -> str:
 
 def _written(node: ast.expr) -> str:
     """An expression that is a value as JSON. Raises `ValueError`."""
+    word: str | None
     match node:
         case ast.Constant(value=str(value)):
             return _text(value)

@@ -62,7 +62,7 @@ class Thinking:
         marker, space = yield from source.until((*self._ends, *openings), ReasoningDelta)
         while marker in openings:
             source.at -= len(marker)
-            if (yield from calls.begun(source, self._ends)):
+            if calls.begun is not None and (yield from calls.begun(source, self._ends)):
                 return
             # It speaks of calls.
             source.at += len(marker)
