@@ -9,6 +9,8 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 
 _NO_CHARACTER: Final = "\ufffd"
 _LONGEST_CHARACTER: Final = 4
+_NEAR: Final = 16
+"""Tokens that are looked at, of which the first may be within a character too."""
 
 
 class IncrementalDecoder:
@@ -88,13 +90,14 @@ class ContinuingDecoder(IncrementalDecoder):
     Tokens that complete it show the character; what does not complete it does not show U+FFFD once more.
     """
 
-    __slots__ = ("_waits",)
+    __slots__ = ("_shown", "_waits")
 
     def __init__(self, tokenizer: Tokenizer, begun: Sequence[int], **settings: Any) -> None:
         """`begun` are the prompt's tokens of the character; `settings` as of `IncrementalDecoder`."""
         super().__init__(tokenizer, **settings)
         for token_id in begun:
             super().push(token_id)
+        self._shown = tokenizer.decode(begun, skip_special_tokens=False).rstrip(_NO_CHARACTER)
         self._waits = True
 
     def push(self, token_id: int) -> str:
@@ -108,16 +111,18 @@ class ContinuingDecoder(IncrementalDecoder):
     def _continued(self, piece: str) -> str:
         if piece and self._waits:
             self._waits = False
-            return piece.lstrip(_NO_CHARACTER)
+            return piece.removeprefix(self._shown).lstrip(_NO_CHARACTER)
         return piece
 
 
 def begun_character(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Sequence[int]:
-    """The last of these tokens, if they are the beginning of a character and nothing else."""
+    """The last of these tokens, with which a character begins and does not end; none: they end with a whole one."""
     if not token_ids or not tokenizer.token_text(token_ids[-1]).endswith(_NO_CHARACTER):
         return ()
-    for length in range(min(_LONGEST_CHARACTER, len(token_ids)), 0, -1):
-        last = token_ids[-length:]
-        if not tokenizer.decode(last, skip_special_tokens=False).strip(_NO_CHARACTER):
-            return last
+    last = token_ids[-_NEAR:]
+    if not tokenizer.decode(last, skip_special_tokens=False).endswith(_NO_CHARACTER):
+        return ()
+    for length in range(1, min(_LONGEST_CHARACTER, len(last)) + 1):
+        if not tokenizer.decode(last[:-length], skip_special_tokens=False).endswith(_NO_CHARACTER):
+            return last[-length:]
     return ()
