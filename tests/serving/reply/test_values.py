@@ -58,6 +58,9 @@ def schema_of(**types: str) -> dict[str, Any]:
     return {"type": "object", "properties": {name: {"type": kind} for name, kind in types.items()}}
 
 
+UNCLOSED = "<arg_key>a</arg_key>\n<arg_value>x\n"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "schema", "expected"),
     [
@@ -86,7 +89,7 @@ def schema_of(**types: str) -> dict[str, Any]:
          schema_of(x="integer"), {"x": 1}),
         ("qwen3_coder", "<function=f><parameter=args>{}</parameter><parameter=x>1</parameter></function>",
          schema_of(x="integer"), {"args": {}, "x": 1}),
-        ("glm45", "<tool_call>f\n<arg_key>a</arg_key><arg_value>x<arg_key>b</arg_key><arg_value>y</arg_value>",
+        ("glm45", f"<tool_call>f\n{UNCLOSED}<arg_key>b</arg_key><arg_value>y</arg_value></tool_call>",
          schema_of(a="string", b="string"), {"a": "x", "b": "y"}),
         ("minimax_m3", marked('<invoke name="f"><new><city>Oak</city><n>1</n></new></invoke>'), {},
          {"new": {"city": "Oak", "n": "1"}}),
