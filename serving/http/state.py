@@ -1,7 +1,9 @@
 """What all routes share."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
@@ -60,7 +62,7 @@ class ServerState:
         self.access = Access.of(options)
         own = self.llm.chat_template or (tokenizer and tokenizer.hf.chat_template)
         self.chat_template = own if isinstance(own, str) else "\n".join((own or {}).values())
-        self.replies = ReplyFormats.of(options, self.chat_template)
+        self.replies = ReplyFormats.of(options, self.chat_template, self._render_calls)
         identity = (
             f"{__version__} {info.model} {info.dtype} {info.kv_cache_dtype} {info.device_kind} {info.num_devices}"
         )
@@ -82,6 +84,17 @@ class ServerState:
         if self._token_bytes is None:
             raise errors.no_tokenizer()
         return self._token_bytes
+
+    def _render_calls(self, messages: Sequence[Any], *, tools: Sequence[Any], add_generation_prompt: bool) -> str:
+        """Render a conversation, by which the format of the model's calls is found."""
+        text: str = self.tokenizer.hf.apply_chat_template(
+            list(messages),
+            chat_template=self.llm.chat_template,
+            tools=list(tools),
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+        )
+        return text
 
     def check_accepting(self) -> None:
         """Raise an error of status 503 when nothing new is taken."""

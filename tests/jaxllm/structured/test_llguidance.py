@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import MOST_QUOTED, RequestError
 from jaxllm.structured.llguidance_backend import check
-from jaxllm.structured.llguidance_messages import LONGEST_MESSAGE, first_line
+from jaxllm.structured.llguidance_messages import first_line
 from jaxllm.structured.llguidance_source import source_of
 from jaxllm.structured.params import StructuredOutputsParams
 
@@ -64,7 +64,7 @@ def test_messages_advise_what_exists_here(schema: Any, message: str) -> None:
 def test_messages_are_short() -> None:
     with pytest.raises(RequestError) as error:
         check(StructuredOutputsParams(json={"type": "a" * 5000}))
-    assert len(str(error.value)) < LONGEST_MESSAGE + 20
+    assert len(str(error.value)) < MOST_QUOTED + 20
     many = "parser error: Too many items (limit 5; mask); try avoiding single-byte/short lexemes\n<non-verbose/>"
     assert first_line(many).startswith("parser error: Too many items (limit 5; mask); rules that")
     assert "lexemes" not in first_line(many)
