@@ -55,14 +55,17 @@ class ServerState:
         self.tokenizer = self.llm.tokenizer
         self.token_bytes = TokenBytes(self.tokenizer)
         without_effect = {} if self.llm.config.output.logits_processors else {"vllm_xargs": _NO_PROCESSORS}
+        template = self.tokenizer.template(self.llm.chat_template)
         fields = FieldPolicy(
-            strict=options.strict_fields, ignore_unknown=options.ignore_unknown_fields, without_effect=without_effect
+            strict=options.strict_fields,
+            ignore_unknown=options.ignore_unknown_fields,
+            without_effect=without_effect,
+            of_template=template.source.fields,
         )
         self.bodies = Bodies(JsonLimits.of(info), fields)
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
-        own = self.llm.chat_template or self.tokenizer.hf.chat_template
-        self.chat_template = own if isinstance(own, str) else "\n".join((own or {}).values())
+        self.chat_template = template.text
         self.replies = ReplyFormats.of(options, self.chat_template)
         identity = (
             f"{__version__} {info.model} {info.dtype} {info.kv_cache_dtype} {info.device_kind} {info.num_devices}"

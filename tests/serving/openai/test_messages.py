@@ -10,8 +10,8 @@ from jaxllm.serving.openai.protocol.messages import Message, Tool
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 
-def plain(*messages: dict[str, Any], template: str = "") -> list[dict[str, Any]]:
-    return conversation(msgspec.convert(messages, list[Message]), template)
+def plain(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    return conversation(msgspec.convert(messages, list[Message]))
 
 
 def test_only_what_was_given_reaches_the_template() -> None:
@@ -25,12 +25,6 @@ def test_what_openais_client_sends_back_of_an_answer() -> None:
     sent: dict[str, Any] = {"role": "assistant", "content": "hi", "refusal": None, "annotations": [], "audio": None}
     assert plain(sent) == [{"role": "assistant", "content": "hi"}]
     assert plain({"role": "assistant", "refusal": "No."}) == [{"role": "assistant", "content": "No."}]
-
-
-def test_the_developer_is_the_system_unless_the_template_knows_developers() -> None:
-    message = {"role": "developer", "content": "Be brief."}
-    assert plain(message)[0]["role"] == "system"
-    assert plain(message, template="{% if role == 'developer' %}")[0]["role"] == "developer"
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
