@@ -64,7 +64,9 @@ def _part(where: str, index: int, part: Any) -> dict[str, Any]:
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if not isinstance(part, Mapping) or not isinstance(kind, str) or is_media(kind):
-        raise RequestError(f"{where}: content[{index}] is of type {kind!r}; this model reads text only", "messages")
+        raise RequestError(
+            f"{where}: content[{index}] is of type {str(kind)[:200]!r}; this model reads text only", "messages"
+        )
     if kind not in TEXT_TYPES:
         return dict(part)
     text = part.get(kind if kind == "refusal" else "text")

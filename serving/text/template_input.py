@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.text.chat_template import ChatTemplate
-from jaxllm.serving.text.template_trials import INSTRUCTIONS, Form
+from jaxllm.serving.text.template_trials import INSTRUCTIONS, Form, with_arguments_as_text
 
 ContentFormat = Literal["auto", "string", "openai"]
 """How contents are given to templates: as sent where the template takes that, always as text, always as parts."""
@@ -26,6 +26,8 @@ def fit_messages(
         _with_content(f"messages[{index}]", message, template, content_format, tools=tools)
         for index, message in enumerate(_with_known_roles(messages, template))
     ]
+    if any("tool_calls" in message for message in fitted) and template.trials.needs_arguments_as_text:
+        fitted = with_arguments_as_text(fitted)
     return _with_instructions_first(fitted, template, content_format)
 
 
@@ -113,7 +115,7 @@ def _known_parts(
             thoughts.append(_thought(part))
         else:
             place = f"{where}.content[{index}].type"
-            raise RequestError(f"{place}={kind!r}: this model reads text only", place)
+            raise RequestError(f"{place}={kind[:200]!r}: this model reads text only", place)
     return known, list(filter(None, thoughts))
 
 

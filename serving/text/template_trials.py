@@ -4,11 +4,14 @@ A template is a program: whether the text of a message reaches the prompt depend
 content, on where it stands and on whether there are tools. So each is tried, once, with words that no template has.
 """
 
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from jaxllm.errors import CapacityError
 from jaxllm.serving.text.template_facts import TemplateFacts
 
 Messages = list[dict[str, Any]]
@@ -22,6 +25,8 @@ _DEVELOPER = "developer"
 INSTRUCTIONS = ("system", _DEVELOPER)
 """Roles of whoever says what the model is to do."""
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "qzxtool", "arguments": {"a": "b"}}}
+_MOST_SECONDS = 5.0
+"""Of all trials together. Some tens of them take milliseconds; a template that takes longer is not tried further."""
 _DESCRIBED = {"description": "Text.", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -36,9 +41,14 @@ class Form(Enum):
 class TemplateTrials:
     """Trial renderings, each made when it is first asked for. Safe to use from several threads."""
 
-    def __init__(self, render: Callable[..., str], source: TemplateFacts) -> None:
+    def __init__(
+        self, render: Callable[..., str], source: TemplateFacts, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`render` makes the prompt of messages, with or without `tools`; it may raise any exception."""
         self._render = render
+        self._clock = clock
+        self._seconds_left = _MOST_SECONDS
+        self._has_rendered = False
         self._source = source
         self._forms: dict[tuple[Any, ...], Form] = {}
         self._taken: dict[tuple[str, ...], bool] = {}
@@ -102,6 +112,12 @@ class TemplateTrials:
         return self._read[key]
 
     @cached_property
+    def needs_arguments_as_text(self) -> bool:
+        """Whether calls whose arguments are an object are an error, and calls with JSON text are none."""
+        talk = [_other(role, self._base) for role in ("user", "calls", "tool")]
+        return self._rendered(talk) is None and self._rendered(with_arguments_as_text(talk)) is not None
+
+    @cached_property
     def needs_properties(self) -> bool:
         """Whether a tool whose schema has no properties is an error."""
         schema = {"type": "object"}
@@ -153,11 +169,39 @@ class TemplateTrials:
 
     def _try(self, messages: Messages, tools: Any = None) -> str | None:
         """The prompt; None: the template refuses the messages."""
+        has_calls = any("tool_calls" in message for message in messages)
+        if has_calls and self.needs_arguments_as_text:
+            messages = with_arguments_as_text(messages)
+        return self._rendered(messages, tools)
+
+    def _rendered(self, messages: Messages, tools: Any = None) -> str | None:
+        if self._seconds_left <= 0:
+            return None
+        begun = self._clock()
         try:
             return self._render(messages, tools=tools, add_generation_prompt=True)
+        except CapacityError:
+            raise
         # A template is a program of somebody else's: it raises what it likes.
         except Exception:  # noqa: BLE001
             return None
+        finally:
+            # The first rendering of a process imports what renders.
+            self._seconds_left -= self._clock() - begun if self._has_rendered else 0.0
+            self._has_rendered = True
+
+
+def with_arguments_as_text(messages: Messages) -> Messages:
+    """The messages with JSON text in place of the objects that are arguments of calls."""
+    return [
+        {**each, "tool_calls": [_with_text(call) for call in each["tool_calls"]]} if "tool_calls" in each else each
+        for each in messages
+    ]
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 Place = Callable[[Form, Form], Messages]

@@ -121,7 +121,7 @@ def _call(where: str, call: ToolCall) -> dict[str, Any]:
 def _part(where: str, part: ContentPart) -> dict[str, Any]:
     """A part of the content. Whether the template reads one that is not text is found out with the template."""
     if is_media(part.type):
-        raise RequestError(f"{where}.type={part.type!r}: this model reads text only", f"{where}.type")
+        raise RequestError(f"{where}.type={part.type[:200]!r}: this model reads text only", f"{where}.type")
     plain = with_template_fields(part)
     plain.pop("prompt_cache_breakpoint", None)
     if part.type in TEXT_TYPES:

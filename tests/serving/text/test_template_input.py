@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.serving.text.chat import render_chat
+from jaxllm.serving.text.template_facts import TemplateFacts
+from jaxllm.serving.text.template_trials import Form, TemplateTrials
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
@@ -242,3 +244,43 @@ def test_a_template_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.Monk
     for _ in range(3):
         render_chat(tokenizer, talk, chat_template=source)
     assert len(rendered) == 3
+
+
+def test_templates_that_add_arguments_to_a_text_get_them_as_text(tokenizer: Tokenizer) -> None:
+    source = template("{% for c in m.tool_calls %}{{ 'f' + c.function.arguments }}{% endfor %}{{ m.content }}")
+    talk = [user("a")]
+    for arguments in ('{"b": "é"}', {"b": "é"}, '{"b": '):
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        talk += [said("assistant", None, tool_calls=[call]), said("tool", parts("c", "d"), tool_call_id="1")]
+    prompt = render_chat(tokenizer, talk, chat_template=source)
+    assert prompt == 'a;f{"b": "é"};c\nd;f{"b": "é"};c\nd;f{};c\nd;'
+
+
+def test_a_template_that_takes_long_is_not_tried_further() -> None:
+    now, rendered = [0.0], []
+
+    def slow(messages: Any, **_: Any) -> str:
+        rendered.append(messages)
+        now[0] += 3.0
+        raise ValueError
+
+    trials = TemplateTrials(slow, TemplateFacts(), clock=lambda: now[0])
+    assert trials.form("user", Form.PARTS) is Form.TEXT
+    assert not trials.knows_developer
+    assert len(rendered) == 3
+
+
+def test_a_full_queue_says_nothing_about_a_template() -> None:
+    full = [True]
+
+    def render(messages: Any, **_: Any) -> str:
+        if full[0]:
+            raise QueueFullError("later")
+        return " ".join(part["text"] for message in messages for part in message["content"])
+
+    trials = TemplateTrials(render, TemplateFacts())
+    with pytest.raises(QueueFullError):
+        trials.form("user", Form.TEXT)
+    full.clear()
+    full.append(False)
+    assert trials.form("user", Form.TEXT) is Form.ONE_PART
