@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.text.chat_template import ChatTemplate
-from jaxllm.serving.text.template_trials import INSTRUCTIONS, Form, with_arguments_as_text
+from jaxllm.serving.text.template_trials import INSTRUCTIONS, Form
 
 ContentFormat = Literal["auto", "string", "openai"]
 """How contents are given to templates: as sent where the template takes that, always as text, always as parts."""
@@ -26,9 +26,7 @@ def fit_messages(
         _with_content(f"messages[{index}]", message, template, content_format, tools=tools)
         for index, message in enumerate(_with_known_roles(messages, template))
     ]
-    if any("tool_calls" in message for message in fitted) and template.trials.needs_arguments_as_text:
-        fitted = with_arguments_as_text(fitted)
-    return _with_instructions_first(fitted, template, content_format)
+    return _with_instructions_first(template.trials.with_calls(fitted), template, content_format)
 
 
 def _with_known_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:

@@ -112,10 +112,29 @@ class TemplateTrials:
         return self._read[key]
 
     @cached_property
-    def needs_arguments_as_text(self) -> bool:
-        """Whether calls whose arguments are an object are an error, and calls with JSON text are none."""
-        talk = [_other(role, self._base) for role in ("user", "calls", "tool")]
-        return self._rendered(talk) is None and self._rendered(with_arguments_as_text(talk)) is not None
+    def call_form(self) -> tuple[Any, bool]:
+        """The content of a message that has calls and says nothing, and whether their arguments must be JSON text."""
+        user, called, result = (_other(role, self._base) for role in ("user", "calls", "tool"))
+        for as_text in (False, True):
+            for content in ("", None, [{"type": "text", "text": ""}]):
+                (message,) = _with_arguments_as_text([called]) if as_text else [called]
+                if self._rendered([user, {**message, "content": content}, result]) is not None:
+                    return content, as_text
+        return "", False
+
+    def with_calls(self, messages: Messages) -> Messages:
+        """The messages with calls in the form that the template takes."""
+        if not any("tool_calls" in message for message in messages):
+            return messages
+        content, as_text = self.call_form
+        if as_text:
+            messages = _with_arguments_as_text(messages)
+        if content == "":
+            return messages
+        return [
+            {**each, "content": content} if "tool_calls" in each and each["content"] in ("", []) else each
+            for each in messages
+        ]
 
     @cached_property
     def needs_properties(self) -> bool:
@@ -169,10 +188,7 @@ class TemplateTrials:
 
     def _try(self, messages: Messages, tools: Any = None) -> str | None:
         """The prompt; None: the template refuses the messages."""
-        has_calls = any("tool_calls" in message for message in messages)
-        if has_calls and self.needs_arguments_as_text:
-            messages = with_arguments_as_text(messages)
-        return self._rendered(messages, tools)
+        return self._rendered(self.with_calls(messages), tools)
 
     def _rendered(self, messages: Messages, tools: Any = None) -> str | None:
         if self._seconds_left <= 0:
@@ -191,7 +207,7 @@ class TemplateTrials:
             self._has_rendered = True
 
 
-def with_arguments_as_text(messages: Messages) -> Messages:
+def _with_arguments_as_text(messages: Messages) -> Messages:
     """The messages with JSON text in place of the objects that are arguments of calls."""
     return [
         {**each, "tool_calls": [_with_text(call) for call in each["tool_calls"]]} if "tool_calls" in each else each

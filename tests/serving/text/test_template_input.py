@@ -284,3 +284,15 @@ def test_a_full_queue_says_nothing_about_a_template() -> None:
     full.clear()
     full.append(False)
     assert trials.form("user", Form.TEXT) is Form.ONE_PART
+
+
+@pytest.mark.parametrize("looks", ["m.content[0].thinking", "m.content.thinking.x"])
+def test_calls_without_a_content_that_the_template_looks_into(tokenizer: Tokenizer, looks: str) -> None:
+    source = template("{% if m.tool_calls and " + looks + " %}T{% endif %}" + EITHER)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk = [user("a"), said("assistant", None, tool_calls=[call]), said("tool", "b", tool_call_id="1")]
+    if "[0]" in looks:
+        assert render_chat(tokenizer, talk, chat_template=source) == "a;;b;"
+    else:
+        with pytest.raises(RequestError, match="refuses these messages"):
+            render_chat(tokenizer, talk, chat_template=source)
