@@ -26,7 +26,7 @@ def fit_messages(
         _with_content(f"messages[{index}]", message, template, content_format, tools=tools)
         for index, message in enumerate(_with_known_roles(messages, template))
     ]
-    return _with_instructions_first(template.trials.with_calls(fitted), template, content_format)
+    return _with_instructions_first(template.trials.with_calls(fitted), template, content_format, tools=tools)
 
 
 def _with_known_roles(messages: list[dict[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
@@ -37,34 +37,37 @@ def _with_known_roles(messages: list[dict[str, Any]], template: ChatTemplate) ->
 
 
 def _with_instructions_first(
-    messages: list[dict[str, Any]], template: ChatTemplate, content_format: str
+    messages: list[dict[str, Any]], template: ChatTemplate, content_format: str, *, tools: bool
 ) -> list[dict[str, Any]]:
     """Messages with all instructions in one at the beginning, where the template would lose or refuse others."""
     places = [index for index, message in enumerate(messages) if message["role"] in INSTRUCTIONS]
-    if places in ([], [0]) or _takes_instructions(messages, places, template):
+    if places in ([], [0]) or _takes_instructions(messages, places, template, tools=tools):
         return messages
     roles = [_SYSTEM, _DEVELOPER] if template.trials.knows_developer else [_SYSTEM]
-    role = next((role for role in roles if template.trials.takes([role, "user"])), None)
+    role = next((role for role in roles if template.trials.takes([role, "user"], tools=tools)), None)
     if role is None:
         return messages
     joiner = template.trials.joiner(role) if any(isinstance(messages[each]["content"], list) for each in places) else ""
     texts = [_text_of(messages[place]["content"], joiner) for place in places]
-    content = _converted(_BETWEEN.join(filter(None, texts)), _form_of(role, Form.TEXT, template, content_format))
+    form = _form_of(role, Form.TEXT, template, content_format, tools=tools)
+    content = _converted(_BETWEEN.join(filter(None, texts)), form)
     first = {**messages[places[0]], "role": role, "content": content}
     return [first, *(message for message in messages if message["role"] not in INSTRUCTIONS)]
 
 
-def _takes_instructions(messages: list[dict[str, Any]], places: list[int], template: ChatTemplate) -> bool:
+def _takes_instructions(
+    messages: list[dict[str, Any]], places: list[int], template: ChatTemplate, *, tools: bool
+) -> bool:
     """Whether the template takes instructions at these places."""
     roles = [messages[place]["role"] for place in places]
     num_first = next((index for index, place in enumerate(places) if index != place), len(places))
     first = roles[: min(num_first, 1)]
-    if not all(template.trials.takes([*pair, "user"]) for pair in _pairs(roles[:num_first])):
+    if not all(template.trials.takes([*pair, "user"], tools=tools) for pair in _pairs(roles[:num_first])):
         return False
     for role, place in zip(roles[num_first:], places[num_first:], strict=True):
         is_last = place == len(messages) - 1
         later = ["user", role] if is_last else ["user", "assistant", role, "user"]
-        if not template.trials.takes([*first, *later]):
+        if not template.trials.takes([*first, *later], tools=tools):
             return False
     return True
 

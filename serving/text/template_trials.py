@@ -51,7 +51,7 @@ class TemplateTrials:
         self._has_rendered = False
         self._source = source
         self._forms: dict[tuple[Any, ...], Form] = {}
-        self._taken: dict[tuple[str, ...], bool] = {}
+        self._taken: dict[tuple[bool | str, ...], bool] = {}
         self._read: dict[tuple[str, str], bool] = {}
 
     def form(self, role: str, sent: Form, *, calls: bool = False, tools: bool = False) -> Form:
@@ -78,15 +78,15 @@ class TemplateTrials:
         unknown = self._try([{**said, "role": _NO_ROLE}, user])
         return unknown is None or _alike(unknown).replace(_NO_ROLE, _DEVELOPER) != _alike(developer)
 
-    def takes(self, roles: Sequence[str]) -> bool:
+    def takes(self, roles: Sequence[str], *, tools: bool = False) -> bool:
         """Whether in a conversation of these roles the texts of all instructions reach the prompt."""
-        key = tuple(roles)
+        key = (tools, *roles)
         if key not in self._taken:
             words = [f"qzxword{index}z" for index in range(len(roles))]
             wanted = [word for role, word in zip(roles, words, strict=True) if role in INSTRUCTIONS]
             forms = [self.form(role, Form.TEXT) for role in roles]
             messages = [_message(role, form, (word,)) for role, form, word in zip(roles, forms, words, strict=True)]
-            prompt = self._try(messages)
+            prompt = self._try(messages, _TOOLS if tools else None)
             self._taken[key] = prompt is not None and all(word in prompt.lower() for word in wanted)
         return self._taken[key]
 

@@ -296,3 +296,13 @@ def test_calls_without_a_content_that_the_template_looks_into(tokenizer: Tokeniz
     else:
         with pytest.raises(RequestError, match="refuses these messages"):
             render_chat(tokenizer, talk, chat_template=source)
+
+
+def test_instructions_are_looked_at_with_tools_and_without(tokenizer: Tokenizer) -> None:
+    first = "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}"
+    source = "{% if tools %}" + first + "{% endif %}{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}"
+    source += "{% endif %}{% endfor %}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    talk = [SYSTEM, DEVELOPER, user("c")]
+    assert render_chat(tokenizer, talk, chat_template=source) == "c"
+    assert render_chat(tokenizer, talk, chat_template=source, tools=tools) == "[a\n\nb]c"
