@@ -51,7 +51,7 @@ class TemplateTrials:
         self._has_rendered = False
         self._source = source
         self._forms: dict[tuple[Any, ...], Form] = {}
-        self._taken: dict[tuple[bool | str, ...], bool] = {}
+        self._taken: dict[tuple[tuple[str, ...], bool], bool] = {}
         self._read: dict[tuple[str, str], bool] = {}
 
     def form(self, role: str, sent: Form, *, calls: bool = False, tools: bool = False) -> Form:
@@ -80,7 +80,7 @@ class TemplateTrials:
 
     def takes(self, roles: Sequence[str], *, tools: bool = False) -> bool:
         """Whether in a conversation of these roles the texts of all instructions reach the prompt."""
-        key = (tools, *roles)
+        key = (tuple(roles), tools)
         if key not in self._taken:
             words = [f"qzxword{index}z" for index in range(len(roles))]
             wanted = [word for role, word in zip(roles, words, strict=True) if role in INSTRUCTIONS]
