@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from jaxllm import tracebacks
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted
 
 
 def repr_of_changes(struct: msgspec.Struct) -> str:
@@ -54,9 +54,9 @@ class CheckedNames(msgspec.StructMeta):
                 raise RequestError(self._unknown(name, self.__struct_fields__), name)
             elif not any(value is each or value == each for each in self.neutral[name]):
                 reason = self.reasons.get(name, "not supported")
-                raise RequestError(f"{name}={value!r:.50}: {reason}", name)
+                raise RequestError(f"{name}={quoted(value)}: {reason}", name)
         return found
 
     def _unknown(self, name: str, known: Iterable[str]) -> str:
         reason = self.reasons.get(name)
-        return f"{name}: {reason}" if reason else f"unknown {self.noun} {name!r}{nearest(name, known)}"
+        return f"{name}: {reason}" if reason else f"unknown {self.noun} {quoted(name)}{nearest(name, known)}"

@@ -1,5 +1,6 @@
 """The errors a caller can meet. Each says what was given, what is allowed, and what to do about it."""
 
+import reprlib
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
@@ -39,8 +40,16 @@ class RequestError(JaxLLMError, ValueError):
         self.parameter = parameter
 
 
-class ExtensionError(RequestError):
-    """The operator's own code, such as a logits processor, has failed for a request; all else goes on."""
+class RequestFaultError(RequestError):
+    """Host code has failed for this request, which is not to blame; all others go on.
+
+    That is the operator's own code, such as a logits processor, or an internal error of the engine.
+    """
+
+
+def fault_message(request_id: str) -> str:
+    """What is said of a request for which the engine's own code has failed."""
+    return f"internal error; the server's log has the details of request {request_id}"
 
 
 class PromptTooLongError(RequestError):
@@ -88,6 +97,41 @@ class EngineError(JaxLLMError, RuntimeError):
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+MOST_QUOTED = 200
+"""Characters of a value that a message repeats: its sender knows the rest."""
+
+
+class _Brief(reprlib.Repr):
+    """`repr` of little more than is shown, however large the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = MOST_QUOTED
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 20
+
+    def repr_str(self, x: str, level: int) -> str:
+        """The beginning of a text, not its two ends."""
+        return repr(x[: MOST_QUOTED + 1])
+
+    def repr_int(self, x: int, level: int) -> str:
+        """A number; Python refuses to write one of thousands of digits."""
+        return repr(x) if x.bit_length() < 4 * MOST_QUOTED else f"a number of {x.bit_length()} bits"
+
+
+_BRIEF = _Brief()
+
+
+def quoted(value: object) -> str:
+    """A value as it was given, for a message: its `repr`, of at most `MOST_QUOTED` characters."""
+    return shortened(_BRIEF.repr(value))
+
+
+def shortened(text: object) -> str:
+    """A text that may repeat what a client has sent, such as another library's message, of `MOST_QUOTED` characters."""
+    shown = str(text)
+    return shown if len(shown) <= MOST_QUOTED else f"{shown[: MOST_QUOTED - 3]}..."
 
 
 _LONGEST_NAME = 100

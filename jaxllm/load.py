@@ -70,7 +70,7 @@ def follow_engine(config: EngineConfig, progress: Progress = silent) -> None:
     assert isinstance(group, FollowerGroup)
     with closing_on_error(group):
         _check_generates(config)
-        from jaxllm.engine.engine import resolve_on_devices
+        from jaxllm.engine.assembly import resolve_on_devices
         from jaxllm.runtime.build import follow
 
         resolved = resolve_on_devices(over_all_devices(config, group), group.place.size)

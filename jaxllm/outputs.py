@@ -47,8 +47,8 @@ class EngineOutput(msgspec.Struct, array_like=True):
     first scheduled, in seconds of the monotonic clock. A request whose answer is ranked has one output, with
     `sequences`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or [length, O], in
     the only output of its request. `refusal` says why the request cannot be served, or not any further, and is None
-    otherwise; `refused_parameter` then names the field. Such an output is the request's last,
-    with the finish reason "abort". `is_fault` says that the request is not to blame, but the operator's own code.
+    otherwise; `refused_parameter` then names the field. Such an output is the request's last, with the finish reason
+    "abort". `is_fault` says that the request is not to blame, but the operator's own code or the engine's.
     """
 
     request_id: str

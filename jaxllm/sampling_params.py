@@ -31,7 +31,14 @@ from jaxllm.value_checks import Check, boolean, check_at_most, integer, list_of,
 GREEDY_BELOW: Final = 1e-5
 """Temperatures below this mean greedy decoding."""
 
-INTERNAL_FIELDS: Final = ("beam_search", "bad_words_token_ids", "reasoning_end_token_ids", "output_kind", "extra_args")
+INTERNAL_FIELDS: Final = (
+    "beam_search",
+    "bad_words_token_ids",
+    "reasoning_end_token_ids",
+    "output_kind",
+    "extra_args",
+    "reasoning_closing_token_ids",
+)
 """Fields of `SamplingParams` that no flag and no request has: they are made of others, or for Python alone."""
 
 
@@ -146,6 +153,8 @@ class SamplingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkn
     reasoning_end_token_ids: list[int] | None = None
     """Internal: the output begins inside reasoning, which this sequence of tokens ends. `structured_outputs` apply to
     what follows it; with `thinking_token_budget` it is forced when so many tokens have been generated."""
+    reasoning_closing_token_ids: list[int] | None = None
+    """Internal: what is forced then instead, which ends the reasoning too."""
 
     def __post_init__(self) -> None:
         self.validate()
@@ -375,6 +384,7 @@ _CHECKS: Final[dict[str, Check]] = {
     "beam_search": optional(_beam_search),
     "bad_words_token_ids": optional(_bad_words_token_ids),
     "reasoning_end_token_ids": optional(_word_ids),
+    "reasoning_closing_token_ids": optional(_word_ids),
 }
 
 

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 
 
 def wrong(name: str, value: Any, allowed: str) -> RequestError:
     """The error for one parameter, which says what was given and what is allowed."""
-    shown = repr(value)
-    shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
-    return RequestError(f"{name}={shown}: must be {allowed}", name)
+    return RequestError(f"{name}={quoted(value)}: must be {allowed}", name)
 
 
 Check = Callable[[str, Any], Any]

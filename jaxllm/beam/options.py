@@ -1,17 +1,20 @@
 """The options of a beam search as the engine sees them; `early_stopping` means what it means in `transformers`."""
 
-import math
 from typing import Any, Final, Literal
 
 import msgspec
 
 from jaxllm.errors import RequestError
 from jaxllm.info import EngineInfo
+from jaxllm.value_checks import number
 
 EarlyStopping = bool | Literal["never"]
 
 MAX_WIDTH: Final = 1024
 """Most beams of one request, whatever the engine allows."""
+
+MAX_LENGTH_PENALTY: Final = 10.0
+"""Largest power of a hypothesis's length, either way. A score of a million tokens then stays far from overflowing."""
 
 _MEANINGLESS: Final = (
     "presence_penalty",
@@ -55,8 +58,7 @@ class BeamOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
         _check_count("n", self.n)
         if self.n > self.width:
             raise RequestError(f"n={self.n}: must be at most the number of beams, {self.width}", "n")
-        if not _is_number(self.length_penalty):
-            raise RequestError(f"length_penalty={self.length_penalty!r}: must be a finite number", "length_penalty")
+        _check_penalty("length_penalty", self.length_penalty)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise RequestError(
                 f"early_stopping={self.early_stopping!r}: must be true, false or 'never'", "early_stopping"
@@ -116,5 +118,6 @@ def _check_count(name: str, value: Any) -> None:
         raise RequestError(f"{name}={value!r}: must be an integer from 1 to {MAX_WIDTH}", name)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+_check_penalty = number(
+    f"a number from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}", lambda x: abs(x) <= MAX_LENGTH_PENALTY
+)

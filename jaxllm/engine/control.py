@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.progress import Progress, silent
 from jaxllm.request import Request
 
@@ -28,7 +28,7 @@ class EngineControl:
     def __init__(self, engine: "Engine", resolved: "ResolvedConfig") -> None:
         self._engine, self._resolved = engine, resolved
         self._store: WeightStore | None = None
-        self._held: dict[str, Request] = {}
+        self._deferred: dict[str, Request] = {}
         self._asleep: set[str] = set()
         self._level = 0
         self._is_paused = False
@@ -40,21 +40,21 @@ class EngineControl:
 
     # Requests
 
-    def hold(self, request: Request) -> None:
+    def defer(self, request: Request) -> None:
         """Let a request wait here. Raises `RequestError` for an id in use."""
         name = request.request_id
-        if name in self._held or self._engine.scheduler.get(name) is not None:
-            raise RequestError(f"request_id={name!r} is in use by an unfinished request", "request_id")
-        self._held[name] = request
+        if name in self._deferred or self._engine.scheduler.get(name) is not None:
+            raise RequestError(f"request_id={quoted(name)} is in use by an unfinished request", "request_id")
+        self._deferred[name] = request
 
-    def let_go(self, request_id: str) -> Request | None:
+    def pop_deferred(self, request_id: str) -> Request | None:
         """Forget a request that waits here."""
-        return self._held.pop(request_id, None)
+        return self._deferred.pop(request_id, None)
 
     @property
-    def held_ids(self) -> set[str]:
+    def deferred_request_ids(self) -> set[str]:
         """Ids of the requests that wait here."""
-        return set(self._held)
+        return set(self._deferred)
 
     # Pause
 
@@ -83,7 +83,7 @@ class EngineControl:
     def _settle(self, mode: PauseMode, *, again: bool) -> bool:
         """Bring it about that no step is under way, and no request runs unless it is kept; False: not yet."""
         if mode not in get_args(PauseMode):
-            raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
+            raise RequestError(f"mode={quoted(mode)}: choose one of {', '.join(get_args(PauseMode))}", "mode")
         if again and not (self.is_draining or self.is_halted):
             raise RequestError("the engine goes on: it was resumed, woken up or started again meanwhile")
         engine = self._engine
@@ -293,9 +293,9 @@ class EngineControl:
     def _update(self) -> None:
         self.is_halted = self._is_paused or self._is_updating or bool(self._asleep) or bool(self._problem)
         if not self.is_halted and not self.is_draining:
-            held, self._held = self._held, {}
-            for request in held.values():
-                self._engine.add_request(request)
+            deferred, self._deferred = self._deferred, {}
+            for request in deferred.values():
+                self._engine.add_or_refuse(request)
 
 
 def _folder(name: str) -> Path:
@@ -304,7 +304,8 @@ def _folder(name: str) -> Path:
         path = Path(name).expanduser()
         found = path.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
-        raise RequestError(f"weights: {name[:200]!r} is no folder here: {error}"[:500], "path") from error
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise RequestError(f"weights: {quoted(name)} is no folder here: {reason}", "path") from error
     if not found:
-        raise RequestError(f"weights: {name!r} is no folder here", "path")
+        raise RequestError(f"weights: {quoted(name)} is no folder here", "path")
     return path

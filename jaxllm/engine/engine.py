@@ -2,38 +2,40 @@
 
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.beams import BeamSearches
-from jaxllm.engine.collaborator import Collaborator
-from jaxllm.engine.constrained import ConstrainedDecoding, make_constraints
+from jaxllm.engine.assembly import (
+    describe_stages,
+    make_processing,
+    make_scheduler,
+    planned_step_seconds,
+    resolve_on_devices,
+)
 from jaxllm.engine.control import EngineControl
-from jaxllm.engine.logprobs import PromptLogprobs, output_logprobs
+from jaxllm.engine.features.beam_search import BeamSearches
+from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constraints
+from jaxllm.engine.features.faults import Faults
+from jaxllm.engine.features.features import Features
+from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
+from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.info import StageInfo
-from jaxllm.kv.manager import KVManager
-from jaxllm.kv.snapshots import SnapshotPool
+from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.outputs import EngineOutput
 from jaxllm.progress import Progress, silent
 from jaxllm.request import FinishReason, Request, as_request_ids
 from jaxllm.runtime.build import build_runner
-from jaxllm.runtime.memory.capacity import bytes_on_device
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.runtime.runner import Dispatched, Runner, StepResult
 from jaxllm.scheduler.plan import StepPlan
-from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from jaxllm.engine.processing import Processing
     from jaxllm.hosts.group import Group
-    from jaxllm.kv.shards import ShardedPages
-    from jaxllm.scheduler.sharded import ShardedScheduler
 
 
 class Engine(StepLoop[Dispatched]):
@@ -56,47 +58,30 @@ class Engine(StepLoop[Dispatched]):
             num_pages=num_pages,
             cache_windows=resolved.cache_groups.windows,
             enable_prefix_caching=resolved.shares_prefixes,
-            planned_step_seconds=_planned_step_seconds(resolved, runner),
-            stages=_describe_stages(resolved, runner),
+            planned_step_seconds=planned_step_seconds(resolved, runner),
+            stages=describe_stages(resolved, runner),
         )
         super().__init__(info, runner, config, resolved.num_stages)
-        groups = resolved.cache_groups
-        shards = [
-            KVManager(
-                num_pages,
-                resolved.page_size,
-                enable_prefix_caching=resolved.shares_prefixes,
-                groups=groups,
-                snapshots=SnapshotPool(resolved.max_num_seqs, resolved.num_snapshots) if groups.has_states else None,
-            )
-            for _ in range(resolved.data_shards)
-        ]
-        options: dict[str, Any] = {
-            "max_num_seqs": resolved.max_num_seqs,
-            "max_num_batched_tokens": resolved.max_num_batched_tokens,
-            "max_model_len": resolved.max_model_len,
-            "policy": config.scheduler.scheduling_policy,
-            "long_prefill_token_threshold": config.scheduler.long_prefill_token_threshold,
-            "mamba_block_size": config.cache.mamba_block_size,
-            "stages": resolved.num_stages if config.scheduler.async_scheduling else 1,
-        }
         self._knows_tokens = resolved.num_stages > 1
         """Whether the host knows all tokens of requests that it schedules."""
-        self.pages: KVManager | ShardedPages
-        self.scheduler: Scheduler | ShardedScheduler
-        if len(shards) == 1:
-            self.pages, self.scheduler = shards[0], Scheduler(pages=shards[0], **options)
-        else:
-            self.pages, self.scheduler = _sharded(shards, options)
-        self._collaborators: tuple[Collaborator, ...] = (
-            ConstrainedDecoding(
-                make_constraints(resolved), self.scheduler, runner, self._refuse, _processing(resolved)
+        self.pages, self.scheduler = make_scheduler(resolved, num_pages)
+        self._faults = Faults()
+        self._integrity = IntegrityCheck(self.scheduler.check_integrity)
+        self._features = Features(
+            (
+                ConstrainedDecoding(
+                    self._faults,
+                    make_constraints(resolved),
+                    self.scheduler,
+                    runner,
+                    self._refuse,
+                    make_processing(resolved),
+                ),
+                BeamSearches(self._faults, resolved.max_model_len, self._finish_with_output),
+                PromptLogprobs(self._faults),
             ),
-            BeamSearches(resolved.max_model_len, self._finish_with_output),
-            PromptLogprobs(),
+            self._faults,
         )
-        self._active: list[Collaborator] = []
-        """Those of them that unfinished requests concern. It is replaced and never changed, see `step`."""
         self._limits = RequestLimits.of(self.info)
         self.control = EngineControl(self, resolved)
         """Sleep, pauses and weight updates."""
@@ -121,26 +106,38 @@ class Engine(StepLoop[Dispatched]):
         self._limits.check(request)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
+        """Queue a request.
+
+        Raises `RequestError`, and queues nothing, when it cannot be served; `RequestFaultError` when the engine's own
+        code has failed for it.
+        """
         if not request.eos_token_ids:
             request.eos_token_ids = self.info.eos_token_ids
-        self._limits.check(request)
-        if self.control.is_halted or self.control.is_draining:
-            self.control.hold(request)
-            return
-        concerned = [each for each in self._collaborators if each.concerns(request)]
-        for collaborator in concerned:
-            collaborator.prepares(request)
-        self.scheduler.add(request, held=any(each.holds for each in concerned))
-        for collaborator in concerned:
-            collaborator.added(request)
-        if concerned:
-            self._active = [each for each in self._collaborators if each.requests]
+        try:
+            self._limits.check(request)
+            if self.control.is_halted or self.control.is_draining:
+                self.control.defer(request)
+                return
+            features = self._features.prepare(request)
+        except Exception as error:
+            if isinstance(error, JaxLLMError):
+                raise
+            raise RequestFaultError(fault_message(request.request_id)) from error
+        self.scheduler.add(request, held=any(each.holds for each in features))
+        self._features.add(request, features)
+
+    def add_or_refuse(self, request: Request) -> None:
+        """Queue a request that was accepted earlier; if it cannot be served after all, a coming output says so."""
+        try:
+            self.add_request(request)
+        except RequestError as error:
+            is_fault = isinstance(error, RequestFaultError)
+            self._ended.append(_refusal(request, str(error), error.parameter, is_fault=is_fault))
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests early; the next step's outputs say so. Unknown or finished ones are ignored."""
         for request_id in as_request_ids(request_ids):
-            request = self.scheduler.get(request_id) or self.control.let_go(request_id)
+            request = self.scheduler.get(request_id) or self.control.pop_deferred(request_id)
             if request is not None:
                 self._ended.append(self._finish_with_output(request, "abort"))
 
@@ -154,50 +151,54 @@ class Engine(StepLoop[Dispatched]):
 
     def unfinished_ids(self) -> set[str]:
         """Ids of the requests that wait or run."""
-        return self.scheduler.unfinished_ids() | self.control.held_ids
+        return self.scheduler.unfinished_ids() | self.control.deferred_request_ids
 
     def step(self) -> list[EngineOutput]:
         """Compute one batch of tokens. Returns one output for each request that has any news."""
         if self.control.is_halted:
             ended, self._ended, self._step = self._ended, [], StepStats()
             return ended
-        for each in self._active:
-            each.begins()
+        self._features.on_step_begin()
+        self._end_faulty()
         outputs = super().step()
         if not self._step.num_steps:
-            for each in self._active:
-                each.idle()
+            self._features.on_idle()
+            self._end_faulty()
+        self._integrity.check_if_due()
         return outputs
 
     def _start(self) -> bool:
         began = time.monotonic()
         if self._under_way:
             _, last = self._under_way[-1]
-            for each in self._active:
-                each.before_schedule(last)
+            self._features.before_schedule(last)
+            self._end_faulty()
         if self._under_way and not self._knows_tokens and self.runner.must_wait(self.scheduler.table):
             return False
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self._note_admissions(plan, began)
-        for each in self._active:
-            each.scheduled(plan)
+        self._features.on_scheduled(plan)
         self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
+        # Only now: the plan names slots, and theirs are theirs until it is dispatched.
+        self._end_faulty()
         return True
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
-        for each in self._active:
-            each.before_collect(step)
+        self._features.before_collect(step)
+        self._end_faulty()
+        # A feature hears of a step to its end, even if its last request ends meanwhile.
+        features = self._features.active
         plan, result = step.plan, self.runner.collect(step)
-        for each in self._active:
-            each.collected(step, result)
+        self._features.on_collected(features, step, result)
+        self._end_faulty()
         finished = self.scheduler.update(plan, result.token_ids, result.counts)
-        for each in self._active:
-            finished += each.updated(step)
+        finished += self._features.on_accept(features, step)
         outputs = self._outputs(plan, result, finished)
-        for each in self._active:
-            each.reported(plan, result, outputs)
+        self._features.on_outputs(features, plan, result, outputs)
+        if self._faults:
+            outputs = self._without_faulty(outputs, finished)
         if finished:
             self._forget(finished)
         self._step = StepStats(
@@ -205,18 +206,14 @@ class Engine(StepLoop[Dispatched]):
             num_rows=plan.num_rows,
             num_tokens=plan.num_tokens,
             bucket_tokens=result.bucket.tokens,
-            num_last=len(finished),
+            num_last=_num_last(plan, result, finished),
             preemptions=tuple([request.num_preemptions for request in finished]) if finished else (),
         )
         return outputs
 
     def _forget(self, requests: Iterable[Request]) -> None:
         """Requests have ended: drop what is only for them, and steps under way that are for nobody."""
-        if self._active:
-            for request in requests:
-                for each in self._active:
-                    each.ended(request)
-            self._active = [each for each in self._active if each.requests]
+        self._features.end(requests)
         if not self.scheduler.has_unfinished:
             self._under_way.clear()
 
@@ -254,8 +251,7 @@ class Engine(StepLoop[Dispatched]):
 
     def close(self) -> None:
         """Free the device memory. The engine cannot be used afterwards."""
-        for each in self._collaborators:
-            each.close()
+        self._features.close()
         super().close()
 
     def _finish(self, request_id: str, reason: FinishReason, stop_reason: str | None) -> Request | None:
@@ -287,6 +283,27 @@ class Engine(StepLoop[Dispatched]):
             output.refusal, output.refused_parameter, output.is_fault = message, parameter, is_fault
             self._ended.append(output)
 
+    def _end_faulty(self) -> None:
+        """End the requests whose host code has failed; a coming output of each says so."""
+        if not self._faults:
+            return
+        for request in self._faults.take():
+            self._refuse(request, fault_message(request.request_id), None, is_fault=True)
+        self._integrity.want()
+
+    def _without_faulty(self, outputs: list[EngineOutput], finished: list[Request]) -> list[EngineOutput]:
+        """`outputs` without those of requests that have failed in this step, which are told of that instead."""
+        for request in self._faults.take():
+            name, told = request.request_id, fault_message(request.request_id)
+            outputs = [output for output in outputs if output.request_id != name]
+            if request in finished or request.finish_reason is not None:
+                # It ended with this step, and nobody has been told.
+                self._ended.append(_refusal(request, told, is_fault=True))
+            else:
+                self._refuse(request, told, None, is_fault=True)
+        self._integrity.want()
+        return outputs
+
     def _outputs(self, plan: StepPlan, result: StepResult, finished: list[Request]) -> list[EngineOutput]:
         outputs = []
         rows = np.flatnonzero(plan.samples).tolist()
@@ -296,7 +313,8 @@ class Engine(StepLoop[Dispatched]):
             request = plan.requests[row]
             output = EngineOutput(request.request_id, token_ids, num_cached_tokens=request.num_cached_tokens)
             if result.logprobs is not None:
-                output.logprobs = output_logprobs(request, token_ids[0], result, row)
+                with self._faults.guard(request):
+                    output.logprobs = output_logprobs(request, token_ids[0], result, row)
             outputs.append(output)
         if finished:
             by_id = {output.request_id: output for output in outputs}
@@ -309,60 +327,15 @@ class Engine(StepLoop[Dispatched]):
         return outputs
 
 
-def _sharded(shards: list[KVManager], options: dict[str, Any]) -> "tuple[ShardedPages, ShardedScheduler]":
-    # Most engines have one shard: starts are faster without the imports.
-    from jaxllm.kv.shards import ShardedPages
-    from jaxllm.scheduler.sharded import ShardedScheduler
-
-    return ShardedPages(shards), ShardedScheduler(shards, **options)
-
-
-def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:
-    """The configuration, as it fits the devices that are here, with kernels that are right on them."""
-    resolved = resolve_config(config, processes=processes)
-    if resolved.platform != "cpu":
-        # Only here: a start on CPU need not wait for the imports.
-        from jaxllm.planning.fit import fit_here
-        from jaxllm.runtime.sampling.self_test import with_tested_sampling
-        from jaxllm.runtime.tested import with_tested_kernels
-
-        resolved = with_tested_sampling(with_tested_kernels(fit_here(resolved)))
-    return resolved
-
-
-def _processing(resolved: ResolvedConfig) -> "Processing | None":
-    if not resolved.processors:
-        return None
-    # Most engines have none: starts are faster without the import.
-    from jaxllm.engine.processing import Processing
-
-    return Processing(resolved)
-
-
-def _planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:
-    if resolved.platform == "cpu":
-        return {}
-    # Only here: a start on CPU need not wait for the import.
-    from jaxllm.planning.step_times import planned_step_seconds
-
-    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
-    found = [planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
-    # As many steps are under way as there are stages: one ends as often as the slowest stage does one.
-    return {tokens: max(each[tokens] for each in found) for tokens in found[0]}
-
-
-def _describe_stages(resolved: ResolvedConfig, runner: Runner) -> tuple[StageInfo, ...]:
-    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
-    return tuple(
-        StageInfo(
-            start=part.stage.start,
-            stop=part.stage.stop,
-            num_devices=part.num_devices,
-            weight_bytes=bytes_on_device(calls.parameters),
-            cache_bytes=bytes_on_device(calls.state.kv_cache),
-        )
-        for part, calls in parts
-        if part.stage is not None
+def _refusal(request: Request, message: str, parameter: str | None = None, *, is_fault: bool = False) -> EngineOutput:
+    """The last output of a request that is not served any further."""
+    return EngineOutput(
+        request.request_id,
+        [],
+        finish_reason="abort",
+        refusal=message,
+        refused_parameter=parameter,
+        is_fault=is_fault,
     )
 
 
@@ -374,3 +347,12 @@ def _tokens_by_row(plan: StepPlan, result: StepResult) -> list[list[int]]:
     firsts = (np.cumsum(counts) - counts)[plan.samples]
     ends = firsts + taken[plan.samples]
     return [tokens[first:end].tolist() for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
+
+
+def _num_last(plan: StepPlan, result: StepResult, finished: list[Request]) -> int:
+    """Tokens that need no step of their own: the last of each request that ends, or all that a grammar gave it now."""
+    if result.counts is None or plan.num_taken is None or not finished:
+        return len(finished)
+    ended = {request.request_id for request in finished}
+    rows = [row for row, request in enumerate(plan.requests) if request.request_id in ended]
+    return len(finished) - len(rows) + int(plan.num_taken[rows].sum())

@@ -14,7 +14,8 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.backend import DEFAULT_BACKEND
 
 _TOKEN_FIELDS: Final = (
-    "stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "reasoning_end_token_ids"
+    "stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids",
+    "reasoning_end_token_ids", "reasoning_closing_token_ids",
 )  # fmt: skip
 
 

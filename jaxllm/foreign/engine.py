@@ -56,7 +56,6 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     **values("scales are read from the checkpoint", "quantization-param-path"),
     **only(("auto",), "models are those of docs/add-a-model.md", "model-impl", "config-format"),
     **only(({},), "say what differs with --hf-overrides", "model-class-overrides", "hf-config-path"),
-    **off("give prompts as token ids; LLM has skip_tokenizer_init", "skip-tokenizer-init"),
     **values("--enable-sleep-mode needs no more", "sleep-mode-backend"),
     **switches("--enable-sleep-mode needs no more", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
     # Devices and hosts
@@ -113,7 +112,7 @@ MEANINGLESS: Mapping[str, Meaningless] = {
              "typical-acceptance-sampler-posterior-threshold", "typical-acceptance-sampler-posterior-alpha"),
     # Requests and results
     **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
-    **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config", "reasoning-config"),
+    **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config"),
     # Logs and measurements
     **values("see docs/metrics.md for what is measured", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
              "kv-cache-metrics-sample", "custom-histogram-buckets", "watchdog-config"),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from jaxllm.config import EngineConfig
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
+from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
 from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.build import build_pooling_runner
@@ -59,7 +60,12 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
 
     def add_request(self, request: PoolingRequest) -> None:
         """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
-        self._limits.check(request)
+        try:
+            self._limits.check(request)
+        except Exception as error:
+            if isinstance(error, JaxLLMError):
+                raise
+            raise RequestFaultError(fault_message(request.request_id)) from error
         if request.params.task is None:
             assert self.info.pooling is not None
             request.params = replace(request.params, task=self.info.pooling.tasks[0])

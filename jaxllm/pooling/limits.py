@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxllm.engine.validation import unknown_token
-from jaxllm.errors import PromptTooLongError, RequestError
+from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.info import EngineInfo, PoolingInfo
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
@@ -48,19 +48,21 @@ class PoolingLimits:
         tasks = self.pooling.tasks
         task = params.task or tasks[0]
         if task not in tasks:
-            raise RequestError(f"task={task!r}: {self.model} does {', '.join(tasks)}", "task")
+            raise RequestError(f"task={quoted(task)}: {self.model} does {', '.join(tasks)}", "task")
         if task != "token_classify":
             for name in ("step_tag_id", "returned_token_ids"):
                 if getattr(params, name) is not None:
-                    raise RequestError(f"{name}: is for task='token_classify', not for task={task!r}", name)
+                    raise RequestError(f"{name}: is for task='token_classify', not for task={quoted(task)}", name)
         if task in ("embed", "token_embed"):
             if params.activates is not None:
-                raise RequestError(f"use_activation: is for class scores, not for task={task!r}", "use_activation")
+                raise RequestError(
+                    f"use_activation: is for class scores, not for task={quoted(task)}", "use_activation"
+                )
             self._check_dimensions(params.dimensions)
             return
         for name in ("dimensions", "normalize"):
             if getattr(params, name) is not None:
-                raise RequestError(f"{name}: is for embeddings, not for task={task!r}", name)
+                raise RequestError(f"{name}: is for embeddings, not for task={quoted(task)}", name)
         classes = len(self.pooling.labels) or 1
         beyond = [index for index in params.returned_token_ids or () if index >= classes]
         if beyond:

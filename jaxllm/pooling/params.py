@@ -1,11 +1,11 @@
 """What a request wants of a pooling model: vLLM's names and meanings."""
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
 from jaxllm.checked_names import CheckedNames, repr_of_changes
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.sampling_params import RequestOutputKind
 
 PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
@@ -64,13 +64,15 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
         """Raise `RequestError` for the first wrong value."""
         if self.task is not None and self.task not in TASKS:
             hint = nearest(str(self.task), TASKS)
-            raise RequestError(f"task={self.task!r}: choose one of {', '.join(TASKS)}{hint}", "task")
+            raise RequestError(f"task={quoted(self.task)}: choose one of {', '.join(TASKS)}{hint}", "task")
         for name in ("normalize", "use_activation", "activation", "softmax"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
-                raise RequestError(f"{name}={value!r}: must be true or false", name)
+                raise RequestError(f"{name}={quoted(value)}: must be true or false", name)
         if self.truncation_side not in (None, "left", "right"):
-            raise RequestError(f"truncation_side={self.truncation_side!r}: must be left or right", "truncation_side")
+            raise RequestError(
+                f"truncation_side={quoted(self.truncation_side)}: must be left or right", "truncation_side"
+            )
         _check_count("dimensions", self.dimensions, or_minus_one=False)
         _check_count("truncate_prompt_tokens", self.truncate_prompt_tokens, or_minus_one=True)
         if self.step_tag_id is not None:
@@ -89,13 +91,19 @@ class PoolingParams(msgspec.Struct, metaclass=_Names, kw_only=True, forbid_unkno
         )
 
 
+_LARGEST: Final = 2**63 - 1
+"""No larger number can be sent to an engine in another process."""
+
+
 def _check_index(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise RequestError(f"{name}: {value!r} must be an integer of at least 0", name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        raise RequestError(f"{name}: {quoted(value)} must be an integer of at least 0 and less than 2**63", name)
 
 
 def _check_count(name: str, value: Any, *, or_minus_one: bool) -> None:
     if value is None or (or_minus_one and value == -1 and not isinstance(value, bool)):
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RequestError(f"{name}={value!r}: must be at least 1{', or -1' if or_minus_one else ''}", name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+        raise RequestError(
+            f"{name}={quoted(value)}: must be at least 1{', or -1' if or_minus_one else ''}, and less than 2**63", name
+        )

@@ -12,8 +12,8 @@ class Constraint:
     """Follows the tokens of one request and says which may come next.
 
     The output may begin inside reasoning, where any token is allowed but the end of the text, if a grammar is still to
-    come. `reasoning_end_token_ids` ends it, and is forced when the budget of tokens is used up. What follows obeys the
-    grammar; without one, it is free.
+    come. `reasoning_end_token_ids` ends it, and is forced when the budget of tokens is used up, or what is to close it
+    then. What follows obeys the grammar; without one, it is free.
 
     Depends on nothing but the tokens, so it survives preemption as it is.
     """
@@ -27,7 +27,8 @@ class Constraint:
         budget = params.thinking_token_budget
         self._left = None if budget is None or not self._marker else budget
         self._tail: tuple[int, ...] = ()
-        self._owed = self._marker if self._left == 0 else ()
+        self._closing = tuple(params.reasoning_closing_token_ids or ()) or self._marker
+        self._owed = self._closing if self._left == 0 else ()
         self._ended = False
 
     @property
@@ -74,7 +75,7 @@ class Constraint:
         elif self._left is not None:
             self._left -= 1
             if self._left == 0:
-                self._owed = self._marker
+                self._owed = self._closing
 
     def forced(self) -> list[int]:
         """The tokens that must follow, where there is no choice."""

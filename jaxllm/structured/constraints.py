@@ -1,6 +1,6 @@
 """The constraints of an engine's requests: made when their grammars are compiled, asked for masks at every step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.config import StructuredOptions
-from jaxllm.errors import RequestError
 from jaxllm.request import Request
 from jaxllm.structured.backend import Grammar, Vocabulary, make_backend, mask_words
 from jaxllm.structured.compiler import GrammarCompiler
@@ -49,21 +48,23 @@ class Constraints:
         self._compiling[request] = self._compiler.compile(with_options(form, self._options), request.grammar_bytes)
         return False
 
-    def ready(self) -> Iterator[tuple[Request, RequestError | None]]:
-        """The requests whose grammars were compiled since the last call, each with what is wrong with it or None."""
+    @property
+    def num_words(self) -> int:
+        """Words of a mask."""
+        return self._words
+
+    def ready(self) -> list[tuple[Request, Future[Grammar]]]:
+        """The requests whose compilation has ended since the last call, each with its result for `start`."""
         if not self._compiling:
-            return
-        done = [request for request, future in self._compiling.items() if future.done()]
-        for request in done:
-            future = self._compiling.pop(request)
-            error = future.exception()
-            if error is None:
-                request.constraint = Constraint(request.params, future.result().matcher(), request.eos_token_ids)
-                yield request, None
-            elif isinstance(error, RequestError):
-                yield request, error
-            else:
-                raise error
+            return []
+        done = [(request, future) for request, future in self._compiling.items() if future.done()]
+        for request, _ in done:
+            del self._compiling[request]
+        return done
+
+    def start(self, request: Request, compiled: Future[Grammar]) -> None:
+        """Give a request its constraint. Raises `RequestError` where its grammar is wrong."""
+        request.constraint = Constraint(request.params, compiled.result().matcher(), request.eos_token_ids)
 
     def wait(self) -> None:
         """Wait a little for a grammar."""

@@ -13,7 +13,7 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shortened
 from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
 from jaxllm.structured.llguidance_source import source_of
 from jaxllm.structured.params import StructuredOutputsParams
@@ -29,8 +29,6 @@ LIMITS: Final[dict[str, Any]] = {
 }
 """Of work and memory, counted so that the same request always gets the same answer: by llguidance's figures about 20 ms
 to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
-
-LONGEST_MESSAGE: Final = 500
 
 SLOW_SECONDS: Final = 0.5
 """A mask that takes longer ends its request: all others wait for it. What takes half of that is refused before."""
@@ -175,7 +173,7 @@ def _first_line(message: str) -> str:
         return "the grammar is too complex, or a defect of llguidance"
     message = message.split("\n<state>", maxsplit=1)[0].strip() or "the grammar cannot be followed any further"
     message = re.sub(r"\s*\n\s*", " | ", message)
-    return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
+    return shortened(message)
 
 
 def _tokenizer(vocabulary: Vocabulary) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted, shortened
 from jaxllm.structured.params import StructuredOutputsParams
 
 WHITESPACE = r"( |\n {0,24})"
@@ -88,7 +88,7 @@ def _of_grammar(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
         lark = any_to_lark(form.grammar)
     # The converter has no type of its own for what it cannot read.
     except Exception as error:  # noqa: BLE001
-        raise RequestError(f"grammar: cannot be read as GBNF: {error}", "grammar") from None
+        raise RequestError(f"grammar: cannot be read as GBNF: {shortened(error)}", "grammar") from None
     made: str = llguidance.LLMatcher.grammar_from_lark(lark)
     return made
 
@@ -100,7 +100,7 @@ def _of_tag(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     for begin, schema, end in structures:
         trigger = next((each for each in triggers if begin.startswith(each)), None)
         if trigger is None:
-            raise _tag_error(f"begin {begin!r} starts with none of the triggers {triggers!r}")
+            raise _tag_error(f"begin {quoted(begin)} starts with none of the triggers {quoted(triggers)}")
         tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=_inner(schema, form), end=end))
     special = all(is_special(each) for each in triggers if each.startswith("<") and each.endswith(">"))
     made: str = llguidance.StructTag.to_grammar(tags, assume_special=special)
@@ -117,7 +117,7 @@ def _tag_parts(tag: Any) -> tuple[list[tuple[str, dict[str, Any], str]], list[st
     """(begin, schema, end) of each structure, and the triggers."""
     if set(tag) - {"type"} != {"structures", "triggers"}:
         found = ", ".join(sorted(set(tag) - {"type"})) or "nothing"
-        raise _tag_error(f"needs the fields structures and triggers; there is {found}")
+        raise _tag_error(f"needs the fields structures and triggers; there is {shortened(found)}")
     triggers, structures = tag["triggers"], tag["structures"]
     if not isinstance(triggers, list) or not triggers or not all(isinstance(each, str) and each for each in triggers):
         raise _tag_error("triggers: must be a list of non-empty strings, with at least one")

@@ -10,6 +10,7 @@ from jaxllm.models.norm_plan import NormPlan
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import sharding
 from jaxllm.pallas_kernels.linear import Norm
+from jaxllm.pallas_kernels.row_sum import rounded, row_sum, sum_of_squares
 
 
 class RMSNorm(nnx.Module):
@@ -44,12 +45,12 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise `x` [..., size]; the type stays."""
         wide = x.astype(jnp.float32)
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        out = centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
+        centred = wide - rounded(row_sum(wide) / wide.shape[-1])
+        out = centred * lax.rsqrt(rounded(sum_of_squares(centred) / wide.shape[-1]) + self.eps)
         if self.weight is not None:
             out = out * (self.weight[...].astype(jnp.float32) + self.offset)
         if self.bias is not None:
-            out = out + self.bias[...].astype(jnp.float32)
+            out = rounded(out) + self.bias[...].astype(jnp.float32)
         return out.astype(x.dtype)
 
 

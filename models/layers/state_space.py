@@ -20,6 +20,7 @@ from jaxllm.models.layers.states import read_states, write_states
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.recurrent_plan import StateSpacePlan
 from jaxllm.models.sharding import MODEL, model_parallel, sharding
+from jaxllm.pallas_kernels.row_sum import rounded, sum_of_squares
 from jaxllm.pallas_kernels.state_space import state_space
 
 
@@ -100,5 +101,6 @@ class GatedGroupNorm(nnx.Module):
         if self.plan.norm is None or self.weight is None:
             return x
         grouped = x.reshape(len(x), self.plan.groups, -1)
-        grouped = grouped * lax.rsqrt((grouped * grouped).mean(axis=-1, keepdims=True) + self.plan.norm.eps)
+        mean_square = rounded(sum_of_squares(grouped) / grouped.shape[-1])
+        grouped = grouped * lax.rsqrt(mean_square + self.plan.norm.eps)
         return grouped.reshape(x.shape) * self.weight[...].astype(jnp.float32)

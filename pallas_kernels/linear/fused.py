@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import register_dataclass
 
+from jaxllm.pallas_kernels.row_sum import rounded, sum_of_squares
+
 
 @register_dataclass
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Norm:
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise `x` [..., in]. Computes in float32; the type stays."""
         wide = x.astype(jnp.float32)
-        scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        scale = lax.rsqrt(rounded(sum_of_squares(wide) / wide.shape[-1]) + self.epsilon)
         return (wide * scale * self.weight.astype(jnp.float32)).astype(x.dtype)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.serving.anthropic.requests import (
     BLOCK_KINDS,
     CountTokensRequest,
@@ -137,7 +137,7 @@ def _block(block: Mapping[str, Any], path: str, allowed: tuple[str, ...]) -> Any
         expected = " or ".join(map(repr, allowed))
         reason = "this model reads text only" if kind in ("image", "document") else f"must be {expected} here"
         hint = nearest(kind, BLOCK_KINDS) if isinstance(kind, str) else ""
-        raise UnsupportedError(f"{path}.type={kind!r}: {reason}{hint}", f"{path}.type")
+        raise UnsupportedError(f"{path}.type={quoted(kind)}: {reason}{hint}", f"{path}.type")
     return as_body(block, BLOCK_KINDS[kind], path)
 
 
@@ -198,8 +198,8 @@ def _tools(body: MessagesRequest | CountTokensRequest) -> list[Tool]:
         kind = tool.get("type")
         if kind not in (None, "custom"):
             raise UnsupportedError(
-                f"tools[{index}].type={kind!r}: only tools of type 'custom' are supported; this server runs none of "
-                "its own",
+                f"tools[{index}].type={quoted(kind)}: only tools of type 'custom' are supported; this server "
+                "runs none of its own",
                 f"tools[{index}].type",
             )
         given = as_body(tool, MessagesTool, f"tools[{index}]")
@@ -218,7 +218,7 @@ def _tool_choice(body: MessagesRequest | CountTokensRequest) -> tuple[Any, bool 
     parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
     if choice.type != "tool":
         if choice.name is not None:
-            raise RequestError(f"tool_choice.name: only for type 'tool', not {choice.type!r}", "tool_choice.name")
+            raise RequestError(f"tool_choice.name: only for type 'tool', not {quoted(choice.type)}", "tool_choice.name")
         return {"any": "required"}.get(choice.type, choice.type), parallel
     if choice.name is None:
         raise RequestError("tool_choice.name: this field is required", "tool_choice.name")

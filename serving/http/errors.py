@@ -2,23 +2,28 @@
 
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 
 from jaxllm.errors import (
+    MOST_QUOTED,
     CapacityError,
     EngineError,
-    ExtensionError,
     PromptTooLongError,
     QueueFullError,
     QuotaError,
     RequestError,
+    RequestFaultError,
     ScalingBusyError,
     ScalingTimeoutError,
     StorageError,
+    fault_message,
     nearest,
+    quoted,
+    shortened,
 )
 from jaxllm.serving.http.body.base import UnsupportedError
 from jaxllm.serving.http.error_response import ErrorDetails
@@ -45,8 +50,10 @@ DOCUMENTED = {
 """The errors that every request with a body may get, for the OpenAPI document."""
 
 
-_LONGEST_MESSAGE = 4096
-_LONGEST_PARAM = 256
+_WORD = re.compile(rf"\S{{{MOST_QUOTED + 1},}}")
+"""Longer than any of ours: what a client has sent, in a message that does not quote it as such."""
+_LONGEST_MESSAGE = 1000
+"""No message of ours is longer, so it repeats what a client or another library has said."""
 
 
 class HttpError(Exception):
@@ -62,7 +69,8 @@ class HttpError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         # Both may quote what a client sent, of whatever length.
-        message, param = _clipped(message, _LONGEST_MESSAGE), param and _clipped(param, _LONGEST_PARAM)
+        message = _clipped(_WORD.sub(lambda word: shortened(word[0]), message), _LONGEST_MESSAGE)
+        param = param and shortened(param)
         super().__init__(message)
         self.status = status
         self.details = ErrorDetails(message=message, type=_type_of(status), param=param, code=code)
@@ -86,14 +94,14 @@ def unknown_model(name: str, known: Iterable[str]) -> HttpError:
     """The request names a model that is not served."""
     names = list(known)
     served = ", ".join(f"`{each}`" for each in names)
-    message = f"The model `{name}` does not exist{nearest(name, names)}; this server has {served}"
+    message = f"The model `{shortened(name)}` does not exist{nearest(name, names)}; this server has {served}"
     return HttpError(404, message, param="model", code="model_not_found")
 
 
 def unknown_response(name: str, param: str) -> HttpError:
     """The request names a response that is not stored."""
     message = (
-        f"there is no response {name!r}: it was never stored, was deleted, or had to go for newer ones "
+        f"there is no response {quoted(name)}: it was never stored, was deleted, or had to go for newer ones "
         "(--max-stored-responses, --max-stored-response-bytes)"
     )
     return HttpError(404, message, param=param, code="response_not_found")
@@ -121,7 +129,7 @@ def not_json(content_type: str) -> HttpError:
     """The body is declared to be something else than JSON."""
     return HttpError(
         415,
-        f"Content-Type is {content_type!r}: send JSON, with the header 'Content-Type: application/json'",
+        f"Content-Type is {quoted(content_type)}: send JSON, with the header 'Content-Type: application/json'",
         code="unsupported_media_type",
     )
 
@@ -147,6 +155,16 @@ def not_enabled(path: str, flag: str) -> HttpError:
     return HttpError(404, f"{path}: this server does not offer it; start it with {flag}", code="not_enabled")
 
 
+def no_tokenizer() -> HttpError:
+    """The request needs text, and the server has only token ids."""
+    return HttpError(
+        400,
+        "this server has no tokenizer (--skip-tokenizer-init): send token ids to /inference/v1/generate, or start it "
+        "without that flag",
+        code="unsupported_for_model",
+    )
+
+
 def requests_running() -> HttpError:
     """The prefix cache is in use."""
     return HttpError(
@@ -159,7 +177,7 @@ def describe(error: Exception, request_id: str) -> HttpError:
     match error:
         case HttpError():
             return error
-        case ExtensionError():
+        case RequestFaultError():
             return HttpError(500, str(error), code="internal_error")
         case RequestError():
             return _wrong_request(error)
@@ -176,9 +194,7 @@ def describe(error: Exception, request_id: str) -> HttpError:
         case EngineError():
             return HttpError(503, str(error), code="engine_unavailable")
     logger.error("internal error in request %s", request_id, exc_info=error, extra={"request_id": request_id})
-    return HttpError(
-        500, f"internal error; the server's log has the details of request {request_id}", code="internal_error"
-    )
+    return HttpError(500, fault_message(request_id), code="internal_error")
 
 
 def _wrong_request(error: RequestError) -> HttpError:
@@ -213,6 +229,7 @@ def _no_room(error: CapacityError) -> HttpError:
 
 def routing_error(error: HTTPException, method: str, path: str, *, hint: str, allowed: Iterable[str]) -> HttpError:
     """What the router raises: unknown paths, which get a `hint`, and methods, where others are `allowed`."""
+    method, path = shortened(method), shortened(path)
     messages = {
         404: f"unknown URL: {method} {path}{hint}",
         405: f"{method} {path}: this URL does not know the method {method}",

@@ -13,11 +13,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.owner import Owner
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.http.errors import unknown_model
+from jaxllm.serving.http.load_report import load_headers
 from jaxllm.serving.http.middleware.access_log import ENGINE_REQUESTS
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import EventStream, EventWriter, unless_gone
@@ -87,6 +88,11 @@ def names_outside(engine_id: str) -> tuple[str, ...]:
     return name, name.partition("-")[2]
 
 
+def num_http_requests(server: ServerState) -> int:
+    """Requests of clients that engines work on: one of several prompts is one."""
+    return len({re.sub(r"(-[0-9a-f]{8})-\d+$", r"\1", engine_id) for engine_id in server.llm.engines.request_ids})
+
+
 def model_name(server: ServerState, asked: str | None) -> str:
     """The name to answer with. Raises an error of status 404 for one that is not served."""
     if asked is None:
@@ -121,7 +127,7 @@ def asked_engine(request: Request) -> int | None:
     if asked is None:
         return None
     if not asked.isdecimal() or len(asked) > 4:
-        raise RequestError(f"{ENGINE_HEADER}: expected the number of an engine, got {asked[:40]!r}", ENGINE_HEADER)
+        raise RequestError(f"{ENGINE_HEADER}: expected the number of an engine, got {quoted(asked)}", ENGINE_HEADER)
     return int(asked)
 
 
@@ -159,13 +165,17 @@ async def respond(
         # Middleware of the operator's may want to see or change what is sent.
         direct = not server.options.middleware
         framing |= {"direct": direct, "keep_alive": server.options.sse_keep_alive_interval}
-        return EventStream(streams, writer, request.scope["request_id"], **framing)
+        response: Response = EventStream(streams, writer, request.scope["request_id"], **framing)
+        response.headers.update(load_headers(request, server.llm.state()))
+        return response
     try:
         outputs = await unless_gone(request.receive, _results(streams))
     finally:
         for stream in streams:
             stream.close()
-    return json_response(writer.whole(outputs))
+    response = json_response(writer.whole(outputs))
+    response.headers.update(load_headers(request, server.llm.state()))
+    return response
 
 
 async def _results(streams: Sequence[OutputStream]) -> list[RequestOutput]:

@@ -39,33 +39,30 @@ class ServerState:
     created: int
     shared_metrics: SharedMetrics | None = None
     """What other API server processes have measured, if there are others."""
-    token_bytes: TokenBytes = field(init=False)
     fingerprint: str = field(init=False)
     access: Access = field(init=False)
     replies: ReplyFormats = field(init=False)
     bodies: Bodies = field(init=False)
     limits: AdmissionLimits = field(init=False)
-    tokenizer: Tokenizer = field(init=False)
     chat_template: str = field(init=False)
     """Text of the operator's chat template, or else of the model's; empty where there is none."""
 
     def __post_init__(self) -> None:
         info, options = self.llm.info, self.options
-        assert self.llm.tokenizer is not None
-        self.tokenizer = self.llm.tokenizer
-        self.token_bytes = TokenBytes(self.tokenizer)
+        tokenizer = self.llm.tokenizer
+        self._token_bytes = None if tokenizer is None else TokenBytes(tokenizer)
         without_effect = {} if self.llm.config.output.logits_processors else {"vllm_xargs": _NO_PROCESSORS}
-        template = self.tokenizer.template(self.llm.chat_template)
+        template = None if tokenizer is None else tokenizer.template(self.llm.chat_template)
         fields = FieldPolicy(
             strict=options.strict_fields,
             ignore_unknown=options.ignore_unknown_fields,
             without_effect=without_effect,
-            of_template=template.source.fields,
+            of_template=frozenset() if template is None else template.source.fields,
         )
         self.bodies = Bodies(JsonLimits.of(info), fields)
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
-        self.chat_template = template.text
+        self.chat_template = "" if template is None else template.text
         self.replies = ReplyFormats.of(options, self.chat_template)
         identity = (
             f"{__version__} {info.model} {info.dtype} {info.kv_cache_dtype} {info.device_kind} {info.num_devices}"
@@ -74,6 +71,20 @@ class ServerState:
         self.fingerprint = given.get(
             options.fingerprint_mode, f"fp_{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
         )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises an error of status 400 where there is none."""
+        if self.llm.tokenizer is None:
+            raise errors.no_tokenizer()
+        return self.llm.tokenizer
+
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of tokens. Raises as `tokenizer`."""
+        if self._token_bytes is None:
+            raise errors.no_tokenizer()
+        return self._token_bytes
 
     def check_accepting(self) -> None:
         """Raise an error of status 503 when nothing new is taken."""

@@ -97,6 +97,7 @@ class AsyncLLM(AsyncControl):
         step_timeout: float = 120.0,
         progress: Progress = silent,
         chat_template: str | None = None,
+        skip_tokenizer_init: bool = False,
         log_level: str = "info",
         json_logs: bool = False,
         launch: Launch = EngineProcess,
@@ -112,15 +113,17 @@ class AsyncLLM(AsyncControl):
         are, `max_queued_tokens` the prompt tokens of requests without a token yet; None: no limit. An engine that says
         nothing for `step_timeout` seconds, although it should, hangs, and is killed. One that ends is started
         again `max_restarts` times within `restart_window` seconds (None: always); what it had gets an `EngineError`.
-        `chat_template` is Jinja text or a file; `launch` starts an engine process, or `launch_of` tells by an engine's
-        number how that is done. With `is_guest` another process has the engines, and `scale` changes how many there
-        are. Raises `ConfigError`, `CapacityError` and `EngineError`.
+        `chat_template` is Jinja text or a file; with `skip_tokenizer_init` prompts and results are token ids. `launch`
+        starts an engine process, or `launch_of` tells by an engine's number how that is done. With `is_guest`
+        another process has the engines, and `scale` changes how many there are. Raises `ConfigError`,
+        `CapacityError` and `EngineError`.
         """
         if launch_of is None and config.parallel.data_parallel_size_local is not None:
             raise ConfigError("data_parallel_size_local: engines on other hosts are for `jaxllm serve`; leave it out")
         template = None if chat_template is None else load_chat_template(chat_template)
-        # Weights may take minutes to download and to read: not for nothing.
-        await asyncio.to_thread(loading.find_tokenizer, config.model)
+        if not skip_tokenizer_init:
+            # Weights may take minutes to download and to read: not for nothing.
+            await asyncio.to_thread(loading.find_tokenizer, config.model)
         options = GroupOptions(
             size=config.parallel.data_parallel_size,
             routing=config.parallel.data_parallel_routing,
@@ -137,7 +140,9 @@ class AsyncLLM(AsyncControl):
         )
         engines = EngineGroup(options)
         llm = cls(config, engines, template)
-        tokenizer = llm.run_text(loading.load_tokenizer_for_server, config.model)
+        # Without one to load, the thread has nothing to do.
+        load = loading.load_nothing if skip_tokenizer_init else loading.load_tokenizer_for_server
+        tokenizer = llm.run_text(load, config.model)
         try:
             await engines.members.start(config, progress)
             llm._take_tokenizer(await tokenizer)
@@ -147,7 +152,7 @@ class AsyncLLM(AsyncControl):
             raise
         return llm
 
-    def _take_tokenizer(self, tokenizer: Tokenizer) -> None:
+    def _take_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         info = self.info
         loading.check_vocabulary(tokenizer, info.vocab_size)
         self.tokenizer = tokenizer

@@ -127,7 +127,7 @@ class LLMEngine(TextEngine[TextRequest]):
         if self._refused:
             request_id, error = self._refused.pop(0)
             self._so_far.pop(request_id, None)
-            raise RequestError(f"request {request_id}: {error}", error.parameter)
+            raise type(error)(f"request {request_id}: {error}", error.parameter)
         outputs, self._waiting = self._waiting, []
         return outputs
 

@@ -121,6 +121,10 @@ def load_tokenizer_for_server(options: ModelOptions) -> Tokenizer:
     return tokenizer
 
 
+def load_nothing(options: ModelOptions) -> None:
+    """In place of a tokenizer."""
+
+
 def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
     """Raise `ConfigError` when the tokenizer has token ids which the model does not know."""
     if tokenizer is not None and tokenizer.size > vocab_size:

@@ -6,7 +6,7 @@ from os import PathLike
 from typing import Any, get_args
 
 from jaxllm.engine.control import PauseMode
-from jaxllm.errors import EngineError, RequestError
+from jaxllm.errors import EngineError, RequestError, quoted
 
 Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 """Arrays of NumPy or JAX by their names in the checkpoint."""
@@ -37,7 +37,7 @@ def halted(engine: Any) -> str:
 def sleep(control: Any, level: int, mode: PauseMode, step: Callable[[], None]) -> None:
     """Let an engine sleep; `step` lets requests run on. Raises `RequestError`."""
     if mode not in get_args(PauseMode):
-        raise RequestError(f"mode={mode!r}: choose one of {', '.join(get_args(PauseMode))}", "mode")
+        raise RequestError(f"mode={quoted(mode)}: choose one of {', '.join(get_args(PauseMode))}", "mode")
     again = False
     while not control.sleep(level, mode, again=again):
         again = True

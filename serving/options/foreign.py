@@ -17,7 +17,6 @@ WITHOUT_EFFECT = {
     **values("--log-level is for all of the server", "uvicorn-log-level"),
     **switches("reasoning is on wherever it is known how the model writes it", "enable-reasoning"),
     **switches("models read text only", "trust-request-mm-kwargs"),
-    **switches("/metrics tells the times of requests", "enable-per-request-metrics"),
     **values("tools with strict are always followed", "tool-strict-level"),
     **switches("the routes of token ids are always there: docs/token_ids.md", "enable-scale-out"),
     **switches("there is one server process with its engine", "enable-flash-late-interaction"),

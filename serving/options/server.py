@@ -61,6 +61,11 @@ class ServerOptions(Section):
         (), "ASGI middleware to wrap the server in, as module.attribute; a class or a function of the application."
     )
     include_router: tuple[str, ...] = option((), "FastAPI routers with routes of your own, as module.attribute.")
+    skip_tokenizer_init: bool = option(
+        False,
+        "Load no tokenizer: token ids in and out, at /inference/v1/generate. What needs text is refused. See "
+        "docs/token_ids.md.",
+    )
     chat_template: str | None = option(
         None,
         f"Chat template to use instead of the model's: a file, Jinja text, or one of {', '.join(NAMED_TEMPLATES)}.",
@@ -93,6 +98,11 @@ class ServerOptions(Section):
     reasoning_parser_plugin: str | None = option(
         None, "File of Python with formats of reasoning of your own: a dictionary REASONING_FORMATS of classes by name."
     )
+    reasoning_config: Mapping[str, Any] | None = option(
+        None,
+        "How the model reasons: reasoning_parser, reasoning_start_str and reasoning_end_str, the text that ends "
+        "reasoning where thinking_token_budget is used up. See docs/reasoning.md.",
+    )
     exclude_tools_when_tool_choice_none: bool = option(
         False, "Do not show the model the tools of requests with tool_choice='none'."
     )
@@ -109,6 +119,11 @@ class ServerOptions(Section):
     )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
+    enable_per_request_metrics: bool = option(
+        False,
+        "Give the times of a request in its answer (metrics), in a stream beside the usage at its end; for chats and "
+        "completions with one answer.",
+    )
     enable_tokenizer_info_endpoint: bool = option(False, "Offer /tokenizer_info: the tokenizer's settings.")
     enable_request_id_headers: bool = option(False, "Give every response an X-Request-Id header.")
     server_dev_mode: bool = option(

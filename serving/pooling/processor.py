@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, RequestFaultError, quoted
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
@@ -47,9 +47,17 @@ class PoolingProcessor:
         """
         now = time.monotonic()
         found: list[Any] = []
+        refused: list[tuple[str, RequestError]] = []
         for output in outputs:
             request = self._requests.pop(output.request_id, None)
-            if request is None or output.data is None:
+            if request is None:
+                continue
+            if output.refusal is not None:
+                kind = RequestFaultError if output.is_fault else RequestError
+                refused.append((output.request_id, kind(output.refusal, output.refused_parameter)))
+                self._measure(request, "error" if output.is_fault else "abort", now, None)
+                continue
+            if output.data is None:
                 continue
             self._measure(request, "stop", now, output.scheduled_time)
             result = PoolingRequestOutput(
@@ -57,7 +65,7 @@ class PoolingProcessor:
             )
             found.append(result)
         measured, self._measured = self._measured, Measurements()
-        return Processed(found, measurements=measured)
+        return Processed(found, refused=refused, measurements=measured)
 
     def abort(self, request_ids: Iterable[str], reason: EndReason = "abort") -> list[str]:
         """Forget these requests; returns the ids of those that still run, to be aborted there."""
@@ -72,7 +80,7 @@ class PoolingProcessor:
     def end(self, request_ids: Iterable[str]) -> Processed:
         """Forget these requests, of which there is no result; an error says so."""
         known = self.abort(request_ids)
-        refused = [(name, RequestError(f"request {name!r} was aborted")) for name in known]
+        refused = [(name, RequestError(f"request {quoted(name)} was aborted")) for name in known]
         return Processed(refused=refused, aborted=known)
 
     def abort_all(self) -> list[str]:

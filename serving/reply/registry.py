@@ -13,6 +13,7 @@ from jaxllm.errors import ConfigError, nearest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS, FormatEntry
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
+from jaxllm.serving.reply.reasoning_config import NOTHING_SAID, ReasoningConfig
 
 _FORMATS = "jaxllm.serving.reply.formats"
 
@@ -103,6 +104,8 @@ class ReplyFormats:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
     explicit: bool = False
+    closing: str = ""
+    """What ends reasoning whose budget is used up, where that is more than the mark that ends it."""
 
     @classmethod
     def of(cls, options: ServerOptions, template: str) -> "ReplyFormats":
@@ -113,6 +116,7 @@ class ReplyFormats:
             template,
             tool_plugin=options.tool_parser_plugin,
             reasoning_plugin=options.reasoning_parser_plugin,
+            config=ReasoningConfig.of(options.reasoning_config),
         )
 
     @classmethod
@@ -124,11 +128,15 @@ class ReplyFormats:
         *,
         tool_plugin: str | None = None,
         reasoning_plugin: str | None = None,
+        config: ReasoningConfig = NOTHING_SAID,
     ) -> "ReplyFormats":
         """Formats by name, or by the chat template where no name, or `auto`, is given. Raises `ConfigError`.
 
+        `config` completes what is said of reasoning.
+
         Plugins are files of Python with further formats by name: `TOOL_FORMATS` and `REASONING_FORMATS`.
         """
+        reasoning = reasoning or config.parser or None
         more_tools = load_plugin(tool_plugin, "tool_parser_plugin", "TOOL_FORMATS")
         more_reasoning = load_plugin(reasoning_plugin, "reasoning_parser_plugin", "REASONING_FORMATS")
         guessed = guess_tool_format(template)
@@ -136,10 +144,12 @@ class ReplyFormats:
         newer = tools == "mistral" and guessed == "mistral_v11"
         tool_name = guessed if newer or tools in (None, AUTO) else tools
         reasoning_name = guess_reasoning_format(template) if reasoning in (None, AUTO) else reasoning
+        known = None if reasoning_name is None else reasoning_format(reasoning_name, more_reasoning)
         return cls(
             None if tool_name is None else tool_format(tool_name, more_tools),
-            None if reasoning_name is None else reasoning_format(reasoning_name, more_reasoning),
-            explicit=reasoning not in (None, AUTO),
+            config.completed(known),
+            explicit=reasoning not in (None, AUTO) or (known is None and bool(config.start)),
+            closing=config.end,
         )
 
 

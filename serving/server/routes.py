@@ -3,12 +3,13 @@
 import asyncio
 from functools import partial
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import EngineError
 from jaxllm.serving.http import errors
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.generate import json_response, num_http_requests
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.server.answers import CacheReset, Degraded, Halted, Load, Profile, Version
 from jaxllm.serving.telemetry.metrics import ProcessMeasured
@@ -17,7 +18,7 @@ from jaxllm.version import __version__
 
 
 async def health(request: Request) -> Response:
-    """Say with status 200 that the engine is alive; one that is dead or hangs has status 503.
+    """Say with status 200 that the engine is alive; one that is dead, hangs or needs other weights has status 503.
 
     The body is empty, unless the engine sleeps or is paused, or a kernel failed its self-test and a slower one serves.
     """
@@ -61,7 +62,8 @@ async def ready(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     server.llm.check_health()
-    if why := server.llm.state().halted:
+    # Whether any engine has the right weights is known by now.
+    if why := replace(server.llm.state(), weights_problem="").halted:
         raise EngineError(why)
     return Response()
 
@@ -72,10 +74,10 @@ async def version(_: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Tell how many requests are in flight."""
+    """Tell how many requests of clients are in flight; one of several prompts counts once."""
     server = server_of(request)
     others = [] if server.shared_metrics is None else server.shared_metrics.others()
-    return json_response(Load(server_load=server.llm.num_unfinished + sum(each.load for each in others)))
+    return json_response(Load(server_load=num_http_requests(server) + sum(each.load for each in others)))
 
 
 async def metrics(request: Request) -> Response:
@@ -85,7 +87,7 @@ async def metrics(request: Request) -> Response:
     if server.shared_metrics is not None:
         # What is shown is published first: if this process dies, no counter goes back behind it.
         own = server.metrics.measured()
-        server.shared_metrics.publish(Published(server.llm.num_unfinished, own))
+        server.shared_metrics.publish(Published(num_http_requests(server), own))
     # In a thread: writing them takes milliseconds, which no stream should wait for.
     work = partial(_exposition, server, own, request.headers.get("accept", ""))
     body, content_type = await asyncio.to_thread(work)

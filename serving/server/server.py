@@ -98,6 +98,7 @@ async def serve_at(
                 step_timeout=options.step_timeout,
                 progress=progress,
                 chat_template=options.chat_template,
+                skip_tokenizer_init=options.skip_tokenizer_init,
                 log_level=options.log_level,
                 json_logs=json_lines,
                 launch_of=launch_of if worker is None else worker.launch_of,

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.errors import not_enabled
 from jaxllm.serving.http.generate import json_response, names_outside
@@ -83,7 +83,7 @@ async def sleep(request: Request) -> Response:
     llm = _llm(request)
     level = request.query_params.get("level", "1")
     if level not in ("0", "1", "2"):
-        raise RequestError(f"level={level!r}: must be 0, 1 or 2", "level")
+        raise RequestError(f"level={quoted(level)}: must be 0, 1 or 2", "level")
     mode: Any = request.query_params.get("mode", "abort")
     await llm.sleep(int(level), mode)
     return Response()
@@ -165,5 +165,5 @@ def _boolean(request: Request, name: str, *, default: bool) -> bool:
     if text is None:
         return default
     if text.lower() not in _BOOLEANS:
-        raise RequestError(f"{name}={text!r}: must be true or false", name)
+        raise RequestError(f"{name}={quoted(text)}: must be true or false", name)
     return _BOOLEANS[text.lower()]

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from jaxllm.errors import ConfigError
+from jaxllm.serving.http.generate import num_http_requests
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.telemetry.shared_metrics import Published, SharedMetrics
@@ -18,7 +19,7 @@ _PUBLISH_INTERVAL = 0.2
 async def publish_metrics(state: ServerState, shared_metrics: SharedMetrics) -> None:
     """Tell the other processes again and again what this one has measured."""
     while True:
-        shared_metrics.publish(Published(state.llm.num_unfinished, state.metrics.measured()))
+        shared_metrics.publish(Published(num_http_requests(state), state.metrics.measured()))
         await asyncio.sleep(_PUBLISH_INTERVAL)
 
 

@@ -213,6 +213,8 @@ def _gauges(name: str, labels: Labels, engine: EngineMetrics) -> list[tuple[Labe
         "num_gpu_blocks": str(info.num_pages - 1),
         "cache_dtype": info.kv_cache_dtype,
         "enable_prefix_caching": str(info.enable_prefix_caching),
+        "kv_cache_size_tokens": str(info.kv_tokens),
+        "kv_cache_max_concurrency": str(info.max_concurrency),
         "engine": labels["engine"],
     }
     return [(config, 1.0)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from jaxllm.errors import ConfigError, RequestError, nearest
+from jaxllm.errors import ConfigError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.messages import Conversation, normalise_messages
@@ -46,7 +46,7 @@ def render_chat(
         )
     if chat_template_content_format not in get_args(ContentFormat):
         raise RequestError(
-            f"chat_template_content_format={chat_template_content_format!r}: must be one of "
+            f"chat_template_content_format={quoted(chat_template_content_format)}: must be one of "
             f"{', '.join(get_args(ContentFormat))}",
             "chat_template_content_format",
         )
@@ -72,7 +72,7 @@ def render_chat(
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if disguise is None else disguise.reveal(reason)
-        raise RequestError(f"the chat template refuses these messages: {reason[:500]}", "messages") from error
+        raise RequestError(f"the chat template refuses these messages: {shortened(reason)}", "messages") from error
     return text if disguise is None else disguise.prompt(text)
 
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.engine.validation import RequestLimits, unknown_token
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted, shortened
 from jaxllm.models.checkpoint.safetensors_file import DTYPES
 from jaxllm.models.checkpoint.torch_file import read_torch_tensor
 from jaxllm.models.errors import ModelError
@@ -50,7 +50,7 @@ def read_base64(text: str) -> np.ndarray:
     try:
         data = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _wrong(f"not base64 ({error})") from None
+        raise _wrong(f"not base64 ({shortened(error)})") from None
     try:
         if data.startswith(_ZIP):
             return read_torch_tensor(data)
@@ -58,7 +58,7 @@ def read_base64(text: str) -> np.ndarray:
             return _read_numpy(data)
         return _read_safetensors(data)
     except ModelError as error:
-        raise _wrong(str(error)) from None
+        raise _wrong(shortened(error)) from None
 
 
 def place_embeds(prompt: ParsedPrompt, limits: RequestLimits, most: int | None) -> None:
@@ -139,7 +139,7 @@ def _read_numpy(data: bytes) -> np.ndarray:
     try:
         dtype = np.dtype(header["descr"].decode())
     except TypeError:
-        raise _wrong(f"NumPy has no type {header['descr'].decode()!r}") from None
+        raise _wrong(f"NumPy has no type {quoted(header['descr'].decode())}") from None
     if dtype.kind != "f":
         raise _wrong(f"a NumPy file must have float32, float16 or float64, not {dtype}; safetensors have bfloat16, too")
     shape = [int(size) for size in header["shape"].replace(b",", b" ").split()]

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
-from jaxllm.errors import EngineError, RequestError
+from jaxllm.errors import EngineError, RequestError, quoted
 from jaxllm.outputs import EngineOutput
 from jaxllm.request import as_request_ids
 from jaxllm.serving.text.measurements import EndReason
@@ -90,9 +90,9 @@ class TextEngine(ABC, Generic[Request]):
         try:
             for index, request in enumerate(requests):
                 if not isinstance(request.request_id, str):
-                    raise RequestError(f"request_id={request.request_id!r}: must be a string", "request_id")
+                    raise RequestError(f"request_id={quoted(request.request_id)}: must be a string", "request_id")
                 if request.request_id in self._outputs:
-                    raise RequestError(f"request_id={request.request_id!r} is in use", "request_id")
+                    raise RequestError(f"request_id={quoted(request.request_id)} is in use", "request_id")
                 self._outputs.add(request)
                 added.append(request.request_id)
                 with naming_prompt(index, len(requests)):

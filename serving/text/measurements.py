@@ -125,8 +125,10 @@ class Meter:
         sequence.last = now
 
     def finish(self, request_id: str, reason: str, now: float) -> None:
-        """A sequence has ended."""
-        self._measured.finished.append(self._sequences.pop(request_id).finished(reason, now))
+        """A sequence has ended. Nothing, if that is known already."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self._measured.finished.append(sequence.finished(reason, now))
 
     def read(self) -> Measurements:
         """What was measured since the last call."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
@@ -35,7 +35,7 @@ def _normalise(where: str, message: Any) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(
-            f"{where}: role={role!r} must be a string such as 'system', 'user' or 'assistant'", "messages"
+            f"{where}: role={quoted(role)} must be a string such as 'system', 'user' or 'assistant'", "messages"
         )
     plain = dict(message)
     plain["content"] = _content(where, message.get("content"))
@@ -65,13 +65,13 @@ def _part(where: str, index: int, part: Any) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if not isinstance(part, Mapping) or not isinstance(kind, str) or is_media(kind):
         raise RequestError(
-            f"{where}: content[{index}] is of type {str(kind)[:200]!r}; this model reads text only", "messages"
+            f"{where}: content[{index}] is of type {quoted(kind)}; this model reads text only", "messages"
         )
     if kind not in TEXT_TYPES:
         return dict(part)
     text = part.get(kind if kind == "refusal" else "text")
     if not isinstance(text, str):
-        raise RequestError(f"{where}: content[{index}] is of type {kind!r} and has no text", "messages")
+        raise RequestError(f"{where}: content[{index}] is of type {quoted(kind)} and has no text", "messages")
     return {**{name: value for name, value in part.items() if name != "refusal"}, "type": "text", "text": text}
 
 

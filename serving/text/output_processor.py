@@ -1,16 +1,19 @@
 """The engine's token ids to text and results: per step for streams, at the end for everybody else."""
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxllm.errors import ExtensionError, RequestError
+from jaxllm.errors import RequestError, RequestFaultError, fault_message
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import EndReason, Measurements, Meter
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.sequence import RequestState, Sequence, TextReader
 from jaxllm.serving.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -92,22 +95,47 @@ class OutputProcessor:
             sequence = self._sequences.get(output.request_id)
             if sequence is None:
                 continue
-            if sequence.quick and output.finish_reason is None and output.token_ids:
-                if meter is not None and sequence.times is not None:
-                    meter.more(sequence.times, len(output.token_ids), now)
-                result = sequence.take_text(output.token_ids)
-                if result is not None:
-                    processed.outputs.append(result)
-                continue
-            if output.refusal is not None:
-                request_id = sequence.state.request.request_id
-                kind = ExtensionError if output.is_fault else RequestError
-                processed.refused.append((request_id, kind(output.refusal, output.refused_parameter)))
-                processed.aborted += [child for child in self.abort([request_id]) if child != output.request_id]
-                continue
-            self._take(output, sequence, now, processed)
+            try:
+                if sequence.quick and output.finish_reason is None and output.token_ids:
+                    if meter is not None and sequence.times is not None:
+                        meter.more(sequence.times, len(output.token_ids), now)
+                    result = sequence.take_text(output.token_ids)
+                    if result is not None:
+                        processed.outputs.append(result)
+                elif output.refusal is not None:
+                    kind = RequestFaultError if output.is_fault else RequestError
+                    self._refuse(sequence, kind(output.refusal, output.refused_parameter), output, processed)
+                else:
+                    self._take(output, sequence, now, processed)
+            except Exception as error:  # noqa: BLE001  (`_fail` logs it and ends the request)
+                self._fail(sequence, error, output, processed)
         processed.measurements = None if meter is None else meter.read()
         return processed
+
+    def _refuse(self, sequence: Sequence, error: RequestError, output: EngineOutput, processed: Processed) -> None:
+        """Forget the request of a sequence, whose reader gets this error."""
+        request_id = sequence.state.request.request_id
+        processed.refused.append((request_id, error))
+        # This one the engine has ended already, if it says so.
+        ended = None if output.finish_reason is None else output.request_id
+        reason: EndReason = "error" if isinstance(error, RequestFaultError) else "abort"
+        processed.aborted += [child for child in self.abort([request_id], reason) if child != ended]
+
+    def _fail(self, sequence: Sequence, error: Exception, output: EngineOutput, processed: Processed) -> None:
+        """What a request has brought cannot be read: it ends, and all others go on."""
+        request = sequence.state.request
+        logger.error(
+            "an internal error ends request %s, and no other",
+            request.request_id,
+            exc_info=error,
+            extra={"request_id": request.request_id},
+        )
+        # It may have ended already, as far as its bookkeeping goes.
+        self._requests.setdefault(request.request_id, sequence.state)
+        self._sequences.setdefault(output.request_id, sequence)
+        processed.outputs = [result for result in processed.outputs if result.request_id != request.request_id]
+        fault = RequestFaultError(fault_message(request.request_id))
+        self._refuse(sequence, fault, output, processed)
 
     def _take(self, output: EngineOutput, sequence: Sequence, now: float, processed: Processed) -> None:
         """Take any news of a sequence."""
@@ -115,6 +143,8 @@ class OutputProcessor:
         if (output.token_ids or output.sequences) and state.metrics.first_token_time is None:
             state.metrics.first_token_time = now
             state.num_cached_tokens = output.num_cached_tokens
+        if output.scheduled_time is not None and state.metrics.scheduled_time is None:
+            state.metrics.scheduled_time = output.scheduled_time
         if output.prompt_logprobs is not None:
             state.take_prompt_logprobs(output.prompt_logprobs, self._tokenizer)
         if meter is not None:

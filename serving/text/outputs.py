@@ -66,6 +66,7 @@ class RequestMetrics:
     """When things happened to a request, in seconds of the monotonic clock; None: not yet."""
 
     arrival_time: float
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
 

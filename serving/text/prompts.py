@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.prompt_embeds import FIELD
 from jaxllm.serving.text.tokenizer import check_text
 
@@ -97,7 +97,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
             if key in _IMAGES and prompt[key]:
                 raise RequestError(f"{key}: models read text only", "prompt")
             if key not in _PROMPT_KEYS and key not in _IMAGES:
-                raise RequestError(f"unknown key {key!r} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
+                raise RequestError(f"unknown key {quoted(key)} of a prompt{nearest(str(key), _PROMPT_KEYS)}", "prompt")
         text, token_ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
         embeds, is_token = prompt.get(FIELD), prompt.get("prompt_is_token_ids")
         if text is None and token_ids is None and embeds is None:
@@ -111,7 +111,7 @@ def parse_prompt(prompt: Any) -> ParsedPrompt:
                 "prompt_is_token_ids",
             )
         if salt is not None and (not isinstance(salt, str) or not salt):
-            raise RequestError(f"cache_salt={salt!r}: must be a non-empty string", "cache_salt")
+            raise RequestError(f"cache_salt={quoted(salt)}: must be a non-empty string", "cache_salt")
         if text is not None:
             check_text(text)
         return ParsedPrompt(text, token_ids, salt, embeds=embeds, is_token=is_token)
@@ -130,7 +130,7 @@ def as_token_ids(token_ids: Any) -> IntArray:
         wrong = next(
             (item for item in token_ids if isinstance(item, bool) or not hasattr(item, "__index__")), token_ids
         )
-        raise RequestError(f"prompt token ids must be a flat list of integers, not {wrong!r:.50}", "prompt")
+        raise RequestError(f"prompt token ids must be a flat list of integers, not {quoted(wrong)}", "prompt")
     return array
 
 

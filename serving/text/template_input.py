@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.text.chat_template import ChatTemplate
 from jaxllm.serving.text.template_trials import INSTRUCTIONS, Form
 
@@ -116,7 +116,7 @@ def _known_parts(
             thoughts.append(_thought(part))
         else:
             place = f"{where}.content[{index}].type"
-            raise RequestError(f"{place}={kind[:200]!r}: this model reads text only", place)
+            raise RequestError(f"{place}={quoted(kind)}: this model reads text only", place)
     return known, list(filter(None, thoughts))
 
 

@@ -23,7 +23,13 @@ from jaxllm.serving.tokens.protocol import TokensRequest
 from jaxllm.serving.tokens.writer import TokensWriter
 
 PARAMS = "sampling_params"
-_NOT_GIVEN = ("beam_search", "bad_words_token_ids", "output_kind", "reasoning_end_token_ids")
+_NOT_GIVEN = (
+    "beam_search",
+    "bad_words_token_ids",
+    "output_kind",
+    "reasoning_end_token_ids",
+    "reasoning_closing_token_ids",
+)
 """Fields of `SamplingParams` that are made of others, or have a place of their own in the request."""
 
 
@@ -36,6 +42,9 @@ async def generate_tokens(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await server.bodies.read(request, TokensRequest)
+    if body.output_mode == "text" or body.sampling_params.get("stop"):
+        # Both need text: where there is none, that is said before anything is computed.
+        _ = server.tokenizer
     identity = identify(request, server, body, "generate-tokens")
     made = await _prepare(request, server, body, identity.engine_ids)
     return await respond(request, server, [made], TokensWriter(server, body, identity, made))

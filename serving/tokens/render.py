@@ -26,7 +26,13 @@ from jaxllm.serving.tenancy.access import owner_of
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.tokens.protocol import RenderedRequest
 
-_SAID_ELSEWHERE = ("bad_words_token_ids", "output_kind", "reasoning_end_token_ids", "truncate_prompt_tokens")
+_SAID_ELSEWHERE = (
+    "bad_words_token_ids",
+    "output_kind",
+    "reasoning_end_token_ids",
+    "reasoning_closing_token_ids",
+    "truncate_prompt_tokens",
+)
 """Fields of `SamplingParams` that are made of others, or hold of the prompt as it was."""
 
 

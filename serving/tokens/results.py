@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.openai.generation.validation import check_decodable
@@ -27,7 +27,7 @@ def check_given(where: str, given: GivenTokens, limits: AdmissionLimits) -> None
             raise RequestError(f"{field}.index={choice.index}: choices are counted from 0, in order", f"{field}.index")
         if choice.finish_reason not in _REASONS:
             raise RequestError(
-                f"{field}.finish_reason={choice.finish_reason!r:.50}: must be one of {', '.join(_REASONS)}; whole "
+                f"{field}.finish_reason={quoted(choice.finish_reason)}: must be one of {', '.join(_REASONS)}; whole "
                 "answers are read",
                 f"{field}.finish_reason",
             )

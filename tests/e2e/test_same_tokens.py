@@ -74,3 +74,27 @@ def test_preemption(prompts: list[list[int]], together: dict[str, list[int]], pr
         assert engine.scheduler.num_preemptions > 5
     finally:
         engine.close()
+
+
+def logprobs(engine: Engine, prompts: list[list[int]], indices: Iterable[int]) -> dict[str, list[object]]:
+    """All numbers that requests get: of outputs, alternatives and prompts."""
+    asked = [
+        request(
+            i, prompts[i], max_tokens=12, ignore_eos=True, seed=i, temperature=i % 2, prompt_logprobs=1,
+            **({"logprobs": 3} if i % 3 else {"logprob_token_ids": [5, 300, 7]}),
+        )
+        for i in indices
+    ]  # fmt: skip
+    return {name: [answer.logprobs, answer.prompt_logprobs] for name, answer in run(engine, asked).items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_probabilities_to_the_last_bit(engine: Engine, prompts: list[list[int]], dtype: str) -> None:
+    own = engine if dtype == "float32" else make_engine(max_num_seqs=64, dtype=dtype)
+    try:
+        together = logprobs(own, prompts, range(40))
+        for index in range(40):
+            assert logprobs(own, prompts, [index]) == {str(index): together[str(index)]}
+    finally:
+        if own is not engine:
+            own.close()

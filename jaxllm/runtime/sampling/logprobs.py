@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
+from jaxllm.pallas_kernels.row_sum import rounded, row_sum
 from jaxllm.pallas_kernels.sampling.blocks import largest
 from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -58,7 +59,8 @@ def _log_total(logits: Array, vocabulary: Vocabulary) -> Array:
     """The logarithm of the sum of the exponentials: float32 [R, 1]."""
     maximum = vocabulary.largest(jnp.max(logits, axis=1, keepdims=True))
     maximum = jnp.where(jnp.isfinite(maximum), maximum, 0)
-    return maximum + jnp.log(vocabulary.total(jnp.sum(jnp.exp(logits - maximum), axis=1, keepdims=True)))
+    total = vocabulary.total(row_sum(jnp.exp(logits - maximum)))
+    return maximum + rounded(jnp.log(total))
 
 
 def no_logprobs(num_rows: int, num_top: int) -> Logprobs:

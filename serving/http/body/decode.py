@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from jaxllm.errors import nearest
+from jaxllm.errors import nearest, quoted, shortened
 from jaxllm.serving.http.body.base import Body
 from jaxllm.serving.http.body.ignored_fields import IgnoredFields
 from jaxllm.serving.http.body.misspelling import field_names
@@ -119,7 +119,7 @@ def _explain_mismatch(message: str, kind: type[Body], root: str = "") -> BodyErr
         rest = re.sub("`(.*?)`", lambda match: _WORDS.get(match[1], match[1]), mismatch[2])
         what = f"expected {expected}{rest}"
     place = _join(root, path)
-    return BodyError(f"{place or 'the body'}: {what}", place or None, "invalid_type")
+    return BodyError(f"{shortened(place) or 'the body'}: {shortened(what)}", place or None, "invalid_type")
 
 
 def _join(*parts: str) -> str:
@@ -129,8 +129,10 @@ def _join(*parts: str) -> str:
 def _wrong_field(path: str, name: str, kind: type[Body], root: str, *, unknown: bool) -> BodyError:
     param = _join(root, path, name)
     if not unknown:
-        return BodyError(f"{param}: this field is required", param, "missing_required_parameter")
-    return BodyError(f"unknown field {param!r}{nearest(name, _fields_at(kind, path))}", param, "unknown_parameter")
+        return BodyError(f"{shortened(param)}: this field is required", param, "missing_required_parameter")
+    return BodyError(
+        f"unknown field {quoted(param)}{nearest(name, _fields_at(kind, path))}", param, "unknown_parameter"
+    )
 
 
 def _fields_at(kind: type[Body], path: str) -> set[str]:
@@ -157,7 +159,7 @@ def _explain_malformed(message: str, body: bytes) -> BodyError:
             place = None
         if place is not None:
             path, reason = place
-            return BodyError(f"{path}: {reason}", path or None, "invalid_json")
+            return BodyError(f"{shortened(path)}: {reason}", path or None, "invalid_json")
     reason = message.removeprefix("JSON is malformed: ")
     return BodyError(f"the body is not valid JSON: {reason}", None, "invalid_json")
 

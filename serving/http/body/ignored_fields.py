@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from starlette.types import Scope
 
-from jaxllm.errors import nearest
+from jaxllm.errors import nearest, quoted
 from jaxllm.serving.http.body.base import (
     Body,
     Ignored,
@@ -101,7 +101,9 @@ class IgnoredFields:
             return
         place = f"{path}.{_shown(name)}" if path else _shown(name)
         if len(self._unknown) == _MOST_NAMES:
-            raise BodyError(f"more than {_MOST_NAMES} unknown fields, {place!r} among them", place, "unknown_parameter")
+            raise BodyError(
+                f"more than {_MOST_NAMES} unknown fields, {quoted(place)} among them", place, "unknown_parameter"
+            )
         self._unknown.add((kind, name))
         if not self._policy.ignore_unknown and name not in (INSIDE if path else IN_BODIES):
             self._check_spelling(kind, name, place)
@@ -119,7 +121,7 @@ class IgnoredFields:
             self._policy.log_refused(_without_places(place))
             hint = hint or nearest(name, field_names(kind))
             way_out = f"{' A' if hint else '; a'} server with --ignore-unknown-fields ignores it"
-            raise BodyError(f"unknown field {place!r}{hint}{way_out}", place, "unknown_parameter")
+            raise BodyError(f"unknown field {quoted(place)}{hint}{way_out}", place, "unknown_parameter")
 
     def add_values(self, values: Mapping[str, int], known: tuple[str, ...], path: str) -> None:
         """Ignore the values, each with its place, of the list at `path`.
@@ -133,7 +135,7 @@ class IgnoredFields:
                 hint = nearest(name, known, alike=_TYPO)
                 if hint:
                     place = f"{path}[{index}]={shown}"
-                    raise BodyError(f"unknown value {place!r}{hint}", place, "unknown_parameter")
+                    raise BodyError(f"unknown value {quoted(place)}{hint}", place, "unknown_parameter")
             self.add(f"{path}={shown}")
 
     def add_types(self, types: Collection[str], path: str) -> None:

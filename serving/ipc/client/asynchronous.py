@@ -17,7 +17,7 @@ from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, 
 from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation
 from jaxllm.serving.ipc.client.queues import EventQueue, request_ids
 from jaxllm.serving.ipc.client.shared_state import SharedState
-from jaxllm.serving.ipc.client.supervisor import EngineSupervisor, RestartBudget
+from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor, RestartBudget
 from jaxllm.serving.ipc.messages import (
     Abort,
     Call,
@@ -67,9 +67,17 @@ class AsyncEngine:
         self._numbers = itertools.count()
         self._watch: asyncio.Task[None] | None = None
 
-    async def start(self, config: EngineConfig, *, progress: Progress, log_level: str, json_logs: bool) -> EngineInfo:
-        """Start the process. Raises `ConfigError`, `CapacityError` and `EngineError`."""
+    async def start(
+        self, config: EngineConfig, *, progress: Progress, log_level: str, json_logs: bool, stale_weights: str = ""
+    ) -> EngineInfo:
+        """Start the process. Raises `ConfigError`, `CapacityError` and `EngineError`.
+
+        `stale_weights` says why the checkpoint's weights are not the right ones; it computes nothing before an update.
+        """
         settings: dict[str, Any] = {"progress": progress, "log_level": log_level, "json_logs": json_logs}
+        if stale_weights:
+            settings["stale_weights"] = stale_weights
+            self.stats = StepStats(weights_problem=stale_weights)
         self.info = await self._supervisor.start(config, **settings)
         return self.info
 
@@ -214,10 +222,14 @@ class AsyncEngine:
     def _suspend(self, error: EngineError, *, kill: bool = False) -> None:
         """There is no engine any more: tell everybody whose request it had, and have another one started."""
         error = self.health.suspend(error)
-        self.stats = StepStats()
+        stale = self._supervisor.has_other_weights
+        # The next engine computes nothing before an update, for which no request can wait.
+        self.stats = StepStats(weights_problem=STALE_WEIGHTS if stale else "")
         self._loop.call_later(RESTART_WAIT_SECONDS, self._stop_waiting, error)
         self._heartbeat.settle(owed=False)
         unsent = self._supervisor.connection.unsent()
+        if stale:
+            unsent = []
         self._fail_sent(unsent, error)
         self._supervisor.replace(error, kill=kill)
         if self.health.error is None:
@@ -294,6 +306,9 @@ class AsyncEngine:
             self.stats = stats
             if stats.weights_version:
                 self.distrust_weights()
+            if stats.weights_problem == STALE_WEIGHTS and self._followed is not None:
+                # They came before it was known that the engine was started again.
+                self._fail(self._in_flight.ids(), EngineError(STALE_WEIGHTS, RETRY_AFTER))
 
     def _take_outputs(self, message: Outputs) -> None:
         self._take_state(message.stats)

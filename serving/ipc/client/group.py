@@ -111,15 +111,13 @@ class EngineGroup:
                 raise EngineError(engines[asked].stats.weights_problem, RETRY_AFTER)
             return [asked]
         living = [each.number for each in engines if each.health.is_up]
-        usable = [number for number in living if not engines[number].stats.weights_problem]
-        if living and not usable:
-            raise EngineError(engines[living[0]].stats.weights_problem, RETRY_AFTER)
-        if living:
-            return usable
-        waiting = [each.number for each in engines if each.health.is_soon]
-        if not waiting:
+        candidates = living or [each.number for each in engines if each.health.is_soon]
+        if not candidates:
             engines[0].health.check_soon()
-        return waiting
+        usable = [number for number in candidates if not engines[number].stats.weights_problem]
+        if candidates and not usable:
+            raise EngineError(engines[candidates[0]].stats.weights_problem, RETRY_AFTER)
+        return usable
 
     def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is of them; whoever reads them hears of it. Unknown ids are ignored."""
@@ -185,10 +183,14 @@ class EngineGroup:
     # Life and death
 
     def check_health(self) -> None:
-        """Raise `EngineError`, saying why, when no engine answers."""
+        """Raise `EngineError`, saying why, when no engine answers, or all that do need other weights first."""
         engines = self.members.open
-        if not any(engine.health.is_up for engine in engines):
+        up = [engine for engine in engines if engine.health.is_up]
+        if not up:
             engines[0].health.check()
+        problems = [engine.stats.weights_problem for engine in up]
+        if all(problems):
+            raise EngineError(problems[0], RETRY_AFTER)
 
     async def wait(self) -> None:
         """Wait while there is no engine. Raises `EngineError` when there will be none."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxllm.errors import QueueFullError, RequestError
+from jaxllm.errors import QueueFullError, RequestError, quoted
 
 
 class Admission:
@@ -31,7 +31,7 @@ class Admission:
         for request in requests:
             name = request.request_id
             if name in self._names or name in known:
-                raise RequestError(f"request_id={name!r} is in use", "request_id")
+                raise RequestError(f"request_id={quoted(name)} is in use", "request_id")
             known.add(name)
 
     def _has_its_share(self, requests: Sequence[Any], count: int, most: int) -> bool:

@@ -6,7 +6,7 @@ from queue import Empty
 from typing import get_args
 
 from jaxllm.engine.engine import Engine
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, RequestFaultError
 from jaxllm.garbage import settle
 from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.engine import PoolingEngine
@@ -135,7 +135,12 @@ def _add(request: Request | PoolingRequest, engine: AnyEngine, clients: Clients)
         # The client checks with the same limits before it sends, so this is a bug. Nobody shall wait for it.
         logger.exception("the engine refuses request %s", request.request_id)
         refused = EngineOutput(
-            request.request_id, [], finish_reason="abort", refusal=str(error), refused_parameter=error.parameter
+            request.request_id,
+            [],
+            finish_reason="abort",
+            refusal=str(error),
+            refused_parameter=error.parameter,
+            is_fault=isinstance(error, RequestFaultError),
         )
         clients.put_outputs([refused], None)
 

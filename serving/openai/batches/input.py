@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Self
 
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, RequestError, quoted
 from jaxllm.serving.openai.batches.lines import BatchRequest, decode
 
 MOST_SHOWN = 5
@@ -54,7 +54,7 @@ class BatchInput:
                 request = decode(line, self._urls)
                 first = self.ids.setdefault(request.custom_id, number)
                 if first != number:
-                    raise RequestError(f"custom_id {request.custom_id!r} is that of line {first} too")
+                    raise RequestError(f"custom_id {quoted(request.custom_id)} is that of line {first} too")
             except RequestError as error:
                 yield number, str(error)
             if most is not None and len(self.ids) > most:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,7 +65,9 @@ def decode(line: bytes, urls: tuple[str, ...]) -> BatchRequest:
     if not request.custom_id:
         raise RequestError("custom_id is empty", "custom_id")
     if request.url not in urls:
-        raise RequestError(f"url {request.url!r}: must be one of {', '.join(urls)}{nearest(request.url, urls)}", "url")
+        raise RequestError(
+            f"url {quoted(request.url)}: must be one of {', '.join(urls)}{nearest(request.url, urls)}", "url"
+        )
     if body.stream:
         raise RequestError("body.stream: answers in a file cannot be streamed", "stream")
     return request
@@ -84,5 +86,5 @@ def _explain(line: bytes, error: Exception) -> str:
     if "body" in value and not isinstance(value["body"], dict):
         return "body: expected a JSON object"
     if "method" in value and value["method"] != "POST":
-        return f"method {value['method']!r}: must be 'POST'"
+        return f"method {quoted(value['method'])}: must be 'POST'"
     return str(error)

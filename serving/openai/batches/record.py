@@ -9,7 +9,7 @@ from typing import IO, Self
 
 import msgspec
 
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, quoted
 from jaxllm.serving.openai.batches.lines import BatchAnswer
 
 _BEGIN = b'{"id":"batch_req_'
@@ -70,9 +70,9 @@ class BatchRecord:
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise self._foreign(f"line {number} is not a batch's answer") from None
         if name not in self._ids:
-            raise self._foreign(f"line {number} answers {name!r}, which is not in the input")
+            raise self._foreign(f"line {number} answers {quoted(name)}, which is not in the input")
         if name in self.done:
-            raise self._foreign(f"line {number} answers {name!r} once more")
+            raise self._foreign(f"line {number} answers {quoted(name)} once more")
         self.done.add(name)
 
     def _foreign(self, reason: str) -> ConfigError:

@@ -5,7 +5,7 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.serving.http.errors import HttpError
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.operation import batch_urls, operations_of
@@ -33,12 +33,12 @@ async def create_batch(request: Request) -> Response:
     source = find_file(request, body.input_file_id, "input_file_id")
     if source.purpose != "batch":
         raise RequestError(
-            f"input_file_id={body.input_file_id!r}: it has the purpose {source.purpose!r}", "input_file_id"
+            f"input_file_id={quoted(body.input_file_id)}: it has the purpose {quoted(source.purpose)}", "input_file_id"
         )
     urls = batch_urls(operations_of(request.app))
     if body.endpoint not in urls:
         raise RequestError(
-            f"endpoint={body.endpoint[:100]!r}: must be one of {', '.join(urls)}{nearest(body.endpoint[:100], urls)}",
+            f"endpoint={quoted(body.endpoint)}: must be one of {', '.join(urls)}{nearest(body.endpoint, urls)}",
             "endpoint",
         )
     _check_metadata(body.metadata or {})
@@ -59,7 +59,7 @@ def _window(text: str) -> int:
     seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
     if not 0 < seconds <= _LONGEST:
         raise RequestError(
-            f"completion_window={text[:100]!r}: must be hours or days, such as 24h, of at most 30d", "completion_window"
+            f"completion_window={quoted(text)}: must be hours or days, such as 24h, of at most 30d", "completion_window"
         )
     return seconds
 
@@ -109,6 +109,6 @@ def _find(request: Request) -> Batch:
     batch_id = request.path_params["batch_id"]
     batch = batches_of(request).get(batch_id, owner_of(request))
     if batch is None:
-        message = f"there is no batch {batch_id[:100]!r}: it was never made, or went for newer ones (--max-batches)"
+        message = f"there is no batch {quoted(batch_id)}: it was never made, or went for newer ones (--max-batches)"
         raise HttpError(404, message, param="batch_id", code="batch_not_found")
     return batch

@@ -136,7 +136,11 @@ def plan_reply(
         params = _with_grammar(params, tools, reasoning if begun is None else None, tokenizer.token_ids, use)
     waits = limits or (params.structured_outputs is not None and not forced)
     if reasoning is not None and begun and waits:
-        params = msgspec.structs.replace(params, reasoning_end_token_ids=_encode(tokenizer, reasoning.end))
+        params = msgspec.structs.replace(
+            params,
+            reasoning_end_token_ids=_encode(tokenizer, reasoning.end),
+            reasoning_closing_token_ids=_encode(tokenizer, formats.closing) if formats.closing else None,
+        )
     inside = bool(begun)
     return ReplyPlan(
         prompt=prompt,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.body.base import with_template_fields
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.functions import ROLE, conversation_with_tools
@@ -90,7 +90,9 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _plain(where: str, message: Message) -> dict[str, Any]:
     if message.content is None and message.role in _NEED_CONTENT:
-        raise RequestError(f"{where}.content: a message of the role {message.role!r} needs content", f"{where}.content")
+        raise RequestError(
+            f"{where}.content: a message of the role {quoted(message.role)} needs content", f"{where}.content"
+        )
     plain = with_template_fields(message)
     for name in _WITHOUT_EFFECT:
         plain.pop(name, None)
@@ -121,7 +123,7 @@ def _call(where: str, call: ToolCall) -> dict[str, Any]:
 def _part(where: str, part: ContentPart) -> dict[str, Any]:
     """A part of the content. Whether the template reads one that is not text is found out with the template."""
     if is_media(part.type):
-        raise RequestError(f"{where}.type={part.type[:200]!r}: this model reads text only", f"{where}.type")
+        raise RequestError(f"{where}.type={quoted(part.type)}: this model reads text only", f"{where}.type")
     plain = with_template_fields(part)
     plain.pop("prompt_cache_breakpoint", None)
     if part.type in TEXT_TYPES:

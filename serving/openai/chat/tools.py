@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted, shortened
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import Function, Tool
 
@@ -55,16 +55,16 @@ def _functions(tools: Sequence[Tool]) -> dict[str, Function]:
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         if tool.type != "function":
-            raise RequestError(f"{place}.type={tool.type!r}: only 'function' is supported", f"{place}.type")
+            raise RequestError(f"{place}.type={quoted(tool.type)}: only 'function' is supported", f"{place}.type")
         function, place = tool.function, f"{place}.function"
         if function is None:
             raise RequestError(f"{place}: this field is required", place)
         if not _NAME.fullmatch(function.name):
             raise RequestError(
-                f"{place}.name={function.name[:200]!r}: must be 1 to 128 letters, digits, and _ - .", f"{place}.name"
+                f"{place}.name={quoted(function.name)}: must be 1 to 128 letters, digits, and _ - .", f"{place}.name"
             )
         if function.name in found:
-            raise RequestError(f"{place}.name={function.name!r}: another tool has this name", f"{place}.name")
+            raise RequestError(f"{place}.name={quoted(function.name)}: another tool has this name", f"{place}.name")
         _check_parameters(function.parameters, f"{place}.parameters")
         found[function.name] = function
     return found
@@ -79,14 +79,14 @@ def _check_parameters(schema: Mapping[str, Any] | None, place: str) -> None:
 def _problems(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What is wrong with the outermost level of a schema, and where. The rest is looked at where it is enforced."""
     if schema.get("type", "object") != "object":
-        yield ".type", f"must be 'object', not {schema['type']!r}"
+        yield ".type", f"must be 'object', not {quoted(schema['type'])}"
     properties = schema.get("properties", {})
     if not isinstance(properties, Mapping):
         yield ".properties", "must be an object of JSON schemas"
         return
     for name, inner in properties.items():
         if not isinstance(inner, (Mapping, bool)):
-            yield f".properties.{name}", "must be a JSON schema"
+            yield f".properties.{shortened(name)}", "must be a JSON schema"
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         yield ".required", "must be a list of names"
@@ -108,7 +108,7 @@ def _choice(
         return "required", None
     if isinstance(choice, str):
         raise RequestError(
-            f"tool_choice={choice!r}: must be one of {', '.join(_MODES)}, or an object that names a function",
+            f"tool_choice={quoted(choice)}: must be one of {', '.join(_MODES)}, or an object that names a function",
             "tool_choice",
         )
     if choice.get("type", "function") == "function":
@@ -116,7 +116,7 @@ def _choice(
     if choice.get("type") == "allowed_tools":
         return _allowed(choice.get("allowed_tools"), functions)
     raise RequestError(
-        f"tool_choice.type={choice.get('type')!r}: must be 'function' or 'allowed_tools'", "tool_choice.type"
+        f"tool_choice.type={quoted(choice.get('type'))}: must be 'function' or 'allowed_tools'", "tool_choice.type"
     )
 
 
@@ -143,5 +143,5 @@ def _known(tool: Any, functions: Mapping[str, Function], place: str) -> str:
         raise RequestError(f"{place}: this field is required", place)
     if name not in functions:
         hint = nearest(name, functions) if functions else "; give tools with it"
-        raise RequestError(f"{place}={name[:200]!r}: there is no such tool{hint}", place)
+        raise RequestError(f"{place}={quoted(name)}: there is no such tool{hint}", place)
     return name

@@ -22,7 +22,8 @@ from jaxllm.serving.openai.protocol.chat import (
     ChatDelta,
 )
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs
-from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
+from jaxllm.serving.openai.protocol.timing import RequestTiming
+from jaxllm.serving.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 
 class ChatWriter:
@@ -48,9 +49,11 @@ class ChatWriter:
             self._answers = Answers(new_parser, named_call=names_function, functions=bool(body.functions))
         self._tier: str | UnsetType = UNSET if body.service_tier is None else "default"
         self._logprobs = _logprob_format(server, body)
-        self._counter = UsageCounter([len(self._prompt_token_ids)], call.plan.count_reasoning)
+        self._counter = UsageCounter([len(self._prompt_token_ids)], call.plan.count_reasoning, is_chat=True)
         self._begun: set[int] = set()
         self._force_usage = server.options.enable_force_include_usage
+        self._timed = server.options.enable_per_request_metrics and (body.n or 1) == 1
+        self._times: RequestMetrics | None = None
 
     # Only streams have the following two.
 
@@ -90,6 +93,8 @@ class ChatWriter:
             answer.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if self._body.return_token_ids:
             answer.prompt_token_ids = self._prompt_token_ids
+        if self._timed:
+            answer.metrics = RequestTiming.of(output.metrics, answer.usage.completion_tokens)
         return answer
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
@@ -101,11 +106,14 @@ class ChatWriter:
                 if event is not None:
                     return event
         self._counter.add(prompt_index, output)
+        self._times = output.metrics
         return b"".join(event for completion in output.outputs for event in self._events(completion))
 
     def end(self) -> bytes:
         """The usage."""
-        return self._frame.end()
+        if not self._timed:
+            return self._frame.end()
+        return self._frame.end(metrics=RequestTiming.of(self._times, self._counter.usage.completion_tokens))
 
     def _events(self, completion: CompletionOutput) -> list[bytes]:
         events = []
@@ -119,18 +127,16 @@ class ChatWriter:
         deltas = self._deltas(completion)
         if not deltas and (token_ids or (logprobs is not None and logprobs.content)):
             deltas = [ChatDelta(content="") if self._answers is None else ChatDelta()]
-        for delta in deltas:
+        ends = completion.finish_reason is not None
+        if ends and not (self._frame.continuous and deltas):
+            deltas.append(ChatDelta())
+        for number, delta in enumerate(deltas, 1):
             choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, token_ids=token_ids)
+            if ends and number == len(deltas):
+                choice.finish_reason = self._finish_reason(completion)
+                choice.stop_reason = completion.stop_reason
             events.append(self._frame.event(choice))
             logprobs, token_ids = None, None
-        if completion.finish_reason is not None:
-            last = ChatChunkChoice(
-                index=index,
-                delta=ChatDelta(),
-                finish_reason=self._finish_reason(completion),
-                stop_reason=completion.stop_reason,
-            )
-            events.append(self._frame.event(last))
         return events
 
     def _deltas(self, completion: CompletionOutput) -> list[ChatDelta]:

@@ -46,6 +46,9 @@ async def create_completion(request: Request) -> Response:
     server = server_of(request)
     server.check_accepting()
     body = await server.bodies.read(request, CompletionRequest)
+    if body.echo or body.stop or body.logprobs is not None:
+        # They need text: where there is none, that is said before anything is computed.
+        _ = server.tokenizer
     prompts = await server.bodies.work(request, lambda: prompts_of(body, RequestLimits.of(server.llm.info)))
     identity = identify(request, server, body, "cmpl", len(prompts))
     requests = await prepare_completions(request, server, body, prompts, identity.engine_ids)

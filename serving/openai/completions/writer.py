@@ -11,8 +11,9 @@ from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids
 from jaxllm.serving.openai.protocol.completions import Completion, CompletionChoice, CompletionRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs
+from jaxllm.serving.openai.protocol.timing import RequestTiming
 from jaxllm.serving.text.input_processor import TextRequest
-from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput, TokenChoices
+from jaxllm.serving.text.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenChoices
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
@@ -22,22 +23,28 @@ class CompletionWriter:
     def __init__(
         self, server: ServerState, body: CompletionRequest, identity: Identity, requests: Sequence[TextRequest]
     ) -> None:
-        self._tokenizer = server.tokenizer
+        self._server = server
         self._fingerprint = server.fingerprint
         self._identity = identity
         self._body = body
         self._requests = requests
         self._n = body.n or 1
         self._prompt_only = bool(body.echo) and body.max_tokens == 0
-        self._format = LogprobFormat(
-            server.token_bytes,
-            alternatives=num_alternatives(body.logprobs, server.limits.vocab_size),
-            as_token_ids=shows_token_ids(server.options, body),
-        )
         self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_logprobs: dict[int, list[TokenChoices | None]] = {}
         self._force_usage = server.options.enable_force_include_usage
+        self._timed = server.options.enable_per_request_metrics and len(requests) == self._n == 1
+        self._times: RequestMetrics | None = None
+
+    @cached_property
+    def _format(self) -> LogprobFormat:
+        server, body = self._server, self._body
+        return LogprobFormat(
+            server.token_bytes,
+            alternatives=num_alternatives(body.logprobs, server.limits.vocab_size),
+            as_token_ids=shows_token_ids(server.options, body),
+        )
 
     # Only streams have the following two.
 
@@ -57,6 +64,8 @@ class CompletionWriter:
         )
         answer.usage = self._counter.usage
         answer.service_tier = answer.kv_transfer_params = None
+        if self._timed:
+            answer.metrics = RequestTiming.of(outputs[0].metrics, self._counter.usage.completion_tokens)
         return answer
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
@@ -68,11 +77,14 @@ class CompletionWriter:
                 event = self.texts.write(prompt_index, index, completion.text, completion.token_ids)
                 if event is not None:
                     return event
+        self._times = output.metrics
         return b"".join(self._frame.event(choice) for choice in self._choices(prompt_index, output))
 
     def end(self) -> bytes:
         """The usage."""
-        return self._frame.end()
+        if not self._timed:
+            return self._frame.end()
+        return self._frame.end(metrics=RequestTiming.of(self._times, self._counter.usage.completion_tokens))
 
     def _choices(self, prompt_index: int, output: RequestOutput) -> list[CompletionChoice]:
         if self._prompt_only:
@@ -98,7 +110,7 @@ class CompletionWriter:
             stop_reason=completion.stop_reason,
         )
         if first and self._body.echo:
-            choice.text = echoed(request, self._tokenizer) + choice.text
+            choice.text = echoed(request, self._server.tokenizer) + choice.text
         if self._body.return_token_ids:
             choice.token_ids = completion.token_ids
             choice.prompt_token_ids = request.prompt_token_ids if first else None
@@ -129,11 +141,11 @@ class CompletionWriter:
             return None
         made = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
         if echo and self._body.echo:
-            hidden = hidden_in(request, self._tokenizer)
+            hidden = hidden_in(request, self._server.tokenizer)
             self._format.completion(
                 made, request.prompt_token_ids, self._prompt_logprobs[prompt_index], offsets, hidden
             )
-        hidden = self._tokenizer.special_ids if request.params.skip_special_tokens else frozenset[int]()
+        hidden = self._server.tokenizer.special_ids if request.params.skip_special_tokens else frozenset[int]()
         self._format.completion(made, completion.token_ids, completion.logprobs or (), offsets, hidden)
         return made
 

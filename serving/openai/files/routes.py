@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.errors import HttpError, not_enabled
 from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.state import server_of
@@ -60,7 +60,9 @@ def _lifetime(form: Form, store: FileStore) -> int:
     """Seconds until the file expires. Raises `RequestError` for what is wrong with the form's fields."""
     purpose = form.fields.get("purpose")
     if purpose != _PURPOSE:
-        raise RequestError(f"purpose={purpose!r}: only files for batches are kept here, purpose 'batch'", "purpose")
+        raise RequestError(
+            f"purpose={quoted(purpose)}: only files for batches are kept here, purpose 'batch'", "purpose"
+        )
     if form.fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise RequestError("expires_after.anchor: must be 'created_at'", "expires_after.anchor")
     text = form.fields.get("expires_after[seconds]")
@@ -138,5 +140,5 @@ def find_file(request: Request, file_id: str, param: str) -> FileObject:
 
 
 def _no_file(file_id: str, param: str) -> HttpError:
-    message = f"there is no file {file_id[:100]!r}: it was never uploaded, was deleted, or has expired"
+    message = f"there is no file {quoted(file_id)}: it was never uploaded, was deleted, or has expired"
     return HttpError(404, message, param=param, code="file_not_found")

@@ -11,7 +11,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, shortened
 from jaxllm.serving.http.connection.connections import upload_of
 from jaxllm.serving.http.errors import HttpError
 
@@ -95,7 +95,7 @@ class _Reader:
         try:
             self._parser.write(data)
         except MultipartParseError as error:
-            raise RequestError(f"the form is broken: {error}") from None
+            raise RequestError(f"the form is broken: {shortened(error)}") from None
 
     def end(self) -> None:
         """The body is over. Raises `RequestError` if the form is not."""

@@ -21,9 +21,17 @@ class UsageCounter:
     """Adds up what the results of a request's prompts say."""
 
     def __init__(
-        self, prompt_lengths: Sequence[int], count_reasoning: Callable[[], ReasoningCount] | None = None
+        self,
+        prompt_lengths: Sequence[int],
+        count_reasoning: Callable[[], ReasoningCount] | None = None,
+        *,
+        is_chat: bool = False,
     ) -> None:
-        """`count_reasoning` makes a counter for each answer, where reasoning is told from content."""
+        """`count_reasoning` makes a counter for each answer, where reasoning is told from content.
+
+        Chats tell its tokens in any case: without, there are none.
+        """
+        self._tells_reasoning = is_chat or count_reasoning is not None
         self._prompt_tokens = sum(prompt_lengths)
         self._cached = [0] * len(prompt_lengths)
         self._completion_tokens = 0
@@ -65,7 +73,7 @@ class UsageCounter:
             completion_tokens=completion_tokens,
             total_tokens=self._prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached)),
-            completion_tokens_details=UNSET if self._count_reasoning is None else details,
+            completion_tokens_details=details if self._tells_reasoning else UNSET,
         )
 
 
@@ -116,33 +124,36 @@ class EventFrame:
         self._head = b"data: " + head + b'"choices":['
         self._counter = counter
         self._asked = bool(options and options.include_usage)
-        self._continuous = force_usage or (self._asked and bool(options and options.continuous_usage_stats))
+        self.continuous = force_usage or (self._asked and bool(options and options.continuous_usage_stats))
+        """Whether every event has the usage so far."""
+        self._told: Usage | None = None
         self._usage_at_end = self._asked or force_usage
 
     def event(self, choice: Answer, **extra: object) -> bytes:
         """An event with one choice, and `extra` fields beside it."""
-        if self._continuous:
-            extra.setdefault("usage", self._counter.usage)
+        if self.continuous:
+            if "usage" not in extra:
+                extra["usage"] = self._told = self._counter.usage
         elif self._asked:
             extra["usage"] = None
         more = b"," + _encode(extra)[1:] if extra else b"}"
         return self._head + _encode(choice) + b"]" + more + b"\n\n"
 
     def first(self, choice: Answer, **extra: object) -> bytes:
-        """`event` before there is any token."""
-        if self._continuous:
-            extra["usage"] = self._counter.prompt_usage
+        """`event` before there is any token of this choice."""
+        if self.continuous:
+            extra["usage"] = self._told or self._counter.prompt_usage
         return self.event(choice, **extra)
 
     def text_event(self, choice: Answer) -> TextEvent | None:
         """Events with this choice and different texts, of which `TEXT` stands for one. None: they differ in more."""
-        if self._continuous:
+        if self.continuous:
             return None
         before, _, behind = self.event(choice).rpartition(_encode(TEXT))
         return TextEvent(before, behind)
 
-    def end(self) -> bytes:
-        """The event with the usage, if there is to be one."""
+    def end(self, **extra: object) -> bytes:
+        """The event with the usage, if there is to be one, and `extra` fields beside it."""
         if not self._usage_at_end:
             return b""
-        return self._head + b'],"usage":' + _encode(self._counter.usage) + b"}\n\n"
+        return self._head + b"]," + _encode({"usage": self._counter.usage, **extra})[1:] + b"\n\n"

@@ -10,7 +10,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.serving.http.generate import calling, json_response
 from jaxllm.serving.http.state import ServerState, server_of
@@ -88,7 +88,7 @@ def _prefix(server: ServerState, input_type: str | None) -> str:
             return prompts[name]
     if input_type not in _TYPES:
         known = ", ".join(dict.fromkeys([*_TYPES, *prompts]))
-        raise RequestError(f"input_type={input_type!r}: choose one of {known}", "input_type")
+        raise RequestError(f"input_type={quoted(input_type)}: choose one of {known}", "input_type")
     return ""
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.generate import Identity
 from jaxllm.serving.openai.protocol.pooling import EmbeddingRequest, TextUsage, VectorBytes, VectorsMetadata
 
@@ -89,7 +89,7 @@ class VectorFormat:
 
 def _chosen(name: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
-        raise RequestError(f"{name}={value!r}: choose {', '.join(known[:-1])} or {known[-1]}", name)
+        raise RequestError(f"{name}={quoted(value)}: choose {', '.join(known[:-1])} or {known[-1]}", name)
     return value
 
 

@@ -16,6 +16,7 @@ from jaxllm.serving.http.body.bounds import (
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import ChatLogprobs, PromptLogprobs
 from jaxllm.serving.openai.protocol.messages import Function, Message, Tool
+from jaxllm.serving.openai.protocol.timing import RequestTiming
 from jaxllm.serving.openai.protocol.usage import Usage
 
 _TOOL_KINDS = OneOf({"function": Tool}, default=lambda _: "function", drop_others=True)
@@ -158,6 +159,8 @@ class ChatCompletion(Answer, kw_only=True):
     prompt_text: str | UnsetType = UNSET
     """With return_prompt_text."""
     kv_transfer_params: None = None
+    metrics: RequestTiming | UnsetType = UNSET
+    """With --enable-per-request-metrics, for one answer."""
 
 
 class FunctionDelta(Answer, kw_only=True):
@@ -225,3 +228,5 @@ class ChatChunk(Answer, kw_only=True):
     """In the first chunk; null without return_token_ids."""
     prompt_text: str | UnsetType = UNSET
     """With return_prompt_text, in the first chunk."""
+    metrics: RequestTiming | UnsetType = UNSET
+    """With --enable-per-request-metrics, beside the usage at the end."""

@@ -8,6 +8,7 @@ from jaxllm.serving.http.body.base import Answer, Refused
 from jaxllm.serving.http.body.bounds import Natural, OrMinusOne, Text, documented
 from jaxllm.serving.openai.protocol.generation import GenerationRequest
 from jaxllm.serving.openai.protocol.logprobs import CompletionLogprobs, PromptLogprobs
+from jaxllm.serving.openai.protocol.timing import RequestTiming
 from jaxllm.serving.openai.protocol.usage import Usage
 
 
@@ -64,3 +65,5 @@ class Completion(Answer, kw_only=True):
     """Null; not in a stream."""
     kv_transfer_params: UnsetType | None = UNSET
     """Null; not in a stream."""
+    metrics: RequestTiming | UnsetType = UNSET
+    """With --enable-per-request-metrics, for one answer; in a stream beside the usage at its end."""

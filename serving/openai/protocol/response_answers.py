@@ -114,6 +114,14 @@ class ResponseError(Answer, kw_only=True):
     message: str
 
 
+class RawMessage(Answer, kw_only=True):
+    """What the model read or wrote; where the two differ, the tokens are right."""
+
+    type: Literal["raw_message_tokens"] = "raw_message_tokens"
+    message: str
+    tokens: list[int]
+
+
 class ModelResponse(Answer, kw_only=True):
     """A response: the settings of its request, and the items that the model made."""
 
@@ -149,6 +157,10 @@ class ModelResponse(Answer, kw_only=True):
     usage: ResponseUsage | None = None
     """Once it has ended."""
     user: str | None
+    input_messages: list[RawMessage] | UnsetType = UNSET
+    """With enable_response_messages: the prompt."""
+    output_messages: list[RawMessage] | UnsetType = UNSET
+    """With enable_response_messages, once it has ended: the reply."""
 
 
 class DeletedResponse(Answer, kw_only=True):

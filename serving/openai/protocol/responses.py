@@ -139,6 +139,9 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     request_id: str | None = None
     """Part of the log; by default random."""
 
+    enable_response_messages: bool | None = None
+    """Give input_messages and output_messages too: prompt and reply as the model read and wrote them."""
+
     n: Annotated[Any, Refused(_ONE, (1,))] = None
     prompt_logprobs: Annotated[Any, Ignored("responses have no logprobs of the prompt; see /v1/chat/completions")] = (
         None
@@ -147,7 +150,6 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     response_format: Annotated[Any, Refused("responses call it text.format", ({"type": "text"},))] = None
     conversation: Annotated[Any, Refused("there are no conversations; use previous_response_id")] = None
     previous_input_messages: Annotated[Any, Refused("use previous_response_id, or send all as input", ([],))] = None
-    enable_response_messages: Annotated[Any, Ignored("not supported; see /tokenize", (False,))] = None
     context_management: Annotated[Any, Ignored("nothing is compacted; see truncation", ([],))] = None
     personality: Annotated[Any, Ignored("this model has one personality; say in instructions how it is to be")] = None
     moderation: Annotated[Any, Ignored("there is no moderation")] = None

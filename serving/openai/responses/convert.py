@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.body.base import Body, UnsupportedError
 from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.openai.generation.parameters import generation_fields
@@ -130,7 +130,7 @@ def _content(
         if part.type not in allowed:
             expected = " or ".join(map(repr, allowed))
             raise RequestError(
-                f"{place}.type={part.type!r}: this model reads text only, in parts of type {expected} here",
+                f"{place}.type={quoted(part.type)}: this model reads text only, in parts of type {expected} here",
                 f"{place}.type",
             )
         text = part.refusal if part.type == "refusal" else part.text
@@ -178,7 +178,8 @@ def _tool_choice(body: ResponsesRequest, known: Sequence[GivenTool]) -> Any:
             ]
             return {"type": "allowed_tools", "allowed_tools": {"mode": given.mode, "tools": tools}}
     raise UnsupportedError(
-        f"tool_choice.type={choice.get('type')!r}: must be 'function', 'custom' or 'allowed_tools'", "tool_choice.type"
+        f"tool_choice.type={quoted(choice.get('type'))}: must be 'function', 'custom' or 'allowed_tools'",
+        "tool_choice.type",
     )
 
 

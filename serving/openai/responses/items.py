@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.errors import RequestError, nearest
+from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.serving.http.body.base import UnsupportedError, with_template_fields
 from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.openai.protocol.response_answers import (
@@ -66,7 +66,7 @@ def _read_item(item: dict[str, Any], path: str) -> Item | ItemReference:
     if not isinstance(kind, str) or kind not in ITEM_KINDS:
         known = ", ".join(map(repr, ITEM_KINDS))
         raise UnsupportedError(
-            f"{path}.type={kind!r}: this server knows {known}{nearest(str(kind), ITEM_KINDS)}", f"{path}.type"
+            f"{path}.type={quoted(kind)}: this server knows {known}{nearest(str(kind), ITEM_KINDS)}", f"{path}.type"
         )
     body = as_body(item, ITEM_KINDS[kind], path)
     assert isinstance(body, Item | ItemReference)

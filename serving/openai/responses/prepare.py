@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from jaxllm.errors import PromptTooLongError, RequestError
+from jaxllm.errors import PromptTooLongError, RequestError, quoted
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.body.base import UnsupportedError
 from jaxllm.serving.http.renaming import renaming
@@ -32,7 +32,9 @@ def check(body: ResponsesRequest, store: ResponseStore) -> None:
     """Raise `RequestError` for fields that are wrong, or do not go together."""
     for index, name in enumerate(body.include or ()):
         if name != LOGPROBS:
-            raise UnsupportedError(f"include[{index}]={name!r}: only {LOGPROBS!r} is supported", f"include[{index}]")
+            raise UnsupportedError(
+                f"include[{index}]={quoted(name)}: only {LOGPROBS!r} is supported", f"include[{index}]"
+            )
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise RequestError(f"top_logprobs needs include=[{LOGPROBS!r}]", "top_logprobs")
     if body.logprob_token_ids is not None and LOGPROBS not in (body.include or ()):
@@ -68,7 +70,7 @@ def read_turn(body: ResponsesRequest, items: Sequence[Item | ItemReference], sto
             raise errors.unknown_response(body.previous_response_id, "previous_response_id")
         if previous.runs:
             raise RequestError(
-                f"previous_response_id={body.previous_response_id!r}: it is still {previous.response.status}",
+                f"previous_response_id={quoted(body.previous_response_id)}: it is still {previous.response.status}",
                 "previous_response_id",
             )
         before = previous.turn
@@ -81,7 +83,7 @@ def _resolved(item: Item | ItemReference, path: str, store: ResponseStore, owner
         return numbered(item)
     known = store.item(owner, item.id)
     if known is None:
-        raise RequestError(f"{path}.id={item.id!r}: no stored response has this item", f"{path}.id")
+        raise RequestError(f"{path}.id={quoted(item.id)}: no stored response has this item", f"{path}.id")
     return known
 
 

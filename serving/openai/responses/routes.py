@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import identify, json_response, model_name, respond, submit
 from jaxllm.serving.http.state import ServerState, server_of
@@ -51,6 +51,7 @@ async def create_response(request: Request) -> Response:
         logprobs=_logprob_format(server, body),
         on_end=partial(_keep, stores, stored),
         tools={tool.shown: tool for tool in given_tools(body)},
+        messages=bool(body.enable_response_messages),
     )
     if body.background:
         return _run_on(request, stored, call, writer, stream=bool(body.stream))
@@ -191,7 +192,7 @@ async def list_input_items(request: Request) -> Response:
     if query.after is not None:
         names = [item.id for item in items]
         if query.after not in names:
-            raise RequestError(f"after={query.after!r}: there is no such item", "after")
+            raise RequestError(f"after={quoted(query.after)}: there is no such item", "after")
         items = items[names.index(query.after) + 1 :]
     data = [listed(item) for item in items[:limit]]
     first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxllm.errors import quoted
 from jaxllm.serving.http.body.base import UnsupportedError
 from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.openai.protocol.messages import Function, Tool
@@ -74,7 +75,8 @@ def _read(tool: dict[str, Any], path: str) -> ResponseTool | CustomTool | Namesp
     if not isinstance(kind, str) or kind not in TOOL_KINDS:
         known = ", ".join(map(repr, TOOL_KINDS))
         raise UnsupportedError(
-            f"{path}.type={kind!r}: only tools of the types {known} are supported; this server runs none of its own",
+            f"{path}.type={quoted(kind)}: only tools of the types {known} are supported; this server "
+            "runs none of its own",
             f"{path}.type",
         )
     body = as_body(tool, TOOL_KINDS[kind], path)

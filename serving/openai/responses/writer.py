@@ -15,6 +15,7 @@ from jaxllm.serving.openai.protocol.response_answers import (
     InputTokensDetails,
     ModelResponse,
     OutputTokensDetails,
+    RawMessage,
     ResponseError,
     ResponseStatus,
     ResponseUsage,
@@ -45,10 +46,11 @@ class ResponseWriter:
         logprobs: LogprobFormat | None,
         on_end: Callable[[], None] = lambda: None,
         tools: Mapping[str, GivenTool] | None = None,
+        messages: bool = False,
     ) -> None:
         """Without `streams`, events are not made. `on_end` is called when the response has ended, in whatever way.
 
-        `tools`: see `OutputBuilder`.
+        `tools`: see `OutputBuilder`. With `messages`, the response has what the model read and wrote.
         """
         self.response = response
         self._parser = PlainParser() if call.plan.new_parser is None else call.plan.new_parser()
@@ -61,6 +63,11 @@ class ResponseWriter:
         self._number = 0
         self._builder = OutputBuilder(self._emit, tools)
         self.response.output = self._builder.items
+        self._reply: RawMessage | None = None
+        if messages:
+            prompt = RawMessage(message=str(call.plan.prompt), tokens=call.request.prompt_token_ids)
+            self.response.input_messages = [prompt]
+            self._reply = RawMessage(message="", tokens=[])
 
     @property
     def ended(self) -> bool:
@@ -118,6 +125,9 @@ class ResponseWriter:
         self._counter.add(0, output)
         (completion,) = output.outputs
         self._add(self._parser.push(completion.text), completion)
+        if self._reply is not None:
+            self._reply.message += completion.text
+            self._reply.tokens += completion.token_ids
         if completion.finish_reason is not None:
             self._finish_reason = completion.finish_reason
 
@@ -153,6 +163,8 @@ class ResponseWriter:
     def _settle(self, status: ResponseStatus) -> None:
         self.response.status = status
         self.response.usage = self._usage()
+        if self._reply is not None:
+            self.response.output_messages = [self._reply]
         self._on_end()
 
     def _add(self, parts: list[ReplyPart], completion: CompletionOutput | None) -> None:

@@ -43,7 +43,7 @@ def steps_of(engine: Engine, **params: Any) -> tuple[int, list[int], str | None]
             reason = output.finish_reason
         steps += engine.stats().num_steps
     engine.scheduler.check_integrity()
-    assert not engine._active
+    assert not engine._features.active
     return steps, tokens, reason
 
 
@@ -199,6 +199,16 @@ def test_reasoning_is_free_until_it_ends_or_is_ended(engine: Engine, tokenizer: 
                 assert len(tokens) == 60
 
 
+@pytest.mark.parametrize("budget", [0, 4])
+def test_words_lead_over_to_the_answer_when_the_budget_is_used_up(engine: Engine, tokenizer: Any, budget: int) -> None:
+    closing = [700, 701, 600, 601]
+    given: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "thinking_token_budget": budget}
+    given |= {"reasoning_end_token_ids": [600, 601], "reasoning_closing_token_ids": closing}
+    _, tokens, reason = steps_of(engine, **given, structured_outputs={"choice": ["yes"]})
+    assert tokens[budget : budget + 4] == closing
+    assert (text(tokenizer, tokens[budget + 4 :]), reason) == ("yes", "stop")
+
+
 def test_reasoning_ends_the_text_only_where_no_grammar_follows(engine: Engine, tokenizer: Any) -> None:
     end = engine.info.eos_token_ids[0]
     given: dict[str, Any] = {
@@ -234,3 +244,19 @@ def test_requests_of_many_kinds_give_what_they_give_alone(engine: Engine) -> Non
     for each in requests[::4]:
         alone = run(engine, [made(*each)])[str(each[0])]
         assert alone.token_ids == together[str(each[0])].token_ids
+
+
+@pytest.mark.parametrize("regex", ["[0-9]{4}", "hello world 1234567[0-9]", "[ab]c*d{20}"])
+@pytest.mark.parametrize("max_tokens", [3, 9, 100])
+def test_all_tokens_of_a_constrained_request_are_counted(engine: Engine, regex: str, max_tokens: int) -> None:
+    engine.reset_prefix_cache()
+    prompt = [5, 6, 7]
+    engine.add_request(
+        request("counted", prompt, temperature=0, max_tokens=max_tokens, structured_outputs={"regex": regex})
+    )
+    tokens = counted = 0
+    while engine.has_unfinished_requests():
+        tokens += sum(len(output.token_ids) for output in engine.step())
+        stats = engine.stats()
+        counted += stats.num_tokens + stats.num_last
+    assert counted == len(prompt) + tokens

@@ -89,6 +89,32 @@ def test_usage_all_along_the_stream(client: OpenAI) -> None:
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
     assert len(counts) == len(chunks)
     assert counts == sorted(counts)
+    # Each chunk of a choice but the first brings a token: the last one of the text also says why it ends.
+    assert counts[0] == 0
+    assert counts[:-1] == sorted(set(counts[:-1]))
+    assert chunks[-2].choices[0].finish_reason is not None
+
+
+def test_usage_never_goes_back_with_several_choices(http: httpx.Client) -> None:
+    body = {
+        "messages": HELLO, "n": 3, "max_tokens": 6, "stream": True, "ignore_eos": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip
+    lines = http.post("/v1/chat/completions", json=body).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == 18
+
+
+def test_tokens_of_reasoning_are_always_told(http: httpx.Client) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/chat/completions/batch", {"messages": [HELLO, HELLO]}),
+    ):
+        usage = http.post(path, json={**body, "max_tokens": 2}).json()["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_cached_prompt_tokens_are_told(client: OpenAI, http: httpx.Client) -> None:

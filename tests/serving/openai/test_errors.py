@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxllm.errors import ExtensionError, QueueFullError, RequestError
+from jaxllm.errors import QueueFullError, RequestError, RequestFaultError
 from jaxllm.serving.http.errors import describe
 
 
@@ -14,7 +14,7 @@ def test_a_full_queue_asks_for_a_second_at_least(seconds: float, header: str) ->
 
 def test_whose_fault_a_logits_processor_is() -> None:
     """The operator's code fails: not the client's fault. Its arguments are wrong: under the name that it gave them."""
-    found = describe(ExtensionError("the logits processor m:K has failed: OSError"), "id")
+    found = describe(RequestFaultError("the logits processor m:K has failed: OSError"), "id")
     assert (found.status, found.details.param) == (500, None)
     found = describe(RequestError("extra_args: 9 bytes; at most 8 are allowed", "extra_args"), "id")
     assert (found.status, found.details.param) == (400, "vllm_xargs")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -87,6 +88,44 @@ def test_load_counts_requests(http: httpx.Client) -> None:
         next(lines)
         assert http.get("/load").json()["server_load"] == before + 1
         assert http.post("/reset_prefix_cache").status_code == 503
+
+
+def test_load_counts_requests_and_not_their_prompts(http: httpx.Client) -> None:
+    before = http.get("/load").json()["server_load"]
+    body = {"prompt": ["hello", "you"], "n": 12, "max_tokens": 250, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
+        assert http.get("/load").json()["server_load"] == before + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+    ],
+)
+def test_the_load_of_the_engine_in_a_header(http: httpx.Client, path: str, body: dict[str, Any], stream: bool) -> None:
+    def reported(asked: str) -> str | None:
+        headers = {"endpoint-load-metrics-format": asked}
+        answer = http.post(path, json={**body, "max_tokens": 1, "stream": stream}, headers=headers)
+        assert answer.status_code == 200
+        return answer.headers.get("endpoint-load-metrics")
+
+    for asked in ("TEXT", "text"):
+        kind, _, rest = (reported(asked) or "").partition(" ")
+        found = dict(each.split("=") for each in rest.split(", "))
+        assert kind == "TEXT"
+        assert found.keys() == {"named_metrics.kv_cache_usage_perc", "named_metrics.num_requests_waiting"}
+        assert all(float(value) >= 0 for value in found.values())
+    kind, _, rest = (reported("JSON") or "").partition(" ")
+    assert kind == "JSON"
+    assert json.loads(rest)["named_metrics"].keys() == {"kv_cache_usage_perc", "num_requests_waiting"}
+    assert reported("BIN") is None
+    assert reported("") is None
 
 
 def test_metrics_count_tokens(http: httpx.Client) -> None:

@@ -13,6 +13,7 @@ from jaxllm.serving.openai.chat.plan import ReplyPlan, plan_reply
 from jaxllm.serving.openai.chat.tools import tool_use
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.reply.parts import FunctionCall, Reply, read_whole
+from jaxllm.serving.reply.reasoning_config import ReasoningConfig
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.tokenizer import Tokenizer
@@ -108,3 +109,13 @@ def test_special_tokens_that_are_marks_stay_in_the_text(tokenizer: Tokenizer) ->
     assert made.new_parser is not None
     reply = read_whole(made.new_parser(), text)
     assert reply == Reply("So", None, [FunctionCall(reply.tool_calls[0].id, "add", '{"a": 1}')])
+
+
+def test_what_closes_reasoning_whose_budget_is_used_up(tokenizer: Tokenizer) -> None:
+    config = ReasoningConfig(end="Time is up.</think>")
+    formats = ReplyFormats.choose(None, "qwen3", "", config=config)
+    made = plan(tokenizer, formats, SamplingParams(thinking_token_budget=5)).params
+    assert tokenizer.decode(made.reasoning_end_token_ids or [], skip_special_tokens=False) == "</think>"
+    assert tokenizer.decode(made.reasoning_closing_token_ids or [], skip_special_tokens=False) == "Time is up.</think>"
+    plain = plan(tokenizer, ReplyFormats.choose(None, "qwen3", ""), SamplingParams(thinking_token_budget=5)).params
+    assert plain.reasoning_closing_token_ids is None

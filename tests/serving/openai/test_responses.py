@@ -83,6 +83,28 @@ def test_streams(http: httpx.Client, client: OpenAI) -> None:
     Response.model_validate(events[-1]["response"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_model_read_and_wrote(http: httpx.Client, stream: bool) -> None:
+    body = {"input": "What is 2 + 3?", "max_output_tokens": 8, "enable_response_messages": True, "temperature": 0}
+    answer = http.post("/v1/responses", json={**body, "stream": stream})
+    if stream:
+        events = [line.removeprefix("data: ") for line in answer.text.split("\n") if line.startswith("data: ")]
+        made = json.loads(events[-1])["response"]
+    else:
+        made = answer.json()
+    (read,), (written,) = made["input_messages"], made["output_messages"]
+    assert read["type"] == written["type"] == "raw_message_tokens"
+    assert "What is 2 + 3?" in read["message"]
+    assert written["message"] == made["output"][0]["content"][0]["text"]
+    assert (len(read["tokens"]), len(written["tokens"])) == (
+        made["usage"]["input_tokens"], made["usage"]["output_tokens"],
+    )  # fmt: skip
+    told = http.post("/detokenize", json={"tokens": read["tokens"]}).json()["prompt"]
+    assert told == read["message"]
+    plain = http.post("/v1/responses", json={**body, "enable_response_messages": False}).json()
+    assert not {"input_messages", "output_messages"} & plain.keys()
+
+
 def test_tokens_of_the_input_are_counted(client: OpenAI) -> None:
     made = client.responses.create(input=QUESTION, instructions="Be brief.", **GREEDY)
     assert made.usage is not None

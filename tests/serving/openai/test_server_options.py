@@ -22,6 +22,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         "--max-stored-responses", "0", "--enable-tokenizer-info-endpoint", "--reasoning-parser", "qwen3",
         "--exclude-tools-when-tool-choice-none", "--reasoning-effort-map", json.dumps({"medium": "low"}),
         "--fingerprint-mode", "custom", "--fingerprint-value", "mine", "--max-num-queued-reqs", "3",
+        "--enable-per-request-metrics",
         "--middleware", "starlette.middleware.gzip:GZipMiddleware",
     ]  # fmt: skip
     log: Path = tmp_path_factory.mktemp("server") / "log"
@@ -66,6 +67,28 @@ def test_every_chunk_of_a_stream_has_the_usage_so_far(http: httpx.Client) -> Non
             if path == "/v1/chat/completions":
                 assert counts[0] == 0, "the role is no token"
                 assert chunks[0]["usage"]["total_tokens"] == end["usage"]["prompt_tokens"]
+
+
+TIMES = {"time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "hello", "max_tokens": 2})]
+)
+def test_times_of_a_request(http: httpx.Client, path: str, body: dict[str, object]) -> None:
+    whole = http.post(path, json={**body, "ignore_eos": True}).json()["metrics"]
+    assert whole.keys() == TIMES
+    assert all(value >= 0 for value in whole.values())
+    assert whole["mean_itl_ms"] == pytest.approx(whole["generation_time_ms"])
+    inference = whole["time_to_first_token_ms"] + whole["generation_time_ms"]
+    assert whole["tokens_per_second"] == pytest.approx(2e3 / inference)
+    assert http.post(path, json={**body, "max_tokens": 1}).json()["metrics"]["mean_itl_ms"] is None
+    lines = http.post(path, json={**body, "stream": True}).text.split("\n\n")
+    *chunks, end = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert end["metrics"].keys() == TIMES
+    assert end["metrics"]["queue_time_ms"] >= 0
+    assert not any("metrics" in chunk for chunk in chunks)
+    assert "metrics" not in http.post(path, json={**body, "n": 2}).json()
 
 
 def test_efforts_tools_and_fingerprints(http: httpx.Client) -> None:

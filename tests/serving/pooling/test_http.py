@@ -18,6 +18,7 @@ from openai import BadRequestError, OpenAI
 
 from jaxllm.serving.server.openapi import openapi
 from tests.conftest import RunPython
+from tests.serving.number_sweep import sweep
 from tests.serving.server_process import ServerProcess, running
 
 FLAGS = (
@@ -76,6 +77,23 @@ def test_openais_client(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="does not generate") as error:
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "hi"}])
     assert error.value.code == "unsupported_for_model"
+
+
+POOLING = (
+    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank"),
+    "/v2/rerank",
+)
+
+
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_no_number_breaks_anything(embedder: ServerProcess, everything: bool) -> None:
+    engine, before = embedder.engine().pid, _post(embedder, "/v1/embeddings", {"input": TEXTS}).json()["data"]
+    with httpx.Client(base_url=embedder.url, timeout=60) as http:
+        count, wrong = sweep(http, everything=everything, only=POOLING)
+    assert not wrong, "\n".join(wrong[:20])
+    assert count > 300
+    assert embedder.engine().pid == engine
+    assert _post(embedder, "/v1/embeddings", {"input": TEXTS}).json()["data"] == before
 
 
 @pytest.mark.parametrize("order", ["native", "little", "big"])

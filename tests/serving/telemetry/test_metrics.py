@@ -245,7 +245,8 @@ def test_labels(metrics: Metrics) -> None:
                 assert sample.value == 1
                 assert sample.labels == {
                     "block_size": "16", "num_gpu_blocks": "32", "cache_dtype": "float32",
-                    "enable_prefix_caching": "True", "engine": "0",
+                    "enable_prefix_caching": "True", "engine": "0", "kv_cache_size_tokens": str(INFO.kv_tokens),
+                    "kv_cache_max_concurrency": str(INFO.max_concurrency),
                 }  # fmt: skip
             else:
                 assert sample.labels.items() >= LABELS.items()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 from jaxllm import EngineConfig, EngineError, RequestError
 from jaxllm.engine.stats import StepStats
 from jaxllm.info import EngineInfo
+from jaxllm.owner import NOBODY
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import EngineHandle
 from jaxllm.serving.ipc.client.control import called
 from jaxllm.serving.ipc.client.group import EngineGroup
 from jaxllm.serving.ipc.client.members import GroupOptions
-from jaxllm.serving.ipc.client.supervisor import EngineSupervisor
-from jaxllm.serving.ipc.messages import Call, Called, Outputs
+from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, EngineSupervisor
+from jaxllm.serving.ipc.messages import Abort, Call, Called, Outputs
 from jaxllm.serving.llm.async_control import AsyncControl
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.workers.shared_engine import SharedEngine
@@ -108,6 +110,118 @@ async def test_what_an_engine_says_of_itself_as_it_starts_is_kept(make_group: Ma
     tell(engine, DIED)
     assert not engine.stats.halted
     engine.close()
+
+
+class Reader:
+    """Keeps why its request ended."""
+
+    def __init__(self, request: Any) -> None:
+        self.request, self.error = request, ""
+
+    def fail(self, error: EngineError) -> None:
+        self.error = str(error)
+
+
+class Requests:
+    """Knows the names of requests, as an `OutputProcessor` does."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.num_queued_tokens = 0
+
+    def add(self, request: Any, reader: Reader) -> None:
+        self.names.append(request.request_id)
+
+    def abort(self, names: list[str], reason: str) -> list[str]:
+        self.names = [name for name in self.names if name not in names]
+        return list(names)
+
+    def running(self) -> dict[str, str]:
+        return {name: name for name in self.names}
+
+    def process(self, outputs: list[Any]) -> Any:
+        return SimpleNamespace(stopped=[], aborted=[], refused=[], outputs=[], measurements=None)
+
+
+def submit(group: EngineGroup, name: str) -> Reader:
+    child = SimpleNamespace(request_id=name, prompt_token_ids=np.array([1], np.int32), owner=NOBODY)
+    reader = Reader(SimpleNamespace(request_id=name, children=[child], reservation=None))
+    group.submit([reader.request], [reader], lambda children: Abort([each.request_id for each in children]))
+    return reader
+
+
+def restarting(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> EngineGroup:
+    """One engine with other weights than its checkpoint's, which is started again when it ends."""
+    group = make_group(1)
+    group.members.info = engine_info()
+    monkeypatch.setattr(EngineSupervisor, "replace", lambda *_, **__: None)
+    engine = group.engines[0]
+    engine.serve(Requests())  # type: ignore[arg-type]
+    tell(engine, Outputs([], StepStats(weights_version=1)))
+    return group
+
+
+async def test_no_request_waits_for_an_engine_that_will_need_weights(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = restarting(make_group, monkeypatch)
+    (engine,) = group.engines
+    lost = submit(group, "lost")
+    tell(engine, DIED)
+    assert "a test" in lost.error or "update them" in lost.error
+    # While it is started, and when it is there.
+    for _ in range(2):
+        with pytest.raises(EngineError, match="update them, with all tensors") as caught:
+            submit(group, "other")
+        assert caught.value.retry_after
+        with pytest.raises(EngineError):
+            group.check_health()
+        engine.take_restart(engine_info())
+    tell(engine, Outputs([], StepStats(weights_version=1)))
+    group.check_health()
+    assert not submit(group, "cured").error
+    engine.close()
+
+
+async def test_requests_that_came_before_an_engine_says_what_it_needs_are_ended(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = restarting(make_group, monkeypatch)
+    early = submit(group, "early")
+    tell(group.engines[0], Outputs([], StepStats(weights_problem=STALE_WEIGHTS)))
+    assert early.error == STALE_WEIGHTS
+    with pytest.raises(EngineError, match="update them, with all tensors"):
+        group.check_health()
+    group.engines[0].close()
+
+
+async def test_a_server_with_one_good_engine_is_healthy(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    group.engines[0].stats = StepStats(weights_problem="no weights")
+    group.check_health()
+    assert group._possible(None) == [1]
+
+
+async def test_engines_of_one_server_that_are_added_need_the_weights_too(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group(1)
+    given: list[dict[str, Any]] = []
+
+    async def start(_: EngineSupervisor, __: EngineConfig, **settings: Any) -> EngineInfo:
+        given.append(settings)
+        return engine_info()
+
+    monkeypatch.setattr(EngineSupervisor, "start", start)
+    group.members._config = EngineConfig()
+    group.members._options.settings.update(log_level="info", json_logs=False)
+    group.members.serve(Requests)  # type: ignore[arg-type]
+    group.engines[0].distrust_weights()
+    await group.members.grow(2)
+    assert given[0]["stale_weights"] == STALE_WEIGHTS
+    assert group.engines[1].stats.weights_problem == STALE_WEIGHTS
+    for engine in group.engines:
+        engine.close()
 
 
 async def test_engines_that_are_added_wait_for_the_weights_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

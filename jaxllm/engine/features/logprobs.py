@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from jaxllm.engine.collaborator import Collaborator
+from jaxllm.engine.features.faults import Faults
+from jaxllm.engine.features.feature import StepFeature
 from jaxllm.outputs import EngineOutput, TokenLogprobs
 from jaxllm.request import Request
 from jaxllm.runtime.runner import Dispatched, PromptChunk, StepResult
@@ -13,33 +14,32 @@ from jaxllm.runtime.sampling.logprobs import Logprobs
 from jaxllm.scheduler.plan import StepPlan
 
 
-class PromptLogprobs(Collaborator):
+class PromptLogprobs(StepFeature):
     """Collects the log-probabilities of prompts, which are computed in chunks, for the first output."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, faults: Faults) -> None:
+        super().__init__(faults)
         self._found: dict[Request, list[TokenLogprobs | None]] = {}
 
-    def concerns(self, request: Request) -> bool:
+    def handles(self, request: Request) -> bool:
         """Whether the request asks for the log-probabilities of its prompt."""
         return request.params.prompt_logprobs is not None
 
-    def added(self, request: Request) -> None:
+    def on_added(self, request: Request) -> None:
         """Nothing is known of the prompt yet."""
-        super().added(request)
         self._found[request] = [None] * len(request.prompt_token_ids)
 
-    def ended(self, request: Request) -> None:
+    def on_ended(self, request: Request) -> None:
         """Forget a request, complete or not."""
-        super().ended(request)
         self._found.pop(request, None)
 
-    def collected(self, step: Dispatched, result: StepResult) -> None:
+    def on_collected(self, step: Dispatched, result: StepResult) -> None:
         """Keep the log-probabilities of a step's chunks."""
         del step
         for chunk in result.prompts:
             if chunk.request in self._found:  # Else it was aborted while the step ran.
-                self._take(chunk, self._found[chunk.request])
+                with self.faults.guard(chunk.request):
+                    self._take(chunk, self._found[chunk.request])
 
     def _take(self, chunk: PromptChunk, found: list[TokenLogprobs | None]) -> None:
         request = chunk.request
@@ -50,12 +50,16 @@ class PromptLogprobs(Collaborator):
                 int(request.prompt_token_ids[position]), chunk.blocks[block], row, request.params.prompt_logprobs
             )
 
-    def reported(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
+    def on_outputs(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
         """Hand out what is complete."""
         del result
         if self._found:
-            for row, output in zip(np.flatnonzero(plan.samples).tolist(), outputs, strict=False):
-                output.prompt_logprobs = self._found.pop(plan.requests[row], None)
+            by_id = {output.request_id: output for output in outputs}
+            for row in np.flatnonzero(plan.samples).tolist():
+                request = plan.requests[row]
+                output = by_id.get(request.request_id)
+                if output is not None:
+                    output.prompt_logprobs = self._found.pop(request, None)
 
 
 def output_logprobs(request: Request, token_id: int, result: StepResult, row: int) -> list[TokenLogprobs] | None:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from jaxllm.engine.collaborator import Collaborator
+from jaxllm.engine.features.faults import Faults
+from jaxllm.engine.features.feature import StepFeature
 from jaxllm.outputs import EngineOutput
 from jaxllm.request import FinishReason, Request
 from jaxllm.runtime.runner import StepResult
@@ -18,25 +19,25 @@ Finish = Callable[[Request, FinishReason], EngineOutput]
 """Ends a request; returns its last output."""
 
 
-class BeamSearches(Collaborator):
+class BeamSearches(StepFeature):
     """Gives searches the most likely next tokens of each beam, and ends those that are complete."""
 
-    def __init__(self, max_model_len: int, finish: Finish) -> None:
-        super().__init__()
+    def __init__(self, faults: Faults, max_model_len: int, finish: Finish) -> None:
+        super().__init__(faults)
         self._max_model_len, self._finish = max_model_len, finish
 
-    def concerns(self, request: Request) -> bool:
+    def handles(self, request: Request) -> bool:
         """Whether the request asks for a beam search."""
         return request.params.beam_search is not None
 
-    def prepares(self, request: Request) -> None:
+    def prepare(self, request: Request) -> None:
         """Give the request its beams."""
         # Most engines search for nobody: starts are faster without the import.
         from jaxllm.beam.group import BeamGroup
 
         request.group = BeamGroup.of(request, self._max_model_len)
 
-    def reported(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
+    def on_outputs(self, plan: StepPlan, result: StepResult, outputs: list[EngineOutput]) -> None:
         """Give beams what they may go on with, and add the outputs of the searches that are over."""
         if plan.grouped is None:
             return
@@ -44,9 +45,10 @@ class BeamSearches(Collaborator):
         for row in plan.grouped.tolist():
             request = plan.requests[row]
             group = cast("BeamGroup", request.group)
-            group.take(request, np.asarray(logprobs.top_ids[row]), np.asarray(logprobs.top_logprobs[row]))
-            if group.search.done:
-                outputs.append(self._end(group))
+            with self.faults.guard(group.leader):
+                group.take(request, np.asarray(logprobs.top_ids[row]), np.asarray(logprobs.top_logprobs[row]))
+                if group.search.done:
+                    outputs.append(self._end(group))
 
     def _end(self, group: "BeamGroup") -> EngineOutput:
         found, reason = group.hypotheses(), group.search.best[0].reason

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.engine.collaborator import Collaborator
+from jaxllm.engine.features.faults import Faults, fault_of_step, is_of_one_request
+from jaxllm.engine.features.feature import StepFeature
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.model_files import tokenizer_folder
 from jaxllm.models.errors import ModelError
@@ -21,7 +22,7 @@ from jaxllm.structured.backend import Vocabulary, forbid
 from jaxllm.structured.constraints import Constraints
 
 if TYPE_CHECKING:
-    from jaxllm.engine.processing import Processing
+    from jaxllm.engine.features.logits_processors import Processing
     from jaxllm.scheduler.sharded import ShardedScheduler
 
 
@@ -45,7 +46,7 @@ class Tail:
     """What is at fault then."""
 
 
-class ConstrainedDecoding(Collaborator):
+class ConstrainedDecoding(StepFeature):
     """The requests that have constraints on their tokens, or wait for one.
 
     The host computes which tokens they may be given while the device runs the forward pass, and must do so before the
@@ -59,6 +60,7 @@ class ConstrainedDecoding(Collaborator):
 
     def __init__(
         self,
+        faults: Faults,
         constraints: Constraints,
         scheduler: "Scheduler | ShardedScheduler",
         runner: Runner,
@@ -66,13 +68,13 @@ class ConstrainedDecoding(Collaborator):
         processing: "Processing | None" = None,
     ) -> None:
         """`processing` has the logits processors of an engine that has any."""
-        super().__init__()
+        super().__init__(faults)
         self._processing = processing
         self._wrong: list[tuple[Request, RequestError]] = []
         self._constraints, self._scheduler, self._runner, self._refuse = constraints, scheduler, runner, refuse
-        self._tails: dict[int, Tail] = {}  # by row of the step that was collected last
+        self._collected: tuple[Dispatched, dict[int, Tail]] | None = None  # the step, and its tails by row
 
-    def concerns(self, request: Request) -> bool:
+    def handles(self, request: Request) -> bool:
         """Whether the tokens of the request are limited, or logits processors have a say."""
         if self._processing is not None and self._processing.concerns(request):
             return True
@@ -80,9 +82,8 @@ class ConstrainedDecoding(Collaborator):
         limited = params.structured_outputs is not None or params.thinking_token_budget is not None
         return limited and params.uses_grammar
 
-    def added(self, request: Request) -> None:
-        """Take a request, and release it as soon as it has its constraint."""
-        super().added(request)
+    def on_added(self, request: Request) -> None:
+        """Release a request as soon as it has its constraint."""
         if self._processing is not None:
             try:
                 self._processing.begin(request)
@@ -92,25 +93,27 @@ class ConstrainedDecoding(Collaborator):
         if not request.params.uses_grammar or self._constraints.begin(request):
             self._scheduler.release(request)
 
-    def ended(self, request: Request) -> None:
+    def on_ended(self, request: Request) -> None:
         """Forget a request."""
-        super().ended(request)
         self._constraints.forget(request)
         if self._processing is not None:
             self._processing.forget(request)
 
-    def begins(self) -> None:
-        """Let those run whose grammars have been compiled, and refuse those whose have not."""
+    def on_step_begin(self) -> None:
+        """Release requests whose grammars are compiled, and reject those whose grammars are wrong."""
         wrong, self._wrong = self._wrong, []
         for request, found in wrong:
             self._refuse(request, str(found), found.parameter)
-        for request, error in self._constraints.ready():
-            if error is None:
-                self._scheduler.release(request)
-            else:
-                self._refuse(request, str(error), error.parameter)
+        for request, compiled in self._constraints.ready():
+            with self.faults.guard(request):
+                try:
+                    self._constraints.start(request, compiled)
+                except RequestError as error:
+                    self._refuse(request, str(error), error.parameter)
+                else:
+                    self._scheduler.release(request)
 
-    def idle(self) -> None:
+    def on_idle(self) -> None:
         """Wait a little for a grammar, if nothing else can be done."""
         if self._scheduler.only_held:
             self._constraints.wait()
@@ -119,7 +122,7 @@ class ConstrainedDecoding(Collaborator):
         """The next step reads the tokens of this one on the device."""
         self._choose(last)
 
-    def scheduled(self, plan: StepPlan) -> None:
+    def on_scheduled(self, plan: StepPlan) -> None:
         """Say which rows of a step are constrained."""
         constrained = [
             (request.constraint is not None and not request.constraint.free) or self._is_processed(request)
@@ -154,14 +157,28 @@ class ConstrainedDecoding(Collaborator):
     def _masks(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
         """See `Constraints.fill`; what has no constraint may go on with any token."""
         if self._processing is None:
-            return self._constraints.fill(requests)
+            return self._fill(requests)
         limited = [row for row, request in enumerate(requests) if request.constraint is not None]
-        found, found_problems = self._constraints.fill([requests[row] for row in limited])
+        found, found_problems = self._fill([requests[row] for row in limited])
         masks: npt.NDArray[np.int32] = np.full((len(requests), found.shape[1]), -1, np.int32)
         masks[limited] = found
         problems: list[str | None] = [None] * len(requests)
         for row, problem in zip(limited, found_problems, strict=True):
             problems[row] = problem
+        return masks, problems
+
+    def _fill(self, requests: list[Request]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
+        """`Constraints.fill`; where it fails, request by request, and whose own fails may take any token and ends."""
+        try:
+            return self._constraints.fill(requests)
+        except Exception as error:
+            if not is_of_one_request(error):
+                raise
+        masks: npt.NDArray[np.int32] = np.full((len(requests), self._constraints.num_words), -1, np.int32)
+        problems: list[str | None] = [None] * len(requests)
+        for row, found in enumerate(self.faults.one_by_one(requests, lambda each: self._constraints.fill([each]))):
+            if found is not None:
+                masks[row], problems[row] = found[0][0], found[1][0]
         return masks, problems
 
     def _choose_rows(
@@ -174,7 +191,8 @@ class ConstrainedDecoding(Collaborator):
         """Choose the tokens of these rows, each in its way; requests whose processors have failed, with the reason."""
         processing, table = self._processing, self._scheduler.table
         if processing is None:
-            self._runner.choose(constrained, which, masks)
+            with fault_of_step("choosing constrained tokens"):
+                self._runner.choose(constrained, which, masks)
             return []
         ways: dict[str, list[int]] = {"plain": [], "compiled": [], "host": []}
         for row, request in enumerate(requests):
@@ -186,21 +204,25 @@ class ConstrainedDecoding(Collaborator):
                 continue
             own = [requests[row] for row in rows]
             if way == "plain":
-                self._runner.choose(constrained, which[rows], masks[rows])
+                with fault_of_step("choosing constrained tokens"):
+                    self._runner.choose(constrained, which[rows], masks[rows])
                 continue
             logits = None
             if way == "host":
-                logits = self._runner.row_logits(constrained, which[rows])
+                with fault_of_step("reading logits"):
+                    logits = self._runner.row_logits(constrained, which[rows])
                 forbid(logits, masks[rows])
                 outputs = [table.output_tokens(request.slot) for request in own]
                 failed += [(own[row], message) for row, message in processing.apply(own, outputs, logits).items()]
-            self._runner.choose_processed(constrained, which[rows], masks[rows], *processing.compiled(own), logits)
+            uses, numbers = processing.compiled(own)
+            with fault_of_step("choosing from processed logits"):
+                self._runner.choose_processed(constrained, which[rows], masks[rows], uses, numbers, logits)
         return failed
 
     def _is_processed(self, request: Request) -> bool:
         return self._processing is not None and self._processing.has(request)
 
-    def collected(self, step: Dispatched, result: StepResult) -> None:
+    def on_collected(self, step: Dispatched, result: StepResult) -> None:
         """Take the sampled tokens of a step's constrained rows, and put those behind them which are bound to follow.
 
         Requests that cannot go on end here, before anybody takes a token that was not allowed.
@@ -210,33 +232,44 @@ class ConstrainedDecoding(Collaborator):
         plan, tokens = step.plan, result.token_ids
         live = self._scheduler.table.generation[plan.slots] == plan.generations
         rows = [row for row in step.constrained.rows.tolist() if plan.samples[row] and live[row]]
-        self._tails = {row: self._tail(plan.requests[row], int(tokens[row])) for row in rows}
-        for row in step.constrained.empty().tolist():
-            if row in self._tails:
-                self._tails[row] = Tail(
+        tails = {row: self._guarded_tail(plan.requests[row], int(tokens[row])) for row in rows}
+        with fault_of_step("reading which rows have no token"):
+            empty = step.constrained.empty().tolist()
+        for row in empty:
+            if row in tails:
+                tails[row] = Tail(
                     problem="logits processors have left no token to go on with", parameter="logits_processors"
                 )
-        wrong = [(plan.requests[row], tail) for row, tail in self._tails.items() if tail.problem is not None]
-        self._tails = {row: Tail() if tail.problem is not None else tail for row, tail in self._tails.items()}
+        wrong = [(plan.requests[row], tail) for row, tail in tails.items() if tail.problem is not None]
+        tails = {row: Tail() if tail.problem is not None else tail for row, tail in tails.items()}
+        self._collected = step, tails
         sizes = np.zeros(plan.num_rows, np.int32)
-        sizes[rows] = [len(tail.token_ids) for tail in self._tails.values()]
+        sizes[rows] = [len(tail.token_ids) for tail in tails.values()]
         if sizes.any():
-            forced = list(chain.from_iterable(tail.token_ids for tail in self._tails.values()))
+            forced = list(chain.from_iterable(tail.token_ids for tail in tails.values()))
             result.token_ids = np.insert(tokens, np.repeat(np.arange(1, len(sizes) + 1), sizes), forced)
             result.counts = sizes + 1
         for request, tail in wrong:
             self._refuse(request, tail.problem or "", tail.parameter)
 
-    def updated(self, step: Dispatched) -> list[Request]:
+    def on_accept(self, step: Dispatched) -> list[Request]:
         """End the requests whose outputs are complete; returns them."""
+        collected, self._collected = self._collected, None
+        # A step whose collection failed here has left nothing, and what an earlier one left is not this one's.
+        if collected is None or collected[0] is not step:
+            return []
         finished = []
-        for row, tail in self._tails.items():
+        for row, tail in collected[1].items():
             request = step.plan.requests[row]
             if tail.complete and request.finish_reason is None:
                 self._scheduler.finish(request.request_id, "stop")
                 finished.append(request)
-        self._tails = {}
         return finished
+
+    def _guarded_tail(self, request: Request, token_id: int) -> Tail:
+        with self.faults.guard(request):
+            return self._tail(request, token_id)
+        return Tail()
 
     def _tail(self, request: Request, token_id: int) -> Tail:
         """Let a request's constraint take one token; what must follow it."""

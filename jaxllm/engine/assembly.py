@@ -1,0 +1,102 @@
+"""What an engine is made of, from its configuration."""
+
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.config import EngineConfig
+from jaxllm.info import StageInfo
+from jaxllm.kv.manager import KVManager
+from jaxllm.kv.snapshots import SnapshotPool
+from jaxllm.runtime.memory.capacity import bytes_on_device
+from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
+from jaxllm.runtime.runner import Runner
+from jaxllm.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from jaxllm.engine.features.logits_processors import Processing
+    from jaxllm.kv.shards import ShardedPages
+    from jaxllm.scheduler.sharded import ShardedScheduler
+
+
+def make_scheduler(
+    resolved: ResolvedConfig, num_pages: int
+) -> "tuple[KVManager | ShardedPages, Scheduler | ShardedScheduler]":
+    """The pages, `num_pages` for each data shard, and the scheduler that hands them out."""
+    config, groups = resolved.config, resolved.cache_groups
+    shards = [
+        KVManager(
+            num_pages,
+            resolved.page_size,
+            enable_prefix_caching=resolved.shares_prefixes,
+            groups=groups,
+            snapshots=SnapshotPool(resolved.max_num_seqs, resolved.num_snapshots) if groups.has_states else None,
+        )
+        for _ in range(resolved.data_shards)
+    ]
+    options: dict[str, Any] = {
+        "max_num_seqs": resolved.max_num_seqs,
+        "max_num_batched_tokens": resolved.max_num_batched_tokens,
+        "max_model_len": resolved.max_model_len,
+        "policy": config.scheduler.scheduling_policy,
+        "long_prefill_token_threshold": config.scheduler.long_prefill_token_threshold,
+        "mamba_block_size": config.cache.mamba_block_size,
+        "stages": resolved.num_stages if config.scheduler.async_scheduling else 1,
+    }
+    if len(shards) == 1:
+        return shards[0], Scheduler(pages=shards[0], **options)
+    # Most engines have one shard: starts are faster without the imports.
+    from jaxllm.kv.shards import ShardedPages
+    from jaxllm.scheduler.sharded import ShardedScheduler
+
+    return ShardedPages(shards), ShardedScheduler(shards, **options)
+
+
+def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConfig:
+    """The configuration, as it fits the devices that are here, with kernels that are right on them."""
+    resolved = resolve_config(config, processes=processes)
+    if resolved.platform != "cpu":
+        # Only here: a start on CPU need not wait for the imports.
+        from jaxllm.planning.fit import fit_here
+        from jaxllm.runtime.sampling.self_test import with_tested_sampling
+        from jaxllm.runtime.tested import with_tested_kernels
+
+        resolved = with_tested_sampling(with_tested_kernels(fit_here(resolved)))
+    return resolved
+
+
+def make_processing(resolved: ResolvedConfig) -> "Processing | None":
+    """The logits processors, or None where the engine has none."""
+    if not resolved.processors:
+        return None
+    # Most engines have none: starts are faster without the import.
+    from jaxllm.engine.features.logits_processors import Processing
+
+    return Processing(resolved)
+
+
+def planned_step_seconds(resolved: ResolvedConfig, runner: Runner) -> dict[int, float]:
+    """How long a step of each size takes on the device according to the plan; empty on CPUs."""
+    if resolved.platform == "cpu":
+        return {}
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.planning import step_times
+
+    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
+    found = [step_times.planned_step_seconds(part, calls.parameters, runner.buckets) for part, calls in parts]
+    # As many steps are under way as there are stages: one ends as often as the slowest stage does one.
+    return {tokens: max(each[tokens] for each in found) for tokens in found[0]}
+
+
+def describe_stages(resolved: ResolvedConfig, runner: Runner) -> tuple[StageInfo, ...]:
+    """Layers, devices and bytes of each pipeline stage; empty where there is one."""
+    parts = zip(resolved.by_stage, runner.calls.every, strict=True)
+    return tuple(
+        StageInfo(
+            start=part.stage.start,
+            stop=part.stage.stop,
+            num_devices=part.num_devices,
+            weight_bytes=bytes_on_device(calls.parameters),
+            cache_bytes=bytes_on_device(calls.state.kv_cache),
+        )
+        for part, calls in parts
+        if part.stage is not None
+    )

@@ -1,0 +1,99 @@
+"""Requests whose host code has failed: each ends alone, with a log line, and the step goes on."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+from jax.errors import JaxRuntimeError
+
+from jaxllm.errors import EngineError
+from jaxllm.request import Request
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Faults:
+    """Collects the requests that an unexpected exception was caught for, until the engine ends them.
+
+    They cannot end at once: between scheduling and dispatching a step their slots must stay theirs.
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[Request, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def guard(self, request: Request) -> "Guard":
+        """A context in which an exception is this request's fault, and is not raised."""
+        return Guard(self, request)
+
+    def record(self, request: Request, error: BaseException) -> None:
+        """A request must end because of this exception."""
+        # Of a group of sequences the leader is the request.
+        request = request if request.group is None else request.group.leader
+        if request in self._requests:
+            return
+        logger.error(
+            "an internal error ends request %s, and no other",
+            request.request_id,
+            exc_info=error,
+            extra={"request_id": request.request_id},
+        )
+        self._requests[request] = None
+
+    def take(self) -> list[Request]:
+        """The requests recorded since the last call."""
+        found, self._requests = list(self._requests), {}
+        return found
+
+    def one_by_one(self, requests: Sequence[Request], work: Callable[[Request], Result]) -> list[Result | None]:
+        """What `work` returns for each request; None where it failed, which is recorded."""
+        results: list[Result | None] = [None] * len(requests)
+        for index, request in enumerate(requests):
+            with self.guard(request):
+                results[index] = work(request)
+        return results
+
+
+class Guard:
+    """See `Faults.guard`."""
+
+    __slots__ = ("_faults", "_request", "failed")
+
+    def __init__(self, faults: Faults, request: Request) -> None:
+        self._faults, self._request = faults, request
+        self.failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not is_of_one_request(error):
+            return False
+        assert error is not None
+        self.failed = True
+        self._faults.record(self._request, error)
+        return True
+
+
+def is_of_one_request(error: BaseException | None) -> bool:
+    """Whether an exception in host code for a request leaves the engine as it was: not where the step itself failed."""
+    return isinstance(error, Exception) and not isinstance(error, (EngineError, JaxRuntimeError))
+
+
+@contextmanager
+def fault_of_step(doing: str) -> Iterator[None]:
+    """Calls of the device: what fails there ends the engine, since nobody knows what is left of the device state."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"{doing} failed: {type(error).__name__}: {error}") from error
