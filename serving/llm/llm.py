@@ -268,9 +268,11 @@ class LLM(PoolingMethods):
         """Answer a conversation, or each of several: lists of OpenAI's messages.
 
         The prompt is made by the model's chat template, or by `chat_template` (Jinja text). `tools` are OpenAI's
-        function descriptions; `chat_template_kwargs` go to the template. `continue_final_message` lets the model go
-        on with the last message (with `add_generation_prompt=False`). The text of a special token in a message is
-        encoded as text, and with `allow_special_tokens` as the token. The rest is as in `generate`.
+        function descriptions; `chat_template_kwargs` go to the template. It gets contents as it takes them (`auto`),
+        or as `chat_template_content_format` says: always as a text (`string`), always as parts (`openai`).
+        `continue_final_message` lets the model go on with the last message (with `add_generation_prompt=False`). The
+        text of a special token in a message is encoded as text, and with `allow_special_tokens` as the token. The rest
+        is as in `generate`.
         """
         refuse_foreign(
             lora_request=lora_request,

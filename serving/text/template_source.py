@@ -11,7 +11,7 @@ from jaxllm.serving.text.template_facts import TemplateFacts
 _CONTENT = "content"
 _PASSES_ON = {"trim", "list", "default", "d", "selectattr", "rejectattr", "select", "reject", "map"}
 """Filters whose result is still the content."""
-_TAKES_PARTS = {"selectattr", "rejectattr", "map"}
+_TAKES_PARTS = {"selectattr", "rejectattr", "map", "first", "last"}
 
 
 class _Generation(Extension):
