@@ -88,40 +88,47 @@ def _system_parts(blocks: list[dict[str, Any]]) -> list[ContentPart]:
 
 def _add(chat: Chat, message: MessagesMessage, origin: str) -> None:
     if isinstance(message.content, str):
-        chat.say(message.role, message.content, origin)
+        chat.say(message.role, message.content, origin, template_fields=message.template_fields)
         return
     blocks = [
         _block(block, f"{origin}.content[{index}]", _BLOCKS[message.role])
         for index, block in enumerate(message.content)
     ]
     if message.role == "assistant":
-        _add_answer(chat, blocks, origin)
+        _add_answer(chat, blocks, origin, message.template_fields)
         return
     texts: list[ContentPart] = []
     for index, block in enumerate(blocks):
         match block:
             case MessagesText():
-                texts.append(ContentPart(type="text", text=block.text))
+                texts.append(_text_part(block))
             case MessagesToolResult():
                 if texts:
-                    chat.say(message.role, texts, origin)
+                    chat.say(message.role, texts, origin, template_fields=message.template_fields)
                     texts = []
                 result = _texts(block.content or "", f"{origin}.content[{index}].content")
                 chat.say("tool", result, origin, tool_call_id=block.tool_use_id)
     if texts or not blocks:
-        chat.say(message.role, texts, origin)
+        chat.say(message.role, texts, origin, template_fields=message.template_fields)
 
 
-def _add_answer(chat: Chat, blocks: list[Any], origin: str) -> None:
+def _add_answer(chat: Chat, blocks: list[Any], origin: str, template_fields: dict[str, Any] | None) -> None:
     """What the assistant thought, said and called, as one message."""
-    texts = [ContentPart(type="text", text=block.text) for block in blocks if isinstance(block, MessagesText)]
+    texts = [_text_part(block) for block in blocks if isinstance(block, MessagesText)]
     thoughts = [block.thinking for block in blocks if isinstance(block, MessagesThinking)]
     calls = [
         ToolCall(id=block.id, type="function", function=CalledFunction(name=block.name, arguments=block.input))
         for block in blocks
         if isinstance(block, MessagesToolUse)
     ]
-    chat.say("assistant", texts, origin, reasoning="\n".join(thoughts) or None, tool_calls=calls or None)
+    chat.say(
+        "assistant",
+        texts,
+        origin,
+        reasoning="\n".join(thoughts) or None,
+        tool_calls=calls or None,
+        template_fields=template_fields,
+    )
 
 
 def _block(block: Mapping[str, Any], path: str, allowed: tuple[str, ...]) -> Any:
@@ -140,7 +147,11 @@ def _texts(given: str | list[dict[str, Any]], path: str) -> str | list[ContentPa
 
 def _text_parts(given: list[dict[str, Any]], path: str) -> list[ContentPart]:
     blocks = [_block(block, f"{path}[{index}]", ("text",)) for index, block in enumerate(given)]
-    return [ContentPart(type="text", text=block.text) for block in blocks]
+    return [_text_part(block) for block in blocks]
+
+
+def _text_part(block: MessagesText) -> ContentPart:
+    return ContentPart(type="text", text=block.text, template_fields=block.template_fields)
 
 
 def chat_request(body: MessagesRequest | CountTokensRequest, chat: Chat) -> ChatCompletionRequest:

@@ -5,7 +5,7 @@ The specification: https://docs.anthropic.com/en/api/messages, and the types in 
 
 from typing import Annotated, Any, Literal
 
-from jaxllm.serving.http.body.base import Body, Ignored, OneOf, Refused
+from jaxllm.serving.http.body.base import Body, Ignored, OneOf, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import (
     MOST_MESSAGES,
     MOST_PARTS,
@@ -32,11 +32,13 @@ class _Cached(Body, kw_only=True):
     """Accepted, without effect: every prefix is cached."""
 
 
-class MessagesText(_Cached, kw_only=True):
-    """Text."""
+class MessagesText(TemplateBody, kw_only=True):
+    """Text; chat templates see other fields, too."""
 
     type: Literal["text"]
     text: str
+    cache_control: Any = None
+    """Accepted, without effect: every prefix is cached."""
     citations: list[Any] | None = None
     """Accepted, without effect."""
     parsed_output: Any = None
@@ -53,8 +55,8 @@ class MessagesToolUse(_Cached, kw_only=True):
     type: Literal["tool_use"]
     id: NonEmpty
     name: NonEmpty
-    input: dict[str, Any]
-    """The arguments."""
+    input: Any = None
+    """The arguments, an object; what is none counts as no arguments."""
     caller: Annotated[Any, Ignored("only the model itself calls tools", ({"type": "direct"},))] = None
     toolset_name: Annotated[Any, Ignored("there are no toolsets")] = None
 
@@ -100,8 +102,8 @@ _BLOCK = documented(**any_of(*(kind.__name__ for kind in BLOCK_KINDS.values())))
 _BLOCK_KIND = OneOf(BLOCK_KINDS)
 
 
-class MessagesMessage(Body, kw_only=True):
-    """A message of the conversation."""
+class MessagesMessage(TemplateBody, kw_only=True):
+    """A message of the conversation; chat templates see other fields, too."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Annotated[dict[str, Any], _BLOCK, _BLOCK_KIND]], at_most(MOST_PARTS)]

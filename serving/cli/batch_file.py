@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from jaxllm.errors import RequestError, nearest
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.serving.text.chat import normalise_messages
+from jaxllm.serving.text.messages import normalise_messages
 from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput, TokenChoices
 
 _OWN_KEYS = ("prompt", "messages", "tools", "id")

@@ -1,9 +1,7 @@
 """What all routes share."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.requests import Request
 
@@ -54,15 +52,19 @@ class ServerState:
         tokenizer = self.llm.tokenizer
         self._token_bytes = None if tokenizer is None else TokenBytes(tokenizer)
         without_effect = {} if self.llm.config.output.logits_processors else {"vllm_xargs": _NO_PROCESSORS}
+        template = None if tokenizer is None else tokenizer.template(self.llm.chat_template)
         fields = FieldPolicy(
-            strict=options.strict_fields, ignore_unknown=options.ignore_unknown_fields, without_effect=without_effect
+            strict=options.strict_fields,
+            ignore_unknown=options.ignore_unknown_fields,
+            without_effect=without_effect,
+            of_template=frozenset() if template is None else template.source.fields,
         )
         self.bodies = Bodies(JsonLimits.of(info), fields)
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
-        own = self.llm.chat_template or (tokenizer and tokenizer.hf.chat_template)
-        self.chat_template = own if isinstance(own, str) else "\n".join((own or {}).values())
-        self.replies = ReplyFormats.of(options, self.chat_template, self._render_calls)
+        self.chat_template = "" if template is None else template.text
+        render = None if template is None else template.render
+        self.replies = ReplyFormats.of(options, self.chat_template, render)
         identity = (
             f"{__version__} {info.model} {info.dtype} {info.kv_cache_dtype} {info.device_kind} {info.num_devices}"
         )
@@ -84,17 +86,6 @@ class ServerState:
         if self._token_bytes is None:
             raise errors.no_tokenizer()
         return self._token_bytes
-
-    def _render_calls(self, messages: Sequence[Any], *, tools: Sequence[Any], add_generation_prompt: bool) -> str:
-        """Render a conversation, by which the format of the model's calls is found."""
-        text: str = self.tokenizer.hf.apply_chat_template(
-            list(messages),
-            chat_template=self.llm.chat_template,
-            tools=list(tools),
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-        )
-        return text
 
     def check_accepting(self) -> None:
         """Raise an error of status 503 when nothing new is taken."""

@@ -31,9 +31,10 @@ from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.pooling.inputs import PooledText, PoolingInputs, TextPair
 from jaxllm.serving.pooling.outputs import PoolingRequestOutput
 from jaxllm.serving.pooling.processor import PooledResult, PoolingProcessor
-from jaxllm.serving.text.chat import Conversation, load_chat_template, render_chat
+from jaxllm.serving.text.chat import load_chat_template, render_chat
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.measurements import Observer
+from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt

@@ -9,7 +9,6 @@ REASONS: Mapping[str, str] = {
     "lora_request": "adapters (LoRA) are not supported; load a checkpoint into which they are merged",
     "tokenization_kwargs": "not supported; see truncate_prompt_tokens of the parameters",
     "mm_processor_kwargs": "models read text only",
-    "chat_template_content_format": "the template decides; leave it out",
 }
 """By name."""
 

@@ -17,7 +17,8 @@ from jaxllm.serving.llm.offline_generation import OfflineGeneration, Params, as_
 from jaxllm.serving.llm.pooling_methods import PoolingMethods
 from jaxllm.serving.llm.progress import LoadProgress, UseTqdm
 from jaxllm.serving.llm.worker import find_extension
-from jaxllm.serving.text.chat import Conversation, load_chat_template
+from jaxllm.serving.text.chat import load_chat_template
+from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.showing import Results
@@ -173,7 +174,6 @@ class LLM(PoolingMethods):
         del use_tqdm
         refuse_foreign(
             lora_request=lora_request,
-            chat_template_content_format=chat_template_content_format,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
@@ -182,6 +182,7 @@ class LLM(PoolingMethods):
             sampling_params,
             priority=priority,
             chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
@@ -267,13 +268,14 @@ class LLM(PoolingMethods):
         """Answer a conversation, or each of several: lists of OpenAI's messages.
 
         The prompt is made by the model's chat template, or by `chat_template` (Jinja text). `tools` are OpenAI's
-        function descriptions; `chat_template_kwargs` go to the template. `continue_final_message` lets the model go
-        on with the last message (with `add_generation_prompt=False`). The text of a special token in a message is
-        encoded as text, and with `allow_special_tokens` as the token. The rest is as in `generate`.
+        function descriptions; `chat_template_kwargs` go to the template. It gets contents as it takes them (`auto`),
+        or as `chat_template_content_format` says: always as a text (`string`), always as parts (`openai`).
+        `continue_final_message` lets the model go on with the last message (with `add_generation_prompt=False`). The
+        text of a special token in a message is encoded as text, and with `allow_special_tokens` as the token. The rest
+        is as in `generate`.
         """
         refuse_foreign(
             lora_request=lora_request,
-            chat_template_content_format=chat_template_content_format,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
@@ -283,6 +285,7 @@ class LLM(PoolingMethods):
             use_tqdm,
             priority=priority,
             chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,

@@ -11,8 +11,9 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.progress import UseTqdm
-from jaxllm.serving.text.chat import Conversation, render_chat
+from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 

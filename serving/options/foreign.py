@@ -4,7 +4,6 @@ from jaxllm.foreign import MEANINGLESS, Meaningless, off, only, switches, values
 from jaxllm.serving.options.server import server_flags
 
 WITHOUT_EFFECT = {
-    **values("templates always get content as text", "chat-template-content-format"),
     **values("health and metrics are never in the access log", "disable-access-log-for-endpoints"),
     **switches("the engine always has a process of its own", "disable-frontend-multiprocessing"),
     **switches("there is no access log without --access-log", "disable-uvicorn-access-log"),

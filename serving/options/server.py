@@ -70,6 +70,11 @@ class ServerOptions(Section):
         None,
         f"Chat template to use instead of the model's: a file, Jinja text, or one of {', '.join(NAMED_TEMPLATES)}.",
     )
+    chat_template_content_format: Literal["auto", "string", "openai"] = option(
+        "auto",
+        "How chat templates get the contents of messages: as sent where the template takes that (auto), always as text "
+        "(string), or always as lists of parts (openai).",
+    )
     allow_special_tokens_in_content: bool = option(
         False, "Encode the text of a special token in a chat message, such as <|im_end|>, as the token."
     )
@@ -106,10 +111,11 @@ class ServerOptions(Section):
     )
     response_role: str = option("assistant", "The role of messages that the model writes.")
     strict_fields: bool = option(
-        False, "Refuse requests with known fields that are not served, too, instead of ignoring these."
+        False,
+        "Refuse requests with unknown fields, and with known ones that are not served, instead of ignoring these.",
     )
     ignore_unknown_fields: bool = option(
-        False, "Ignore unknown fields, and name them in a header, instead of refusing the request."
+        False, "Ignore unknown fields also where they look like misspellings, or are inside of others."
     )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")

@@ -10,7 +10,7 @@ import msgspec
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
-from jaxllm.serving.http.body.base import Body, Ignored, refused_fields
+from jaxllm.serving.http.body.base import TEMPLATE_FIELDS, Body, Ignored, refused_fields
 from jaxllm.serving.http.operation import Operation
 from jaxllm.serving.server.interfaces import OPERATIONS, ROUTERS
 from jaxllm.version import __version__
@@ -169,6 +169,7 @@ def _describe(schema: dict[str, Any], kind: type[msgspec.Struct], *, strict: boo
     refused = refused_fields(kind) if issubclass(kind, Body) else {}
     if not strict:
         schema.pop("additionalProperties", None)
+    schema["properties"].pop(TEMPLATE_FIELDS, None)
     for name, field in schema["properties"].items():
         if not strict and isinstance(refused.get(name), Ignored):
             field["description"] = f"Ignored: {refused[name].reason}."

@@ -1,17 +1,15 @@
 """Messages to prompt text, through the tokenizer's chat template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jaxllm.errors import ConfigError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
 from jaxllm.serving.text.control_tokens import Disguise
+from jaxllm.serving.text.messages import Conversation, normalise_messages
+from jaxllm.serving.text.template_input import ContentFormat, fit_messages, fit_tools
 from jaxllm.serving.text.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
-Conversation = Sequence[Message]
 
 
 def render_chat(
@@ -19,6 +17,7 @@ def render_chat(
     messages: Conversation,
     *,
     chat_template: str | None = None,
+    chat_template_content_format: str = "auto",
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -28,9 +27,10 @@ def render_chat(
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
 
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
-    takes the place of the tokenizer's own. Where messages, tools or documents have the text of a special token, the
-    result is a `ChatPrompt`, of which `Tokenizer.encode` encodes it as text; with `allow_special_tokens` it is the
-    token. Raises `RequestError` for messages or a template that do not work.
+    takes the place of the tokenizer's own; `chat_template_content_format` is a `ContentFormat`. Where messages, tools
+    or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode` encodes it
+    as text; with `allow_special_tokens` it is the token. Raises `RequestError` for messages or a template that do not
+    work.
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -44,23 +44,28 @@ def render_chat(
             "plain text",
             "chat_template",
         )
-    plain = normalise_messages(messages)
-    listed = None if not tools else [_tool(index, tool) for index, tool in enumerate(tools)]
+    if chat_template_content_format not in get_args(ContentFormat):
+        raise RequestError(
+            f"chat_template_content_format={quoted(chat_template_content_format)}: must be one of "
+            f"{', '.join(get_args(ContentFormat))}",
+            "chat_template_content_format",
+        )
+    template = tokenizer.template(chat_template)
+    listed = fit_tools(tools, template) if tools else None
+    plain = fit_messages(normalise_messages(messages), template, chat_template_content_format, tools=listed is not None)
     kwargs = dict(chat_template_kwargs or {})
     disguise = None
     if not allow_special_tokens and tokenizer.control.concerns([plain, listed, kwargs.get("documents")]):
-        disguise = Disguise(tokenizer.control, _template_text(tokenizer, chat_template))
+        disguise = Disguise(tokenizer.control, template.text)
         plain, listed = disguise.hide_in_messages(plain), disguise.hide(listed)
         if "documents" in kwargs:
             kwargs["documents"] = disguise.hide(kwargs["documents"])
     try:
-        text = tokenizer.hf.apply_chat_template(
+        text = template.render(
             plain,
             tools=listed,
-            chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tokenize=False,
             **kwargs,
         )
     # A template is a program of somebody else's: it raises what it likes.
@@ -68,85 +73,7 @@ def render_chat(
         reason = " ".join(str(error).split()) or type(error).__name__
         reason = reason if disguise is None else disguise.reveal(reason)
         raise RequestError(f"the chat template refuses these messages: {shortened(reason)}", "messages") from error
-    assert isinstance(text, str)
     return text if disguise is None else disguise.prompt(text)
-
-
-def _template_text(tokenizer: Tokenizer, given: str | None) -> str:
-    """The template that will be used, or all of several."""
-    template = given or tokenizer.hf.chat_template
-    return template if isinstance(template, str) else "\n".join(template.values())
-
-
-def normalise_messages(messages: Conversation) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: content as text, the arguments of tool calls as objects.
-
-    The given messages are not changed. Raises `RequestError` that names the message.
-    """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise RequestError(f"messages: expected a list of messages, got {type(messages).__name__}", "messages")
-    if not messages:
-        raise RequestError("messages: the list is empty", "messages")
-    return [_normalise(f"messages[{index}]", message) for index, message in enumerate(messages)]
-
-
-def _normalise(where: str, message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise RequestError(
-            f"{where}: expected an object with role and content, got {type(message).__name__}", "messages"
-        )
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(
-            f"{where}: role={quoted(role)} must be a string such as 'system', 'user' or 'assistant'", "messages"
-        )
-    plain = dict(message)
-    plain["content"] = _text_of(where, message.get("content"))
-    calls = message.get("tool_calls")
-    if calls:
-        plain["tool_calls"] = [_tool_call(f"{where}.tool_calls[{index}]", call) for index, call in enumerate(calls)]
-    return plain
-
-
-def _text_of(where: str, content: Any) -> str:
-    """Content as one text: parts are joined by newlines, as vLLM does."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Mapping) or not isinstance(content, Sequence):
-        raise RequestError(
-            f"{where}: content must be text or a list of parts, got {type(content).__name__}", "messages"
-        )
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str) or kind not in ("str", "text", "input_text", "output_text"):
-            raise RequestError(
-                f"{where}: content[{index}] is of type {quoted(kind)}; this model reads text only", "messages"
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _tool_call(where: str, call: Any) -> dict[str, Any]:
-    """A tool call whose arguments, JSON text in OpenAI's form, are an object."""
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        raise RequestError(f"{where}: expected an object with a function", "messages")
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        except ValueError as error:
-            raise RequestError(f"{where}: arguments are not valid JSON: {shortened(error)}", "messages") from None
-    return {**call, "function": function}
-
-
-def _tool(index: int, tool: Any) -> dict[str, Any]:
-    if not isinstance(tool, Mapping):
-        raise RequestError(f"tools[{index}]: expected an object, got {type(tool).__name__}", "tools")
-    return dict(tool)
 
 
 def load_chat_template(name: str) -> str:

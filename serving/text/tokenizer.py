@@ -2,16 +2,21 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
 
 from jaxllm.errors import ConfigError, RequestError
+from jaxllm.serving.text.chat_template import ChatTemplate
 from jaxllm.serving.text.control_tokens import ChatPrompt, ControlTokens
 from jaxllm.serving.text.length import TextLength
 from jaxllm.serving.text.library import failing_as
 from jaxllm.serving.text.loading import ADVICE, load_fast
 
 _PROBES = ("Hello, world! 1 + 1 = 2\n", "a")
+
+_MOST_TEMPLATES = 16
+"""Templates of which is kept what they take; requests may bring some."""
 
 
 class Tokenizer:
@@ -40,6 +45,8 @@ class Tokenizer:
         """How long texts are, before they are encoded."""
         self.eos_token_id: int | None = hf.eos_token_id
         self._token_texts: dict[int, str] = {}
+        self.template = lru_cache(maxsize=_MOST_TEMPLATES)(partial(ChatTemplate, hf))
+        """The `ChatTemplate` of a source, or with None the tokenizer's own."""
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, download_dir: str | None = None) -> Self:

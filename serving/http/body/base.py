@@ -3,15 +3,34 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import msgspec
 
 from jaxllm.errors import RequestError
 
+TEMPLATE_FIELDS = "*"
+"""Where `decode` puts fields that a `TemplateBody` does not have, in JSON. No field of an interface has such a name."""
+
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A part of a request."""
+
+
+class TemplateBody(Body, kw_only=True):
+    """A part of a request that the chat template sees, with the fields that only the template knows.
+
+    Of a kind with `keeps_read`, those are the fields that the server's template reads; of others, all.
+    """
+
+    keeps_read: ClassVar[bool] = False
+    template_fields: dict[str, Any] | None = msgspec.field(name=TEMPLATE_FIELDS, default=None)
+
+
+def with_template_fields(body: Body) -> dict[str, Any]:
+    """The body as a dictionary of what was given, in which the template's own fields, if any, are beside the others."""
+    plain: dict[str, Any] = msgspec.to_builtins(body)
+    return {**(plain.pop(TEMPLATE_FIELDS, None) or {}), **plain}
 
 
 class Answer(msgspec.Struct, kw_only=True):

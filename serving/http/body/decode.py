@@ -11,7 +11,9 @@ import msgspec
 
 from jaxllm.errors import nearest, quoted, shortened
 from jaxllm.serving.http.body.base import Body
-from jaxllm.serving.http.body.ignored_fields import IgnoredFields, prune, settle
+from jaxllm.serving.http.body.ignored_fields import IgnoredFields
+from jaxllm.serving.http.body.misspelling import field_names
+from jaxllm.serving.http.body.settle import prune, settle
 from jaxllm.serving.http.errors import BodyError
 
 Kind = TypeVar("Kind", bound=Body)
@@ -42,7 +44,7 @@ def decode_body(text: bytes, kind: type[Kind], ignored: IgnoredFields) -> Kind:
 def decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None = None) -> Kind:
     """JSON text as `kind`. Raises `BodyError` for the first thing that is wrong.
 
-    Unknown fields are added to `ignored`, or wrong without it.
+    Unknown fields are added to `ignored`, or wrong without it, unless they are for the chat template.
     """
     if not body or body.isspace():
         raise BodyError("the body is empty: expected a JSON object", None, "invalid_json")
@@ -60,7 +62,7 @@ def _decode(body: bytes, kind: type[Kind], ignored: IgnoredFields | None) -> Kin
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        if ignored is None or ignored.strict or not str(error).startswith(_UNKNOWN):
+        if (ignored is not None and ignored.strict) or not str(error).startswith(_UNKNOWN):
             raise _explain_mismatch(str(error), kind) from None
     # There are unknown fields: it is parsed once more to find them all.
     value = msgspec.json.decode(body)
@@ -138,7 +140,7 @@ def _fields_at(kind: type[Body], path: str) -> set[str]:
     kinds = [kind]
     for name in re.findall(r"[^.\[\]]+(?=[.\[]|$)", re.sub(r"\[[^]]*]", "", path)):
         kinds = [inner for each in kinds for inner in _bodies_in(get_type_hints(each).get(name))]
-    return {field for each in kinds for field in each.__struct_fields__}
+    return {field for each in kinds for field in field_names(each)}
 
 
 def _bodies_in(hint: Any) -> Iterator[type[Body]]:

@@ -1,4 +1,4 @@
-"""What a request asks for and does not get: unknown fields are refused, those that are not served are ignored.
+"""What a request asks for and does not get: fields that are unknown or not served are ignored, misspellings refused.
 
 What is ignored is named in a header of the response, and once in the log.
 """
@@ -6,10 +6,6 @@ What is ignored is named in a header of the response, and once in the log.
 import logging
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from starlette.types import Scope
 
@@ -17,13 +13,9 @@ from jaxllm.errors import nearest, quoted
 from jaxllm.serving.http.body.base import (
     Body,
     Ignored,
-    KnownValues,
-    OneOf,
-    Refused,
-    UnsupportedError,
-    refused_fields,
 )
 from jaxllm.serving.http.body.client_fields import IN_BODIES, INSIDE
+from jaxllm.serving.http.body.misspelling import field_names, misspelt
 from jaxllm.serving.http.errors import BodyError
 
 logger = logging.getLogger(__name__)
@@ -44,19 +36,27 @@ _TYPO = 0.75
 class FieldPolicy:
     """Which fields of a request are ignored, and which refused.
 
-    By default unknown fields are refused, and known ones that are neither served nor essential are ignored, as are
-    those that clients of other servers send (`client_fields`).
+    By default those are ignored that stand beside the messages or the input and are unknown, and those that are known
+    and neither served nor essential. Refused are misspellings, and what is unknown inside of something else, unless
+    clients of other servers send it (`client_fields`).
     """
 
     def __init__(
-        self, *, strict: bool = False, ignore_unknown: bool = False, without_effect: Mapping[str, Ignored] | None = None
+        self,
+        *,
+        strict: bool = False,
+        ignore_unknown: bool = False,
+        without_effect: Mapping[str, Ignored] | None = None,
+        of_template: Collection[str] = (),
     ) -> None:
-        """`strict`: nothing is ignored. `ignore_unknown`: unknown fields are ignored.
+        """`strict`: nothing is ignored. `ignore_unknown`: all unknown fields are ignored.
 
-        `without_effect` are fields of bodies that this server does not serve, though others do.
+        `without_effect` are fields of bodies that this server does not serve, though others do. `of_template` are the
+        fields that its chat template reads.
         """
         self.strict = strict
         self.without_effect = without_effect or {}
+        self.of_template = of_template
         self.ignore_unknown = ignore_unknown
         self._logged: set[str] = set()
 
@@ -82,6 +82,8 @@ class IgnoredFields:
         self.strict = policy.strict
         """Whether nothing may be ignored."""
         self.without_effect = policy.without_effect
+        self.of_template = policy.of_template
+        """Fields that the chat template reads."""
         self._policy = policy
         self._names: dict[str, None] = {}
         self._unknown: set[tuple[type[Body], str]] = set()
@@ -104,11 +106,22 @@ class IgnoredFields:
             )
         self._unknown.add((kind, name))
         if not self._policy.ignore_unknown and name not in (INSIDE if path else IN_BODIES):
+            self._check_spelling(kind, name, place)
+        self.add(place)
+
+    def refuses(self, kind: type[Body], name: str) -> bool:
+        """Whether an unknown field is refused as a misspelling wherever it stands."""
+        return not self._policy.ignore_unknown and bool(misspelt(kind, name))
+
+    def _check_spelling(self, kind: type[Body], name: str, place: str) -> None:
+        """Raise `BodyError` for a misspelling, and inside of something else for each name."""
+        hint = misspelt(kind, name)
+        is_inside = place != _shown(name)
+        if hint or is_inside:
             self._policy.log_refused(_without_places(place))
-            hint = nearest(name, kind.__struct_fields__)
+            hint = hint or nearest(name, field_names(kind))
             way_out = f"{' A' if hint else '; a'} server with --ignore-unknown-fields ignores it"
             raise BodyError(f"unknown field {quoted(place)}{hint}{way_out}", place, "unknown_parameter")
-        self.add(place)
 
     def add_values(self, values: Mapping[str, int], known: tuple[str, ...], path: str) -> None:
         """Ignore the values, each with its place, of the list at `path`.
@@ -156,148 +169,3 @@ def _shown(name: str) -> str:
     """A name that a client chose, short and of printable ASCII."""
     text = re.sub(r"[^\x21-\x2b\x2d-\x7e]", "?", name[: _LONGEST_NAME + 1])
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 3]}..."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inside:
-    """What a field may hold that is to be gone through: an object, or a list of what `items` says."""
-
-    body: type[Body] | None = None
-    one_of: OneOf | None = None
-    known: KnownValues | None = None
-    items: "Inside | None" = None
-
-    def kind_of(self, value: Mapping[str, Any]) -> type[Body] | None:
-        """What an object is; None: it is not known."""
-        return self.body if self.one_of is None else self.one_of.kind_of(value)
-
-    def drops(self, item: Any) -> bool:
-        """Whether an item of a list is of a type that is left out."""
-        if self.one_of is None or not self.one_of.drop_others:
-            return False
-        plain = {"type": item.type} if isinstance(item, Body) else item  # type: ignore[attr-defined]
-        return isinstance(plain, dict) and self.one_of.kind_of(plain) is None and isinstance(plain.get("type"), str)
-
-
-def settle(body: Body, path: str = "", ignored: IgnoredFields | None = None) -> None:
-    """Take out of a body, and of all inside it, what is not served, and add it to `ignored`.
-
-    Without `ignored`, or where it is strict, and for what cannot be ignored, raises `UnsupportedError`. `path` is what
-    stands before the names of the body's fields in messages.
-    """
-    marks = refused_fields(type(body))
-    if ignored is not None and ignored.without_effect:
-        known = body.__struct_fields__
-        marks = {name: mark for name, mark in ignored.without_effect.items() if name in known} | marks
-    for name, mark in marks.items():
-        value = getattr(body, name)
-        if value is None or mark.allows(value):
-            continue
-        if not isinstance(mark, Ignored) or ignored is None or ignored.strict:
-            raise UnsupportedError(f"{path}{name}: {mark.reason}", f"{path}{name}")
-        ignored.add(f"{path}{name}")
-        setattr(body, name, None)
-    for name, inside in _fields_inside(type(body)).items():
-        value = getattr(body, name)
-        if value is not None and not isinstance(value, str):
-            _go_through(value, inside, f"{path}{name}", ignored)
-
-
-def prune(value: Any, kind: type[Body], path: str, ignored: IgnoredFields) -> None:
-    """Take out of decoded JSON that is to become `kind` what is unknown or ignored, and add it to `ignored`.
-
-    Raises `BodyError` for a field that is refused.
-    """
-    if isinstance(value, dict):
-        _prune_object(value, kind, path, ignored)
-
-
-def _go_through(value: Any, inside: Inside, path: str, ignored: IgnoredFields | None) -> None:
-    if isinstance(value, Body):
-        settle(value, f"{path}.", ignored)
-    elif isinstance(value, list):
-        if ignored is not None and not ignored.strict:
-            _leave_out(value, inside, path, ignored)
-        if inside.items is not None:
-            for index, item in enumerate(value):
-                if isinstance(item, Body):
-                    settle(item, f"{path}[{index}].", ignored)
-                elif not isinstance(item, str):
-                    _go_through(item, inside.items, f"{path}[{index}]", ignored)
-    elif isinstance(value, dict) and ignored is not None and not ignored.strict:
-        kind = inside.kind_of(value)
-        if kind is not None:
-            _prune_object(value, kind, path, ignored)
-
-
-def _prune_object(value: dict[str, Any], kind: type[Body], path: str, ignored: IgnoredFields) -> None:
-    known = _names(kind)
-    for name in [name for name in value if name not in known]:
-        ignored.add_unknown(kind, name, path)
-        del value[name]
-    before = f"{path}." if path else ""
-    for name, mark in _dispensable(kind).items():
-        if value.get(name) is not None and not mark.allows(value[name]):
-            ignored.add(f"{before}{name}")
-            del value[name]
-    for name, inside in _fields_inside(kind).items():
-        if name in value:
-            _go_through(value[name], inside, f"{before}{name}", ignored)
-
-
-def _leave_out(items: list[Any], inside: Inside, path: str, ignored: IgnoredFields) -> None:
-    """Leave out of a list, in place, what is of no type or value that is known."""
-    if inside.known is not None:
-        known = inside.known.values
-        unknown: dict[str, int] = {}
-        for index, name in enumerate(items):
-            if isinstance(name, str) and name not in known:
-                unknown.setdefault(name, index)
-        ignored.add_values(unknown, known, path)
-        items[:] = [name for name in items if not isinstance(name, str) or name in known]
-    elif inside.items is not None and inside.items.one_of is not None and inside.items.one_of.drop_others:
-        dropped = filter(inside.items.drops, items)
-        types = dict.fromkeys(item.type if isinstance(item, Body) else item["type"] for item in dropped)  # type: ignore[attr-defined]
-        ignored.add_types(types, path)
-        items[:] = [item for item in items if not inside.items.drops(item)]
-
-
-@cache
-def _names(kind: type[Body]) -> frozenset[str]:
-    return frozenset(kind.__struct_fields__)
-
-
-@cache
-def _dispensable(kind: type[Body]) -> dict[str, Refused]:
-    return {name: mark for name, mark in refused_fields(kind).items() if isinstance(mark, Ignored)}
-
-
-@cache
-def _fields_inside(kind: type[Body]) -> dict[str, Inside]:
-    """The fields of a body that may hold others, or lists with something to leave out."""
-    hints = get_type_hints(kind, include_extras=True)
-    refused = refused_fields(kind)
-    found = {name: _inside(hint) for name, hint in hints.items() if name not in refused}
-    return {name: inside for name, inside in found.items() if inside is not None}
-
-
-def _inside(hint: Any) -> Inside | None:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        inner = _inside(arguments[0])
-        for mark in hint.__metadata__:
-            if isinstance(mark, OneOf):
-                return Inside(one_of=mark)
-            if isinstance(mark, KnownValues):
-                return Inside(known=mark)
-        return inner
-    if isinstance(hint, type) and issubclass(hint, Body):
-        return Inside(body=hint)
-    if origin is list:
-        items = _inside(arguments[0])
-        return None if items is None else Inside(items=items)
-    if origin in (Union, UnionType):
-        parts = [part for part in map(_inside, arguments) if part is not None]
-        if parts:
-            return Inside(**{name: each for part in parts for name, each in vars(part).items() if each is not None})
-    return None

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from jaxllm.errors import RequestError, quoted
+from jaxllm.serving.http.body.base import with_template_fields
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.functions import ROLE, conversation_with_tools
 from jaxllm.serving.openai.generation.validation import check_encodable
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
-from jaxllm.serving.openai.protocol.messages import ContentPart, Message, Tool
+from jaxllm.serving.openai.protocol.messages import ContentPart, Message, Tool, ToolCall
 from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.text.chat import render_chat
+from jaxllm.serving.text.messages import TEXT_TYPES, is_media
 
 _NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
 _WITHOUT_EFFECT = {"annotations", "images", "partial", "prefix", "refusal", "reasoning_content"}
-_NAMES_DEVELOPER = "developer"
 
 
 def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -> tuple[list[dict[str, Any]], str]:
@@ -28,12 +27,13 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
             "--trust-request-chat-template",
             "chat_template",
         )
-    messages = conversation(body.messages or (), body.chat_template or server.chat_template)
+    messages = conversation(body.messages or ())
     go_on = bool(body.continue_final_message)
     prompt = render_chat(
         server.tokenizer,
         messages,
         chat_template=body.chat_template or server.llm.chat_template,
+        chat_template_content_format=getattr(server.options, "chat_template_content_format", "auto"),
         add_generation_prompt=not go_on if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=go_on,
         tools=tool_dictionaries(body.tools) if body.tools and _shows_tools(body, server.options) else None,
@@ -80,29 +80,22 @@ def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: Ser
     return kwargs
 
 
-def conversation(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
-    """The messages as dictionaries that hold only what was given.
-
-    OpenAI's newer models call the system a developer; for a `template` that does not, it becomes the system again.
-    Raises `RequestError`.
-    """
-    developer = _NAMES_DEVELOPER if _NAMES_DEVELOPER in template else "system"
-    plain = [_plain(f"messages[{index}]", message, developer) for index, message in enumerate(messages)]
+def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as dictionaries that hold only what was given, for `render_chat`. Raises `RequestError`."""
+    plain = [_plain(f"messages[{index}]", message) for index, message in enumerate(messages)]
     if any(message.function_call is not None or message.role == ROLE for message in messages):
         return conversation_with_tools(plain)
     return plain
 
 
-def _plain(where: str, message: Message, developer: str) -> dict[str, Any]:
+def _plain(where: str, message: Message) -> dict[str, Any]:
     if message.content is None and message.role in _NEED_CONTENT:
         raise RequestError(
             f"{where}.content: a message of the role {quoted(message.role)} needs content", f"{where}.content"
         )
-    plain: dict[str, Any] = msgspec.to_builtins(message)
+    plain = with_template_fields(message)
     for name in _WITHOUT_EFFECT:
         plain.pop(name, None)
-    if message.role == _NAMES_DEVELOPER:
-        plain["role"] = developer
     if message.reasoning is None and message.reasoning_content is not None:
         plain["reasoning"] = message.reasoning_content
     if "reasoning" in plain:
@@ -112,29 +105,43 @@ def _plain(where: str, message: Message, developer: str) -> dict[str, Any]:
         plain["content"] = [_part(f"{where}.content[{index}]", part) for index, part in enumerate(message.content)]
     if message.content is None and message.refusal is not None:
         plain["content"] = message.refusal
-    for index, call in enumerate(message.tool_calls or ()):
-        place = f"{where}.tool_calls[{index}].function"
-        if call.function is None:
-            raise RequestError(f"{place}: this field is required", place)
+    if message.tool_calls is not None:
+        plain["tool_calls"] = [
+            _call(f"{where}.tool_calls[{index}].function", call) for index, call in enumerate(message.tool_calls)
+        ]
+    if message.function_call is not None:
+        plain["function_call"] = with_template_fields(message.function_call)
     return plain
 
 
+def _call(where: str, call: ToolCall) -> dict[str, Any]:
+    if call.function is None:
+        raise RequestError(f"{where}: this field is required", where)
+    return {**with_template_fields(call), "function": with_template_fields(call.function)}
+
+
 def _part(where: str, part: ContentPart) -> dict[str, Any]:
-    """A part of the content as text. What is not text was refused before, but for its type."""
-    text = part.refusal if part.type == "refusal" else part.text
-    if part.type not in ("text", "refusal"):
+    """A part of the content. Whether the template reads one that is not text is found out with the template."""
+    if is_media(part.type):
         raise RequestError(f"{where}.type={quoted(part.type)}: this model reads text only", f"{where}.type")
-    if text is None:
-        raise RequestError(f"{where}.{part.type}: this field is required", f"{where}.{part.type}")
-    return {"type": "text", "text": text}
+    plain = with_template_fields(part)
+    plain.pop("prompt_cache_breakpoint", None)
+    if part.type in TEXT_TYPES:
+        field = "refusal" if part.type == "refusal" else "text"
+        if getattr(part, field) is None:
+            raise RequestError(f"{where}.{field}: this field is required", f"{where}.{field}")
+        plain.pop("refusal", None)
+        plain.update(type="text", text=getattr(part, field))
+    return plain
 
 
 def tool_dictionaries(tools: Sequence[Tool] | None) -> list[dict[str, Any]] | None:
     """The tools as dictionaries. Raises `RequestError` for one without a function."""
+    plain = []
     for index, tool in enumerate(tools or ()):
         if tool.function is None:
             raise RequestError(f"tools[{index}].function: this field is required", f"tools[{index}].function")
-    plain = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools or ()]
+        plain.append({"type": tool.type, "function": with_template_fields(tool.function)})
     return plain or None
 
 
@@ -143,5 +150,5 @@ def last_content(messages: Sequence[dict[str, Any]], role: str) -> str:
     last = messages[-1]
     content = last.get("content") if last["role"] == role else None
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in content)
+        return "\n".join(part["text"] for part in content if part["type"] == "text")
     return content or ""

@@ -1,19 +1,19 @@
 """The messages and tools of a chat request."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from jaxllm.serving.http.body.base import Body, Refused
+from jaxllm.serving.http.body.base import Body, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import MOST_CALLS, MOST_PARTS, Text, at_most
 
 _TEXT_ONLY = "this model reads text only"
 _CONTINUE = "continue the last message with continue_final_message beside the messages"
 
 
-class ContentPart(Body, kw_only=True):
-    """A part of a message's content."""
+class ContentPart(TemplateBody, kw_only=True):
+    """A part of a message's content; fields beyond these are for chat templates that read them."""
 
     type: str
-    """Which part this is: text, or refusal (of an assistant)."""
+    """Which part this is: text, refusal or thinking (of an assistant), or another that the chat template knows."""
     text: str | None = None
     refusal: str | None = None
     prompt_cache_breakpoint: Any = None
@@ -26,16 +26,16 @@ class ContentPart(Body, kw_only=True):
     data: Annotated[Any, Refused("embeddings are prompts of /v1/completions, and no parts of conversations")] = None
 
 
-class CalledFunction(Body, kw_only=True):
-    """A function that the model called."""
+class CalledFunction(TemplateBody, kw_only=True):
+    """A function that the model called; chat templates see other fields, too."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
-    """The arguments, as JSON text or an object."""
+    arguments: Any = None
+    """The arguments, as JSON text or an object; what is neither, or not complete, counts as none."""
 
 
-class ToolCall(Body, kw_only=True):
-    """A call of a tool by the model."""
+class ToolCall(TemplateBody, kw_only=True):
+    """A call of a tool by the model; chat templates see other fields, too."""
 
     id: str | None = None
     type: str | None = None
@@ -45,8 +45,8 @@ class ToolCall(Body, kw_only=True):
     custom: Annotated[Any, Refused("only functions are supported")] = None
 
 
-class Message(Body, kw_only=True):
-    """A message of the conversation."""
+class Message(TemplateBody, kw_only=True):
+    """A message of the conversation; fields beyond these are for chat templates that read them."""
 
     role: Text
     """Who says it: system, developer, user, assistant, tool or function, or another that the chat template knows."""
@@ -74,9 +74,10 @@ class Message(Body, kw_only=True):
     partial: Annotated[Any, Refused(_CONTINUE, (False,))] = None
 
 
-class Function(Body, kw_only=True):
-    """A function that the model may call."""
+class Function(TemplateBody, kw_only=True):
+    """A function that the model may call; fields beyond these must be some that the chat template reads."""
 
+    keeps_read: ClassVar[bool] = True
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None

@@ -6,7 +6,7 @@ The specification: https://platform.openai.com/docs/api-reference/responses, and
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from jaxllm.serving.http.body.base import Body, Ignored, Refused
+from jaxllm.serving.http.body.base import Body, Ignored, Refused, TemplateBody
 from jaxllm.serving.http.body.bounds import MOST_PARTS, NonEmpty, at_most
 
 _TEXT_ONLY = "this model reads text only"
@@ -15,8 +15,8 @@ _NO_PROGRAMS = "only the model itself calls functions"
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputPart(Body, kw_only=True):
-    """A part of the content of a message or of a function's result."""
+class InputPart(TemplateBody, kw_only=True):
+    """A part of the content of a message or of a function's result; chat templates see other fields, too."""
 
     type: str
     """Which part this is: input_text, or output_text or refusal (of an assistant)."""
@@ -39,8 +39,8 @@ class InputPart(Body, kw_only=True):
     input_audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
 
 
-class MessageItem(Body, kw_only=True):
-    """A message of the conversation."""
+class MessageItem(TemplateBody, kw_only=True):
+    """A message of the conversation; chat templates see other fields, too."""
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
@@ -61,8 +61,8 @@ class FunctionCallInput(Body, kw_only=True):
     call_id: NonEmpty
     """What the result names the call by."""
     name: NonEmpty
-    arguments: str
-    """JSON text."""
+    arguments: Any = None
+    """JSON text; what is none, or not complete, counts as no arguments."""
     id: str | None = None
     status: ItemStatus | None = None
     parsed_arguments: Any = None

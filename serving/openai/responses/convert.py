@@ -77,10 +77,13 @@ class ItemMessages:
         self.goes_on = isinstance(item, MessageItem) and item.role == "assistant" and item.status in _UNFINISHED
         match item:
             case MessageItem(role="assistant"):
-                self._assistant(origin, said=True).content = _content(item.content, origin, _PARTS["assistant"])
+                message = self._assistant(origin, said=True)
+                message.content = _content(item.content, origin, _PARTS["assistant"])
+                message.template_fields = item.template_fields
             case MessageItem():
                 content = _content(item.content, origin, _PARTS[item.role])
-                self._append(Message(role=item.role, content=content), origin)
+                message = Message(role=item.role, content=content, template_fields=item.template_fields)
+                self._append(message, origin)
             case FunctionCallInput():
                 message = self._assistant(origin)
                 self._call(message, item.call_id, shown_name(item.name, item.namespace), item.arguments)
@@ -95,7 +98,7 @@ class ItemMessages:
                 message = self._assistant(origin, thought=True)
                 message.reasoning = "\n".join(part.text for part in parts)
 
-    def _call(self, message: Message, call_id: str, name: str, arguments: str | dict[str, Any]) -> None:
+    def _call(self, message: Message, call_id: str, name: str, arguments: Any) -> None:
         called = CalledFunction(name=name, arguments=arguments)
         call = ToolCall(id=call_id, type="function", function=called)
         message.tool_calls = [*(message.tool_calls or ()), call]
@@ -134,7 +137,7 @@ def _content(
         if text is None:
             missing = f"{place}.{'refusal' if part.type == 'refusal' else 'text'}"
             raise RequestError(f"{missing}: this field is required", missing)
-        parts.append(ContentPart(type="text", text=text))
+        parts.append(ContentPart(type="text", text=text, template_fields=part.template_fields))
     return parts
 
 

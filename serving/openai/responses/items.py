@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.errors import RequestError, nearest, quoted
-from jaxllm.serving.http.body.base import UnsupportedError
+from jaxllm.serving.http.body.base import UnsupportedError, with_template_fields
 from jaxllm.serving.http.body.decode import as_body
 from jaxllm.serving.openai.protocol.response_answers import (
     CustomCallItem,
@@ -29,6 +29,7 @@ from jaxllm.serving.openai.protocol.response_items import (
     ReasoningInput,
     kind_of_untyped,
 )
+from jaxllm.serving.text.messages import arguments_object
 
 _PREFIXES: dict[type[Item] | type[OutputItem], str] = {
     MessageItem: "msg",
@@ -93,8 +94,12 @@ def from_output(item: OutputItem) -> Item:
 
 def listed(item: Item) -> dict[str, Any]:
     """The item as a list of input items shows it: content in parts, and with a status."""
-    plain: dict[str, Any] = msgspec.to_builtins(item)
+    plain = with_template_fields(item) if isinstance(item, MessageItem) else msgspec.to_builtins(item)
     plain.setdefault("status", "completed")
+    for name in ("content", "output"):
+        parts = getattr(item, name, None)
+        if isinstance(parts, list):
+            plain[name] = [with_template_fields(each) for each in parts]
     match item:
         case MessageItem():
             plain["type"] = "message"
@@ -103,6 +108,8 @@ def listed(item: Item) -> dict[str, Any]:
             if item.role == "assistant":
                 content = [{"annotations": [], **part} if part["type"] == "output_text" else part for part in content]
             plain["content"] = content
+        case FunctionCallInput() if not isinstance(item.arguments, str):
+            plain["arguments"] = msgspec.json.encode(arguments_object(item.arguments)).decode()
         case ReasoningInput():
             plain.setdefault("summary", [])
     return plain

@@ -16,10 +16,13 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.anthropic.convert import chat_request, read_chat
 from jaxllm.serving.anthropic.requests import MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
-from jaxllm.serving.http.body.decode import as_body
+from jaxllm.serving.http.body.decode import as_body, decode_body
+from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields
 from jaxllm.serving.openai.chat.plan import ChatCall, ReplyPlan
+from jaxllm.serving.openai.chat.prompt import conversation
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments, ToolCallStart
 from jaxllm.serving.text.input_processor import TextRequest
+from jaxllm.serving.text.messages import normalise_messages
 from tests.serving.openai.responses.test_writer import PARTS, Script, news
 
 ASK = [{"role": "user", "content": "What?"}]
@@ -250,3 +253,19 @@ def test_a_failure() -> None:
     (event,) = events(made.fail(EngineError("the engine is gone"), "r"))
     error = {"type": "api_error", "message": "the engine is gone"}
     assert event == {"type": "error", "error": error, "request_id": "r"}
+
+
+@pytest.mark.parametrize("given", [None, [], [1], 3, "", '{"a": ', {"a": 1}])
+def test_inputs_of_the_history_may_be_anything(given: Any) -> None:
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": given}
+    chat = read_chat(body_of(messages=[*ASK, {"role": "assistant", "content": [use]}]))
+    message = normalise_messages(conversation(chat.messages))[1]
+    assert message["tool_calls"][0]["function"]["arguments"] == (given if isinstance(given, dict) else {})
+
+
+def test_fields_that_only_the_template_knows() -> None:
+    block = {"type": "text", "text": "Hallo", "source_lang_code": "de"}
+    message = {"role": "user", "content": [block], "weight": 2}
+    sent = json.dumps({"max_tokens": 9, "messages": [message]}).encode()
+    body = decode_body(sent, MessagesRequest, IgnoredFields(FieldPolicy()))
+    assert conversation(read_chat(body).messages) == [message]

@@ -428,8 +428,11 @@ def test_vllms_arguments_for_what_there_is_not(make: Make) -> None:
         llm.generate([[103]], lora_request="sql")
     assert error.value.parameter == "lora_request"
     talk = [{"role": "user", "content": "the cat"}]
-    with pytest.raises(RequestError, match="chat_template_content_format"):
-        llm.chat(talk, chat_template_content_format="openai")
+    with pytest.raises(RequestError, match="must be one of auto, string, openai"):
+        llm.chat(talk, chat_template_content_format="list")
+    parts = "{% for p in messages[0].content %}{{ p.text }}!{% endfor %}"
+    (of_parts,) = llm.chat(talk, chat_template=parts, chat_template_content_format="openai")
+    assert of_parts.prompt == "the cat!"
     (positional,) = llm.chat(talk, SamplingParams(max_tokens=1), False, None, None, "{{ messages[0].content }}?")
     assert positional.prompt == "the cat?"
     with pytest.raises(EngineError, match="another process"):

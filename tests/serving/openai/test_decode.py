@@ -6,7 +6,8 @@ import pytest
 
 from jaxllm.serving.http.body.base import UnsupportedError
 from jaxllm.serving.http.body.decode import decode
-from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields, settle
+from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields
+from jaxllm.serving.http.body.settle import settle
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest

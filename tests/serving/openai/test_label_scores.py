@@ -70,7 +70,7 @@ def test_the_only_label_has_all(http: httpx.Client) -> None:
         ({"label_token_ids": list(range(300, 429))}, "label_token_ids"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"priority": 2**64}, "priority"),
-        ({"labels": [1]}, "labels"),
+        ({"label_token_id": [1]}, "label_token_id"),
     ],
 )
 def test_errors(http: httpx.Client, change: dict[str, Any], field: str) -> None:

@@ -1,17 +1,21 @@
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.openai.chat.prompt import conversation, last_content, tool_dictionaries
+from jaxllm.serving.openai.chat.prompt import conversation, last_content, render, tool_dictionaries
+from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.messages import Message, Tool
+from jaxllm.serving.options.server import ServerOptions
+from jaxllm.serving.text.tokenizer import Tokenizer
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 
-def plain(*messages: dict[str, Any], template: str = "") -> list[dict[str, Any]]:
-    return conversation(msgspec.convert(messages, list[Message]), template)
+def plain(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    return conversation(msgspec.convert(messages, list[Message]))
 
 
 def test_only_what_was_given_reaches_the_template() -> None:
@@ -25,12 +29,6 @@ def test_what_openais_client_sends_back_of_an_answer() -> None:
     sent: dict[str, Any] = {"role": "assistant", "content": "hi", "refusal": None, "annotations": [], "audio": None}
     assert plain(sent) == [{"role": "assistant", "content": "hi"}]
     assert plain({"role": "assistant", "refusal": "No."}) == [{"role": "assistant", "content": "No."}]
-
-
-def test_the_developer_is_the_system_unless_the_template_knows_developers() -> None:
-    message = {"role": "developer", "content": "Be brief."}
-    assert plain(message)[0]["role"] == "system"
-    assert plain(message, template="{% if role == 'developer' %}")[0]["role"] == "developer"
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
@@ -61,6 +59,18 @@ def test_errors_name_the_place(message: dict[str, Any], parameter: str) -> None:
     with pytest.raises(RequestError) as caught:
         plain(message)
     assert caught.value.parameter == parameter
+
+
+@pytest.mark.parametrize(("form", "prompt"), [("auto", "hi"), ("string", "hi"), ("openai", "[hi]")])
+def test_the_operators_form_of_contents(tokenizer: Tokenizer, form: Any, prompt: str) -> None:
+    template = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
+    )
+    options = ServerOptions(chat_template_content_format=form)
+    server: Any = SimpleNamespace(options=options, tokenizer=tokenizer, llm=SimpleNamespace(chat_template=template))
+    body = ChatCompletionRequest(messages=[Message(role="user", content="hi")])
+    assert render(server, body)[1] == prompt
 
 
 def test_tools() -> None:

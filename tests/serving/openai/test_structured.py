@@ -7,7 +7,7 @@ import pytest
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.http.body.decode import decode
-from jaxllm.serving.http.body.ignored_fields import settle
+from jaxllm.serving.http.body.settle import settle
 from jaxllm.serving.openai.generation.parameters import structured_outputs
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.structured.params import StructuredOutputsParams

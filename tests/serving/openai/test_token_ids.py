@@ -206,7 +206,7 @@ WRONG_TOKENS: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": ""}, "cache_salt"),
     ({"request_id": "a b"}, "request_id"),
     ({"priority": 2**70}, "priority"),
-    ({"unknown": 1}, "unknown"),
+    ({"token_id": 1}, "token_id"),
 ]
 
 

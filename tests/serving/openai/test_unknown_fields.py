@@ -23,9 +23,10 @@ from jaxllm.serving.http.body import ignored_fields
 from jaxllm.serving.http.body.base import Body, Ignored, UnsupportedError, refused_fields
 from jaxllm.serving.http.body.client_fields import IN_BODIES, INSIDE
 from jaxllm.serving.http.body.decode import decode
-from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields, settle
+from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields
+from jaxllm.serving.http.body.settle import settle
 from jaxllm.serving.http.errors import BodyError
-from jaxllm.serving.openai.chat.prompt import conversation
+from jaxllm.serving.openai.chat.prompt import conversation, tool_dictionaries
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.protocol.generation import StreamOptions
@@ -55,8 +56,15 @@ def names(ignored: IgnoredFields) -> set[str]:
     return set((ignored.header() or "").split(", ")) - {""}
 
 
-def test_fields_of_other_servers_are_ignored_and_named() -> None:
-    for field in sorted(IN_BODIES - set(ChatCompletionRequest.__struct_fields__)):
+OF_CLIENTS = (
+    "chat_id", "title", "files", "features", "id", "background_tasks", "tool_ids", "variables",
+    "cache_prompt", "mirostat", "keep_alive", "num_ctx", "thinking", "provider", "grammar", "extra_body",
+    "max_new_tokens", "maxTokens", "betas", "conversation_id", "api-version", "client_note", "xyz",
+)  # fmt: skip
+
+
+def test_unknown_fields_are_ignored_and_named() -> None:
+    for field in [*OF_CLIENTS, *IN_BODIES]:
         ignored, body = fresh(), {**CHAT, field: {"a": [1]}}
         assert read(body, ChatCompletionRequest, ignored) == read(CHAT, ChatCompletionRequest)
         assert names(ignored) == {field}
@@ -68,24 +76,36 @@ def test_fields_of_other_servers_are_ignored_and_named() -> None:
 @pytest.mark.parametrize(
     ("change", "field", "says"),
     [
-        ({"temprature": 1}, "temprature", "'temperature'"),
+        # One letter is missing, too many, wrong, or in another's place.
+        ({"temperatur": 1}, "temperatur", "did you mean 'temperature'?"),
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        ({"temperatures": 1}, "temperatures", "did you mean 'temperature'?"),
+        ({"Temperature": 1}, "Temperature", "did you mean 'temperature'?"),
+        ({"tempreature": 1}, "tempreature", "did you mean 'temperature'?"),
         ({"max_token": 1}, "max_token", "'max_tokens'"),
-        ({"maxTokens": 1}, "maxTokens", "'max_tokens'"),
-        ({"max_new_tokens": 1}, "max_new_tokens", "'max_tokens'"),
+        ({"max-tokens": 1}, "max-tokens", "'max_tokens'"),
+        ({"xn": 1}, "xn", "'n'"),
+        ({"top_x": 1}, "top_x", "'top_p' or 'top_k'"),
         ({"tool": []}, "tool", "'tools'"),
         ({"stream_options": {"include_usages": True}}, "stream_options.include_usages", "'include_usage'"),
         ({"tools": [{"function": {"name": "f", "params": {}}}]}, "tools[0].function.params", "'parameters'"),
         ({"messages": [*MESSAGES, {"role": "user", "contents": "x"}]}, "messages[1].contents", "'content'"),
-        # Without them the answer would be one to another question.
-        ({"grammar": "root ::= x"}, "grammar", "'guided_grammar'"),
-        ({"extra_body": {"top_k": 1}}, "extra_body", "extra_body"),
-        ({"cache_control": {}, "xyz": None}, "xyz", "unknown field 'xyz'; a server with --ignore-unknown-fields"),
+        ({"messages": [{**MESSAGES[0], "nmae": 1}]}, "messages[0].nmae", "'name'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "txt": "x"}]}]},
+            "messages[0].content[0].txt",
+            "'text'",
+        ),
+        (
+            {"tools": [{"function": {"name": "f"}, "xyz": 1}]},
+            "tools[0].xyz",
+            "unknown field 'tools[0].xyz'; a server with --ignore-unknown-fields ignores it",
+        ),
         # The first of several, whatever the order of a set.
-        ({f"wrong_{name}": 1 for name in "qwertyuiop"}, "wrong_q", "unknown field 'wrong_q'"),
-        ({"messages": [{**MESSAGES[0], "client_note": 1}]}, "messages[0].client_note", "client_note"),
+        ({f"{name}max_tokens": 1 for name in "qwertyuiop"}, "qmax_tokens", "unknown field 'qmax_tokens'"),
     ],
 )
-def test_unknown_fields_are_refused(change: dict[str, Any], field: str, says: str) -> None:
+def test_misspellings_are_refused(change: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(BodyError) as caught:
         read({**CHAT, "cache_prompt": True, **change}, ChatCompletionRequest)
     assert (caught.value.parameter, caught.value.code) == (field, "unknown_parameter")
@@ -115,7 +135,7 @@ def test_replayed_messages_of_clients_are_taken(client: str, message: dict[str, 
     own = {f"messages.{name}" for name in message.keys() - marked}
     part = message["content"][0] if isinstance(message["content"], list) else {}
     assert names(ignored) == own | {f"messages.content.{name}" for name in part.keys() - {"type", "text"}}
-    assert conversation(made.messages, "")[-1] == {
+    assert conversation(made.messages)[-1] == {
         "role": "assistant", "content": [{"type": "text", "text": "x"}] if part else "x",
     }  # fmt: skip
 
@@ -157,10 +177,17 @@ REQUESTS: dict[str, Any] = {each.path: each.request for each in OPERATIONS if is
 
 
 @pytest.mark.parametrize("path", sorted(path for path, kind in REQUESTS.items() if issubclass(kind, Body)))
-def test_every_request_refuses_what_it_does_not_know(path: str) -> None:
+def test_every_request_knows_misspellings_of_its_own_fields(path: str) -> None:
     kind, ignored = REQUESTS[path], fresh()
+    name = max(kind.__struct_fields__, key=len)
+    with pytest.raises(BodyError, match=f"unknown field '{name}x'; did you mean '{name}'"):
+        decode(msgspec.json.encode({f"{name}x": 1}), kind, ignored)
+    for policy in (ignored, fresh(strict=True)):
+        with contextlib.suppress(BodyError):
+            read({"client_note": 1}, kind, policy)
+    assert names(ignored) == {"client_note"}
     with pytest.raises(BodyError, match="unknown field 'client_note'"):
-        decode(b'{"client_note": 1}', kind, ignored)
+        decode(b'{"client_note": 1}', kind, fresh(strict=True))
     shared = {"metadata": {}, "store": False, "service_tier": "auto", "safety_identifier": "x",
               "prompt_cache_key": "x", "verbosity": "low", "rid": "a"}  # fmt: skip
     # What the request needs may be missing behind it.
@@ -347,8 +374,8 @@ def test_many_and_long_names_are_bounded() -> None:
         read({**CHAT, **{f"thing{index}": 1 for index in range(100)}}, ChatCompletionRequest,
              fresh(ignore_unknown=True))  # fmt: skip
     with pytest.raises(BodyError, match="unknown field") as caught:
-        read({**CHAT, "y" * 10_000: 1}, ChatCompletionRequest)
-    assert len(str(caught.value)) < 160
+        read({**CHAT, "tools": [{"function": {"name": "f", "y" * 10_000: 1}}]}, ChatCompletionRequest)
+    assert len(str(caught.value)) < 190
     policy = FieldPolicy()
     for index in range(10_000):
         policy.log(f"thing{index}")
@@ -387,10 +414,10 @@ def test_the_name_of_a_deep_place_is_whole() -> None:
     ignored = fresh()
     read(body, ChatCompletionRequest, ignored)
     assert names(ignored) == {"messages.tool_calls.function.internal_chat_message_metadata_passthrough"}
-    call["function"] = {"name": "f", "quite_a_long_name_of_some_client": 1}
+    tools = [{"function": {"name": "f", "quite_a_long_name_of_some_client": 1}}]
     with pytest.raises(BodyError) as caught:
-        read(body, ChatCompletionRequest)
-    assert caught.value.parameter == "messages[1].tool_calls[0].function.quite_a_long_name_of_some_client"
+        read({**CHAT, "tools": tools}, ChatCompletionRequest)
+    assert caught.value.parameter == "tools[0].function.quite_a_long_name_of_some_client"
 
 
 def test_the_log_names_each_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -403,9 +430,9 @@ def test_the_log_names_each_once(caplog: pytest.LogCaptureFixture) -> None:
     policy = FieldPolicy()
     for _ in range(3):
         with pytest.raises(BodyError):
-            read({**CHAT, "client_note": 1}, ChatCompletionRequest, IgnoredFields(policy))
+            read({**CHAT, "temperatur": 1}, ChatCompletionRequest, IgnoredFields(policy))
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "client_note, which is refused" in line
+    assert "temperatur, which is refused" in line
 
 
 def test_what_this_server_alone_does_not_serve() -> None:
@@ -418,6 +445,38 @@ def test_what_this_server_alone_does_not_serve() -> None:
     with pytest.raises(UnsupportedError, match="vllm_xargs: it has no logits processors"):
         read({**CHAT, "vllm_xargs": {"mine": 1}}, ChatCompletionRequest, strict)
     assert read({**CHAT, "vllm_xargs": {"mine": 1}}, ChatCompletionRequest).vllm_xargs == {"mine": 1}
+
+
+def test_fields_for_the_chat_template_reach_it() -> None:
+    part = {"type": "text", "text": "x", "source_lang_code": "de", "template_fields": 1}
+    call = {"id": "a", "function": {"name": "f", "arguments": {}, "note": 1}, "note": [2]}
+    messages = [{"role": "user", "content": [part], "weight": {"a": 1}},
+                {"role": "assistant", "content": None, "tool_calls": [call]}]  # fmt: skip
+    sent = json.dumps({"messages": messages}).encode()
+    for ignored in (fresh(), None):
+        made = decode(sent, ChatCompletionRequest, ignored)
+        assert conversation(made.messages) == [messages[0], {"role": "assistant", "tool_calls": [call]}]
+        assert ignored is None or not names(ignored)
+    with pytest.raises(BodyError, match="unknown field"):
+        decode(sent, ChatCompletionRequest, fresh(strict=True))
+    with pytest.raises(BodyError, match="did you mean 'role'"):
+        decode(b'{"messages": [{"role": "user", "content": "x", "rol": 1}]}', ChatCompletionRequest)
+
+
+def test_what_clients_keep_in_messages_reaches_a_template_that_reads_it() -> None:
+    body = {"messages": [{**MESSAGES[0], "metadata": "m", "timestamp": 1}]}
+    ignored = IgnoredFields(FieldPolicy(of_template={"metadata", "role"}))
+    assert conversation(read(body, ChatCompletionRequest, ignored).messages) == [{**MESSAGES[0], "metadata": "m"}]
+    assert names(ignored) == {"messages.timestamp"}
+
+
+def test_a_function_may_have_what_the_template_reads() -> None:
+    function = {"name": "f", "return_parameters": {"type": "object"}}
+    body = {**CHAT, "tools": [{"type": "function", "function": function}]}
+    made = read(body, ChatCompletionRequest, IgnoredFields(FieldPolicy(of_template={"return_parameters"})))
+    assert tool_dictionaries(made.tools) == body["tools"]
+    with pytest.raises(BodyError, match="unknown field"):
+        read(body, ChatCompletionRequest)
 
 
 def test_lists_say_what_they_ignore_once() -> None:
@@ -459,13 +518,18 @@ def test_the_response_names_what_is_ignored(http: httpx.Client) -> None:
         ("/detokenize", {"tokens": [5]}),
     ],
 )
-def test_every_route_refuses_what_it_does_not_know(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+def test_every_route_names_the_unknown_and_refuses_misspellings(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
     response = http.post(path, json={**body, "rid": "a"})
     assert response.status_code == 200, response.text
     assert "rid" in response.headers["x-ignored-fields"]
     response = http.post(path, json={**body, "client_note": {"a": 1}})
+    assert response.status_code == 200, response.text
+    assert "client_note" in response.headers["x-ignored-fields"]
+    response = http.post(path, json={**body, "modle": {"a": 1}})
     assert response.status_code == 400, response.text
-    assert response.json()["error"]["message"].startswith("unknown field 'client_note'")
+    assert response.json()["error"]["message"].startswith("unknown field 'modle'; did you mean 'model'?")
 
 
 def test_a_forced_tool_cannot_be_ignored(http: httpx.Client) -> None:

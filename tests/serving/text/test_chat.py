@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.serving.text.chat import load_chat_template, normalise_messages, render_chat
+from jaxllm.serving.text.chat import load_chat_template, render_chat
+from jaxllm.serving.text.messages import normalise_messages
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi 🙂"}]
@@ -63,10 +64,7 @@ def test_tool_calls_and_parts_are_normalised_in_a_copy(tokenizer: Tokenizer) -> 
             [{"role": "assistant", "tool_calls": [{}]}],
             r"messages\[0\].tool_calls\[0\]: expected an object with a function",
         ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            r"tool_calls\[0\]: arguments are not valid JSON",
-        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] is of type 'text' and has no text"),
     ],
 )
 def test_wrong_messages_are_named(messages: Any, message: str) -> None:

@@ -1,5 +1,6 @@
 """Items as messages of a chat."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -8,14 +9,17 @@ from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.http.body.decode import as_body
+from jaxllm.serving.http.body.decode import as_body, decode_body
+from jaxllm.serving.http.body.ignored_fields import FieldPolicy, IgnoredFields
 from jaxllm.serving.http.renaming import renaming
-from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS
+from jaxllm.serving.openai.chat.prompt import conversation
+from jaxllm.serving.openai.protocol.response_items import ITEM_KINDS, FunctionCallInput, MessageItem
 from jaxllm.serving.openai.protocol.responses import ResponsesRequest
 from jaxllm.serving.openai.responses.convert import FIELDS, ItemMessages, chat_request
 from jaxllm.serving.openai.responses.items import from_output, listed, read_input
 from jaxllm.serving.openai.responses.prepare import read_turn
 from jaxllm.serving.openai.responses.store import ResponseStore
+from jaxllm.serving.text.messages import normalise_messages
 from tests.serving.openai.responses.test_writer import PARTS, news, writer
 
 
@@ -240,3 +244,25 @@ def test_a_message_that_is_not_complete_is_gone_on_with(status: str | None, behi
     chat = chat_of(items)
     request = chat_request(ResponsesRequest(input=items), chat)
     assert request.continue_final_message is goes_on
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "", "null", None, [], 3, {"a": 1}])
+def test_arguments_of_the_history_may_be_anything(arguments: Any) -> None:
+    chat = chat_of([{**CALL, "arguments": arguments}])
+    (message,) = normalise_messages(conversation(chat.messages))
+    assert message["tool_calls"][0]["function"]["arguments"] == (arguments if isinstance(arguments, dict) else {})
+    (item,) = read_input([{**CALL, "arguments": arguments}])
+    assert isinstance(item, FunctionCallInput)
+    assert isinstance(listed(item)["arguments"], str)
+
+
+def test_fields_that_only_the_template_knows() -> None:
+    part = {"type": "input_text", "text": "Hallo", "source_lang_code": "de"}
+    items = [{"role": "user", "content": [part], "weight": 2}]
+    body = decode_body(json.dumps({"input": items}).encode(), ResponsesRequest, IgnoredFields(FieldPolicy()))
+    assert isinstance(body.input, list)
+    chat = chat_of(body.input)
+    assert conversation(chat.messages) == [{"role": "user", "content": [{**part, "type": "text"}], "weight": 2}]
+    (item,) = read_input(body.input)
+    assert isinstance(item, MessageItem)
+    assert listed(item) == {**items[0], "type": "message", "status": "completed"}
