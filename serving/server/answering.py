@@ -140,6 +140,7 @@ async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
     await cancel(draining)
     if llm.num_unfinished:
         _log.warning("%d requests did not finish and get an error", llm.num_unfinished)
+    llm.templates.close()
     llm.fail_all("the server is shutting down")
 
 

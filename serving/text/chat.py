@@ -1,13 +1,14 @@
 """Messages to prompt text, through the tokenizer's chat template."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.errors import ConfigError, RequestError, nearest
+from jaxllm.errors import ConfigError, QueueFullError, RequestError, nearest
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
 from jaxllm.serving.text.control_tokens import Disguise
+from jaxllm.serving.text.templates import rendering as templates
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -24,13 +25,15 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     allow_special_tokens: bool = False,
+    apply: Callable[[str, templates.Conversation], str] = templates.apply,
 ) -> str:
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
 
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
     takes the place of the tokenizer's own. Where messages, tools or documents have the text of a special token, the
     result is a `ChatPrompt`, of which `Tokenizer.encode` encodes it as text; with `allow_special_tokens` it is the
-    token. Raises `RequestError` for messages or a template that do not work.
+    token. `apply` renders; a `TemplateSandbox` does so for templates that nobody has looked at. Raises `RequestError`
+    for messages or a template that do not work.
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -54,15 +57,16 @@ def render_chat(
         if "documents" in kwargs:
             kwargs["documents"] = disguise.hide(kwargs["documents"])
     try:
-        text = tokenizer.hf.apply_chat_template(
-            plain,
+        conversation = templates.Conversation(
+            messages=plain,
             tools=listed,
-            chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tokenize=False,
-            **kwargs,
+            continues=continue_final_message,
+            variables={**tokenizer.hf.special_tokens_map, **kwargs},
         )
+        text = apply(templates.chosen(tokenizer.hf.chat_template, chat_template, listed), conversation)
+    except QueueFullError:
+        raise
     # A template is a program of somebody else's: it raises what it likes.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
