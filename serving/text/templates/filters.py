@@ -1,7 +1,7 @@
 """Jinja's filters, each with what its result may cost."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from jinja2 import pass_context
@@ -123,14 +123,15 @@ def guarded_filters() -> Mapping[str, Filter]:
 
 
 def _guarded(name: str, original: Filter) -> Filter:
-    check, takes, is_lazy = _CHECKS.get(name, _items_only), _PassArg.from_obj(original), name in _LAZY
+    check: Check = _CHECKS.get(name, _items_only)
+    takes, is_lazy = _PassArg.from_obj(original), name in _LAZY
 
     def guarded(context: Context, value: Any, *args: Any, **named: Any) -> Any:
         budget: Budget = context.budget  # type: ignore[attr-defined]
-        if name in _LISTED and not isinstance(value, (str, list, tuple, dict)) and hasattr(value, "__iter__"):
+        if name in _LISTED and not isinstance(value, (str, list, tuple, dict)) and isinstance(value, Iterable):
             value = [*counted(budget, value)]
         if is_lazy:
-            value = counted(budget, value) if hasattr(value, "__iter__") else value
+            value = counted(budget, value) if isinstance(value, Iterable) else value
         else:
             check(budget, value, *args, **named)
         if name in _NESTING:
