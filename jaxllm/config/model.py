@@ -23,7 +23,9 @@ class ModelOptions(Section):
         None, "Branch, tag or commit of the tokenizer on the hub, when it is not the model's."
     )
     hf_token: str | None = option(
-        None, "Token for the Hugging Face hub. Better in the environment, as HF_TOKEN: flags are visible to everybody."
+        None,
+        "Token for the Hugging Face hub. Better in the environment, as HF_TOKEN: flags are visible to everybody.",
+        shown=False,
     )
     download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
     load_format: Literal["auto", "safetensors", "gguf", "dummy", "sharded_state"] = option(
@@ -100,11 +102,13 @@ class ModelOptions(Section):
         "How a model pools, as JSON: pooling_type (last, mean, cls), task, normalize, use_activation, matryoshka, "
         "step_tag_id, classifier_from_token (two tokens, of which a language model chooses one).",
         aliases=("override-pooler-config",),
+        shown=True,
     )
     hf_overrides: Mapping[str, Any] | None = option(
         None,
         "Values in place of those in the model's config.json, as JSON: "
         '{"architectures": ["ColBERTModernBertModel"]}. Objects are merged.',
+        shown=True,
     )
     generation_config: str = option(
         "auto",
@@ -112,7 +116,7 @@ class ModelOptions(Section):
         "plain defaults, else a folder with generation_config.json.",
     )
     override_generation_config: Mapping[str, Any] | None = option(
-        None, 'Some of these parameters, as JSON, in place of those: {"temperature": 0.5}.'
+        None, 'Some of these parameters, as JSON, in place of those: {"temperature": 0.5}.', shown=True
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
 

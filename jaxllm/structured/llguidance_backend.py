@@ -35,6 +35,9 @@ to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
 SLOW_SECONDS: Final = 0.5
 """A mask that takes longer ends its request: all others wait for it. What takes half of that is refused before."""
 
+SLOW_FORCED_SECONDS: Final = 0.1
+"""No other Python runs while llguidance looks for what must follow: about 10 us for each byte of it."""
+
 FILLS_ALONE: Final = 100
 """After a slow one so many masks are computed one after the other, to find the next slow one."""
 
@@ -123,19 +126,22 @@ class LLGrammar:
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
+        self.forces = True
+        """Whether what must follow is looked for, so that the model need not be asked."""
 
     def matcher(self) -> "LLMatch":
         """A fresh copy."""
-        return LLMatch(self._matcher.deep_copy())
+        return LLMatch(self._matcher.deep_copy(), self)
 
 
 class LLMatch:
     """One output's state; `inner` is llguidance's."""
 
-    __slots__ = ("inner",)
+    __slots__ = ("_grammar", "inner")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, grammar: LLGrammar) -> None:
         self.inner = inner
+        self._grammar = grammar
 
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Go on; what is wrong, if anything."""
@@ -148,8 +154,13 @@ class LLMatch:
         return bool(self.inner.is_stopped())
 
     def forced(self) -> list[int]:
-        """What must follow."""
+        """What must follow; where that takes long, nothing from then on, and the model finds it by the masks."""
+        if not self._grammar.forces:
+            return []
+        began = time.thread_time()
         found: list[int] = self.inner.compute_ff_tokens()
+        if time.thread_time() - began > SLOW_FORCED_SECONDS:
+            self._grammar.forces = False
         return found
 
 

@@ -10,7 +10,7 @@ from jaxllm.serving.http.body.base import Ignored
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
 from jaxllm.serving.http.body.read import Bodies
 from jaxllm.serving.http.limits import AdmissionLimits, JsonLimits
-from jaxllm.serving.llm.async_llm import AsyncLLM
+from jaxllm.serving.llm.async_llm import AsyncLLM, RunText
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.telemetry.metrics import Metrics
@@ -86,6 +86,10 @@ class ServerState:
         if self._token_bytes is None:
             raise errors.no_tokenizer()
         return self._token_bytes
+
+    def run_text_of(self, chat_template: str | None) -> RunText:
+        """What runs the work on a request's text: requests that bring a template wait for each other alone."""
+        return self.llm.run_text if chat_template is None else self.llm.run_with_template
 
     def check_accepting(self) -> None:
         """Raise an error of status 503 when nothing new is taken."""

@@ -8,6 +8,7 @@ the part of `transformers` that renders them, which the first conversation impor
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,6 @@ import msgspec
 
 from jaxllm.models.errors import is_failure
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
-from jaxllm.serving.text.library import import_transformers
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 _FORMAT = "jaxllm tokenizer 4"
@@ -49,25 +49,13 @@ class LateTokenizer:
         self.backend_tokenizer = Backend.from_str(saved.backend)
         self.eos_token_id = saved.eos_token_id
         self.chat_template = saved.chat_template
-        self._special_tokens = saved.special_tokens
+        self.special_tokens_map = saved.special_tokens
         self._load = load
 
     @cached_property
     def whole(self) -> Any:
         """The `transformers` tokenizer."""
         return self._load()
-
-    @cached_property
-    def templates(self) -> Any:
-        """The part of a `transformers` tokenizer that renders conversations. Its import takes half a second.
-
-        A whole one is of a family's class, all of which need PyTorch where it is installed: that takes seconds.
-        """
-        return import_transformers().PreTrainedTokenizerBase(chat_template=self.chat_template)
-
-    def apply_chat_template(self, conversation: Any, **settings: Any) -> Any:
-        """That of `transformers` tokenizers, for `tokenize=False`."""
-        return self.templates.apply_chat_template(conversation, **{**self._special_tokens, **settings})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
@@ -102,9 +90,13 @@ def whole_of(tokenizer: Tokenizer) -> Any:
 
 
 def prepare_templates(tokenizer: Tokenizer) -> None:
-    """Import what the first conversation needs."""
-    if isinstance(tokenizer.hf, LateTokenizer):
-        assert tokenizer.hf.templates is not None
+    """Compile what the first conversation needs. What is wrong with a template its requests are told."""
+    from jaxllm.serving.text.templates.environment import compiled
+
+    own = tokenizer.hf.chat_template
+    for template in own.values() if isinstance(own, dict) else filter(None, [own]):
+        with suppress(Exception):
+            compiled(template)
 
 
 def default_cache() -> Path:
