@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 
@@ -42,7 +42,7 @@ def keep(store: FileStore) -> FileObject:
         created_at=0,
         expires_at=None,
         filename="a",
-        purpose="batch",  # type: ignore[arg-type]
+        purpose="batch",
     )
     store.add("me", made)
     return made
@@ -142,7 +142,7 @@ def test_answers_that_do_not_fit_leave_whole_lines(tmp_path: Path) -> None:
     with BatchRecord(str(tmp_path / "out"), ("a", "b")) as record:
         record.add(answer("a"))
         whole = (tmp_path / "out").read_bytes()
-        record._file = Small(record._file, 5)
+        record._file = cast("IO[bytes]", Small(record._file, 5))
         with pytest.raises(ConfigError, match="No space") as caught:
             record.add(answer("b"))
     assert (tmp_path / "out").read_bytes() == whole
