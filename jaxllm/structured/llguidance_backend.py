@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError
+from jaxllm.models.errors import is_failure
 from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
 from jaxllm.structured.llguidance_source import source_of
 from jaxllm.structured.params import StructuredOutputsParams
@@ -182,25 +183,27 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
     path = vocabulary.folder / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
             f"structured outputs need the tokenizer's tokenizer.json, and there is none in {vocabulary.folder}",
             "structured_outputs",
         ) from error
     if not vocabulary.end_token_ids:
         raise RequestError("structured outputs need a model with an end token", "structured_outputs")
-    # A file may ask to cut or pad what is encoded.
-    if re.search(r'"(truncation|padding)"\s*:\s*\{', text[:2000]):
-        from tokenizers import Tokenizer
-
-        backend = Tokenizer.from_str(text)
-        backend.no_truncation()
-        backend.no_padding()
-        text = backend.to_str()
     try:
+        # A file may ask to cut or pad what is encoded.
+        if re.search(r'"(truncation|padding)"\s*:\s*\{', text[:2000]):
+            from tokenizers import Tokenizer
+
+            backend = Tokenizer.from_str(text)
+            backend.no_truncation()
+            backend.no_padding()
+            text = backend.to_str()
         return llguidance.LLTokenizer(text, n_vocab=vocabulary.size, eos_token=list(vocabulary.end_token_ids))
-    # Whatever the library finds wrong with the file.
-    except Exception as error:
+    # Whatever the libraries find wrong with the file.
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise RequestError(
             f"structured outputs cannot use {path}: {_first_line(str(error))}", "structured_outputs"
         ) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.other_formats import STATE_FILE, advice_for_names, advice_for_other_weights
+from jaxllm.models.checkpoint.other_formats import STATE_FILE, advice_for_names, advice_for_other_weights, is_gguf
 from jaxllm.models.checkpoint.overrides import overridden
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
@@ -107,7 +107,7 @@ def resolve(
     if model and folder.is_dir():
         return _with_config(folder)
     if model and folder.exists():
-        if folder.suffix == ".gguf":
+        if is_gguf(folder):
             return _of_gguf(folder)
         raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
@@ -117,7 +117,7 @@ def resolve(
 
 def _with_config(folder: Path) -> Path:
     """The folder, or what stands for the one GGUF file in it."""
-    if (folder / "config.json").exists() or not any(folder.glob("*.gguf")):
+    if (folder / "config.json").exists() or not any(map(is_gguf, folder.glob("*"))):
         return folder
     from jaxllm.models.checkpoint.weight_files import gguf_files
 
@@ -150,14 +150,13 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
             f"{folder}: config.json is not there, so this is not a model folder{advice_for_other_weights(folder)}"
         )
     file = config_file(folder, overrides)
-    architectures = file.texts("architectures")
-    if not architectures:
-        raise file.wrong("architectures", "a list with the name of the model class")
     # Here, because models load JAX, which finding a folder (all that a server's own process does) has no need of.
     from jaxllm.models.families import registry
+    from jaxllm.models.families.naming import architecture_of
 
-    family = registry.lookup(architectures[0])
-    config = family.read_config(file, architectures[0])
+    architecture = architecture_of(file)
+    family = registry.lookup(architecture)
+    config = family.read_config(file, architecture)
     # The latter is what compressed-tensors once wrote.
     section = file.section("quantization_config") or file.section("compression_config")
     if section is not None:

@@ -15,7 +15,8 @@ from jaxllm.model_files import model_folder, tokenizer_folder
 from jaxllm.models.errors import ModelError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
-from jaxllm.serving.text.tokenizer import Tokenizer, check_files
+from jaxllm.serving.text.loading import check_files
+from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.backend import Vocabulary
 
 if TYPE_CHECKING:

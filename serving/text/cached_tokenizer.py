@@ -15,10 +15,12 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.models.errors import is_failure
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
-from jaxllm.serving.text.tokenizer import Tokenizer, import_transformers
+from jaxllm.serving.text.library import import_transformers
+from jaxllm.serving.text.tokenizer import Tokenizer
 
-_FORMAT = "jaxllm tokenizer 3"
+_FORMAT = "jaxllm tokenizer 4"
 
 LARGEST_CACHE = 256 * 2**20
 """Bytes that all tokenizers may take together: some tens of them."""
@@ -83,7 +85,9 @@ def load_quickly(folder: Path, cache: Path | None = None) -> Tokenizer:
             saved = msgspec.json.decode(content, type=SavedTokenizer)
             return Tokenizer(LateTokenizer(saved, lambda: Tokenizer.load(folder).hf))
         # A broken backend, for which `tokenizers` has no narrower type.
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             artifacts.discard(name, error)
     found = Tokenizer.load(folder)
     hf = found.hf

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from functools import partial
 
-from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.models.errors import is_failure
+from jaxllm.serving.text.tokenizer import Tokenizer, failing_on_ids
 
 
 class IncrementalDecoder:
@@ -43,8 +44,12 @@ class IncrementalDecoder:
             return ""
         try:
             piece = self._step(token_id)
-        except Exception:  # noqa: BLE001  (the library has no narrower type)
-            piece = self._restart()
+        # The library has no narrower type, and panics.
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            with failing_on_ids(self._tokenizer.size):
+                piece = self._restart()
         if self._join_added:
             content = self._tokenizer.added_tokens.get(token_id)
             if content is not None and self._after_added and piece is not None:
