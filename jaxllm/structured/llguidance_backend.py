@@ -16,6 +16,7 @@ import numpy.typing as npt
 from jaxllm.errors import RequestError
 from jaxllm.models.errors import is_failure
 from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
+from jaxllm.structured.llguidance_messages import first_line
 from jaxllm.structured.llguidance_source import source_of
 from jaxllm.structured.params import StructuredOutputsParams
 
@@ -30,8 +31,6 @@ LIMITS: Final[dict[str, Any]] = {
 }
 """Of work and memory, counted so that the same request always gets the same answer: by llguidance's figures about 20 ms
 to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
-
-LONGEST_MESSAGE: Final = 500
 
 SLOW_SECONDS: Final = 0.5
 """A mask that takes longer ends its request: all others wait for it. What takes half of that is refused before."""
@@ -95,7 +94,7 @@ class LLGuidance:
                 # Whose mask it was is seen when they are computed one after the other.
                 self._alone = FILLS_ALONE
         return [
-            _first_line(inner.get_error()) if inner.is_error() else _SLOW if row in slow else None
+            first_line(inner.get_error()) if inner.is_error() else _SLOW if row in slow else None
             for inner, row in pairs
         ]
 
@@ -141,7 +140,7 @@ class LLMatch:
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Go on; what is wrong, if anything."""
         taken = self.inner.consume_token(token_ids[0]) if len(token_ids) == 1 else self.inner.consume_tokens(token_ids)
-        return None if taken else _first_line(self.inner.get_error())
+        return None if taken else first_line(self.inner.get_error())
 
     @property
     def finished(self) -> bool:
@@ -167,16 +166,7 @@ def _source(form: StructuredOutputsParams, is_special: Any) -> str:
 
 
 def _error(form: StructuredOutputsParams, message: str) -> RequestError:
-    return RequestError(f"{form.kind}: {_first_line(message)}", form.kind)
-
-
-def _first_line(message: str) -> str:
-    """What llguidance says, without its state and without pages of grammar."""
-    if message.startswith("panic"):
-        return "the grammar is too complex, or a defect of llguidance"
-    message = message.split("\n<state>", maxsplit=1)[0].strip() or "the grammar cannot be followed any further"
-    message = re.sub(r"\s*\n\s*", " | ", message)
-    return message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}..."
+    return RequestError(f"{form.kind}: {first_line(message)}", form.kind)
 
 
 def _tokenizer(vocabulary: Vocabulary) -> Any:
@@ -205,5 +195,5 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
         if not is_failure(error):
             raise
         raise RequestError(
-            f"structured outputs cannot use {path}: {_first_line(str(error))}", "structured_outputs"
+            f"structured outputs cannot use {path}: {first_line(str(error))}", "structured_outputs"
         ) from error
