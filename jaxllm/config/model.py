@@ -38,8 +38,8 @@ class ModelOptions(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "Type of weights and activations. 'auto' follows the checkpoint; on TPU it is bfloat16 in place of float16, "
-        "and on CPU float32.",
+        "Type of weights and activations. 'auto' follows the checkpoint; in place of float16 it is bfloat16 on TPU "
+        "and float32 on CPU.",
         synonyms={"half": "float16", "float": "float32"},
     )
     quantization: (

@@ -379,8 +379,8 @@ def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:
     if platform == "tpu" and checkpoint == "float16":
         logger.warning("dtype auto: bfloat16 in place of the checkpoint's float16, in which TPUs do not compute")
         return "bfloat16"
-    if platform == "cpu" and checkpoint != "float32":
-        logger.info("dtype auto: float32, because CPUs are slow in the checkpoint's %s", checkpoint)
+    if platform == "cpu" and checkpoint == "float16":
+        logger.info("dtype auto: float32, because CPUs are slow in the checkpoint's float16")
         return "float32"
     return checkpoint
 

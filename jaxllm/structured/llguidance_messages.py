@@ -1,4 +1,4 @@
-"""What llguidance says is wrong, in the words of this project: some of its advice is about options not to be had here."""
+"""What llguidance says is wrong, in the words of this project: some of its advice is about options not given here."""
 
 import re
 from typing import Final

@@ -103,15 +103,21 @@ def resolve(
     """
     if model == DEMO:
         return Path(__file__).parent.parent / DEMO
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
+    shown = model[:200]
+    try:
+        folder = Path(model).expanduser()
+        is_folder, is_there = folder.is_dir(), folder.exists()
+    # A name that is too long, or another user's home that is not there.
+    except (OSError, RuntimeError):
+        raise ModelError(f"model {shown!r}: there is no such folder, and no such model on the hub") from None
+    if model and is_folder:
         return _with_config(folder)
-    if model and folder.exists():
+    if model and is_there:
         if is_gguf(folder):
             return _of_gguf(folder)
-        raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
+        raise ModelError(f"model {shown!r} is a file; give the folder that holds config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
-        raise ModelError(f"model {model!r}: there is no such folder")
+        raise ModelError(f"model {shown!r}: there is no such folder")
     return _from_hub(model, revision, download_dir, token, weights)
 
 
@@ -250,7 +256,7 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, token:
     except Exception as error:  # noqa: BLE001 - the client's transport, and with it the type, changed with every version
         reason = f"downloading it from the hub failed: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
     where = f" (revision {revision})" if revision else ""
-    raise ModelError(f"model {model!r}{where}: there is no such local folder, and {reason}")
+    raise ModelError(f"model {model[:200]!r}{where}: there is no such local folder, and {reason}")
 
 
 def _check_listing(model: str, revision: str | None, token: str | None) -> None:

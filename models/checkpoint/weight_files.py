@@ -56,12 +56,20 @@ def _indexed(folder: Path, index: ConfigFile) -> list[Path]:
     names = sorted({where.text(key) for key in where.values})
     for name in names:
         if Path(name).name != name or "\\" in name:
-            raise ModelError(f"{index.source}: {name!r} is not the name of a file beside it")
-    lost = [name for name in names if not (folder / name).is_file()]
+            raise ModelError(f"{index.source}: {name[:200]!r} is not the name of a file beside it")
+    lost = [name[:200] for name in names if not _is_file(folder / name)]
     if lost:
         some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise ModelError(f"{index.source}: {len(lost)} of {len(names)} files are missing: {some}")
     return [folder / name for name in names]
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have, as it is too long, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def read_tensors(path: Path) -> list[Tensor]:

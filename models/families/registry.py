@@ -12,6 +12,9 @@ from jaxllm.models.families.uses import token_classifier
 ENTRY_POINTS = "jaxllm.models"
 """Installed packages announce models under this entry point group: `Architecture = "package.module:FAMILY"`."""
 
+_LONGEST = 200
+"""Characters of a name that an error quotes."""
+
 _USES = (
     "ForCausalLM",
     "LMHeadModel",
@@ -268,6 +271,8 @@ def split(architecture: str) -> tuple[str, str]:
 
 def _unknown(architecture: str) -> str:
     """Why a name is not known, and what is."""
+    if len(architecture) > _LONGEST:
+        return f"unknown architecture {architecture[:_LONGEST]!r}...: `jaxllm models` lists all"
     family, _ = split(architecture)
     families = known_families()
     if family in families:

@@ -45,9 +45,11 @@ def _of_folder(folder: Path) -> Any:
     options = _object(folder / "tokenizer_config.json")
     names = _object(folder / "config.json")
     config = _configuration(names)
+    config._name_or_path = str(folder)
     has_class = any(isinstance(each.get("tokenizer_class"), str) for each in (options, names))
-    if not has_class and not config.model_type and (folder / "tokenizer.json").is_file():
-        # Nobody says whose it is, and it is complete without that.
+    is_own = not config.model_type or "auto_map" in options
+    if not has_class and is_own and (folder / "tokenizer.json").is_file():
+        # Nobody says whose it is, or code that is not run does, and it is complete without that.
         return transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
     return transformers.AutoTokenizer.from_pretrained(str(folder), config=config, trust_remote_code=False)
 

@@ -68,8 +68,8 @@ class Tokenizer:
 
         Raises `RequestError` where the library fails, as with words that the tokenizer has no token for.
         """
-        backend, plain = self.encoder(texts)
         with failing_on_text():
+            backend, plain = self.encoder(texts)
             encodings = backend.encode_batch_fast(plain, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
