@@ -39,7 +39,7 @@ class ModelOptions(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Type of weights and activations. 'auto' follows the checkpoint; in place of float16 it is bfloat16 on TPU "
-        "and float32 on CPU.",
+        "and float32 on CPU, and on CPU float32 for models with recurrent layers.",
         synonyms={"half": "float16", "float": "float32"},
     )
     quantization: (
