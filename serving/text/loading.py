@@ -45,7 +45,7 @@ def _of_folder(folder: Path) -> Any:
     options = _object(folder / "tokenizer_config.json")
     names = _object(folder / "config.json")
     config = _configuration(names)
-    config._name_or_path = str(folder)
+    config.name_or_path = str(folder)
     has_class = any(isinstance(each.get("tokenizer_class"), str) for each in (options, names))
     is_own = not config.model_type or "auto_map" in options
     if not has_class and is_own and (folder / "tokenizer.json").is_file():
