@@ -78,12 +78,12 @@ def called_overrides(change: Callable[[Any], Any], options: Mapping[str, Any]) -
     given = EngineConfig.from_options({name: value for name, value in options.items() if name in known}).model
     try:
         folder = model_folder(given)
-        before, after = (AutoConfig.from_pretrained(folder) for _ in range(2))
-        changed = change(after)
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"hf_overrides: transformers cannot read the configuration: {error}") from error
+    # Odd values make it raise anything.
+    with failing_as(lambda reason: ConfigError(f"hf_overrides: transformers cannot read the configuration: {reason}")):
+        before, after = (AutoConfig.from_pretrained(folder) for _ in range(2))
+    changed = change(after)
     if not hasattr(changed, "to_dict"):
         raise ConfigError(f"hf_overrides: the function returned {type(changed).__name__}, not the configuration")
     old = before.to_dict()
