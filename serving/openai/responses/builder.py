@@ -31,6 +31,7 @@ from jaxllm.serving.openai.protocol.response_events import (
 from jaxllm.serving.openai.protocol.response_items import CustomTool, ItemStatus
 from jaxllm.serving.openai.responses.items import new_id
 from jaxllm.serving.openai.responses.tools import GivenTool, custom_input
+from jaxllm.serving.reply.json_values import is_object
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments, ToolCallStart
 
 Emit = Callable[[ResponseEvent], None]
@@ -155,6 +156,9 @@ class OutputBuilder:
             case FunctionCallItem():
                 self._emit(ArgumentsDone(item_id=item.id, output_index=place, name=item.name, arguments=text))
                 item.arguments = text
+                if not is_object(text):
+                    # A stop string came within it, or the model left it open: it is not to be run.
+                    status = "incomplete"
             case CustomCallItem():
                 item.input = custom_input(text)
                 if item.input:

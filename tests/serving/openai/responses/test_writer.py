@@ -204,3 +204,18 @@ def test_in_the_background() -> None:
     assert made.ended
     assert made.response.status == "cancelled"
     assert made.response.output[0].status == "incomplete"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_call_that_is_not_whole_is_incomplete(streams: bool) -> None:
+    parts: list[ReplyPart] = [
+        ToolCallStart(0, "call_a", "get_time"),
+        ToolCallArguments(0, "{}"),
+        ToolCallStart(1, "call_b", "get_weather"),
+        ToolCallArguments(1, '{"city": '),
+    ]
+    if streams:
+        output = stream(writer(parts), 2, "stop")[-1]["response"]["output"]
+    else:
+        output = msgspec.to_builtins(writer(parts, streams=False).whole([news("stop")]))["output"]
+    assert [item["status"] for item in output] == ["completed", "incomplete"]
