@@ -27,9 +27,9 @@ def render_chat(
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
 
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
-    takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages, tools
-    or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode` encodes it
-    as text; with `allow_special_tokens` it is the token. Raises `RequestError` for messages or a template that do not
+    takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages,
+    tools or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode`
+    encodes it as text; with `allow_special_tokens` it is the token. Raises `RequestError` for messages or a template that do not
     work.
     """
     if add_generation_prompt and continue_final_message:
