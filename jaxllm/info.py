@@ -98,7 +98,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cache_groups(self) -> CacheGroups:
         """The page tables of a request."""
-        return CacheGroups(self.cache_windows, self.block_size, self.max_num_batched_tokens)
+        margin = int(self.enable_prefix_caching)
+        return CacheGroups(self.cache_windows, self.block_size, self.max_num_batched_tokens, margin=margin)
 
     @property
     def max_concurrency(self) -> float:

@@ -55,6 +55,8 @@ class Request:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     page_hashes: list[bytes] = field(default_factory=list)
+    kept_ends: tuple[int, ...] = ()
+    """In pages: where others are likely to go on from it, in order."""
     group: "SequenceGroup | None" = None
     """Of a sequence that runs together with others."""
     constraint: Constraint | None = None

@@ -23,7 +23,9 @@ class ModelOptions(Section):
         None, "Branch, tag or commit of the tokenizer on the hub, when it is not the model's."
     )
     hf_token: str | None = option(
-        None, "Token for the Hugging Face hub. Better in the environment, as HF_TOKEN: flags are visible to everybody."
+        None,
+        "Token for the Hugging Face hub. Better in the environment, as HF_TOKEN: flags are visible to everybody.",
+        shown=False,
     )
     download_dir: str | None = option(None, "Where hub files are kept; by default Hugging Face's own cache.")
     load_format: Literal["auto", "safetensors", "gguf", "dummy", "sharded_state"] = option(
@@ -38,8 +40,8 @@ class ModelOptions(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "Type of weights and activations. 'auto' follows the checkpoint; on TPU it is bfloat16 in place of float16, "
-        "and on CPU float32.",
+        "Type of weights and activations. 'auto' follows the checkpoint; in place of float16 it is bfloat16 on TPU "
+        "and float32 on CPU, and on CPU float32 for models with recurrent layers.",
         synonyms={"half": "float16", "float": "float32"},
     )
     quantization: (
@@ -100,11 +102,13 @@ class ModelOptions(Section):
         "How a model pools, as JSON: pooling_type (last, mean, cls), task, normalize, use_activation, matryoshka, "
         "step_tag_id, classifier_from_token (two tokens, of which a language model chooses one).",
         aliases=("override-pooler-config",),
+        shown=True,
     )
     hf_overrides: Mapping[str, Any] | None = option(
         None,
         "Values in place of those in the model's config.json, as JSON: "
         '{"architectures": ["ColBERTModernBertModel"]}. Objects are merged.',
+        shown=True,
     )
     generation_config: str = option(
         "auto",
@@ -112,7 +116,7 @@ class ModelOptions(Section):
         "plain defaults, else a folder with generation_config.json.",
     )
     override_generation_config: Mapping[str, Any] | None = option(
-        None, 'Some of these parameters, as JSON, in place of those: {"temperature": 0.5}.'
+        None, 'Some of these parameters, as JSON, in place of those: {"temperature": 0.5}.', shown=True
     )
     seed: int = option(0, "Seed of dummy weights and of requests that bring no seed.", minimum=0)
 
@@ -150,6 +154,15 @@ class CacheOptions(Section):
         None, "Number of KV pages; overrides every estimate. Small values force preemption in tests.", minimum=2
     )
     enable_prefix_caching: bool = option(True, "Share the KV pages of equal prompt prefixes between requests.")
+    prefix_cache_retention_interval: int | Literal["dense"] = option(
+        0,
+        "Where prompts with an equal prefix can start that have sliding windows or recurrent layers: keep what that "
+        "needs every so many tokens, in whole pages, beside the places that are kept anyway: the end of prompts and "
+        "of answers, and where prompts began to differ. 'dense' keeps it everywhere, at the cost of other prefixes. "
+        "What is not kept can be found, too, until its room is needed.",
+        minimum=0,
+        synonyms={"None": "dense", "none": "dense"},
+    )
     max_state_snapshots: int | None = option(
         None,
         "States of recurrent layers that are kept beside those of running requests, so that prompts with equal "

@@ -21,12 +21,19 @@ class OptionInfo:
     synonyms: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     hints: tuple[str, ...] = ()
     read: Callable[[Any], Any] | None = None
+    shown: bool | None = None
 
     def value_of(self, value: Any) -> Any:
         """The value that one stands for, which may be another name of it; None is the default."""
         if isinstance(value, str) or type(value) is int:
             value = self.synonyms.get(str(value), value)
         return value if self.read is None or value is None else self.read(value)
+
+    def may_be_shown(self, value: Any) -> bool:
+        """Whether a value may be told to who asks the server: maps may hold anything, so they are asked to say so."""
+        if self.shown is not None:
+            return self.shown
+        return self.environment is None and not isinstance(value, Mapping)
 
     def is_hint(self, value: Any) -> bool:
         """Whether this is a value of another engine's, for which the default is taken."""
@@ -44,6 +51,7 @@ def option(
     synonyms: Mapping[str, str | None] | None = None,
     hints: tuple[str, ...] = (),
     read: Callable[[Any], Any] | None = None,
+    shown: bool | None = None,
 ) -> Any:
     """A dataclass field that is a user-visible option.
 
@@ -51,9 +59,10 @@ def option(
     which a command line would show to everybody on the machine. `aliases` are other names of the flag, with a dash in
     front if they are short ones; `synonyms` other names of values, where None is the default. `hints` are beginnings of
     another engine's values, in lower case: these are accepted with a warning and change nothing. `read` makes the value
-    of others that stand for it.
+    of others that stand for it. `shown` tells whether the server may tell the value: by default, unless it is
+    a secret or a map.
     """
-    info = OptionInfo(help, minimum, maximum, environment, aliases, synonyms or {}, hints, read)
+    info = OptionInfo(help, minimum, maximum, environment, aliases, synonyms or {}, hints, read, shown)
     return field(default=default, metadata={"option": info})
 
 

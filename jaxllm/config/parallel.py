@@ -132,6 +132,7 @@ class RayOptions(Section):
         'What each process of an engine asks of the cluster, as JSON: {"TPU": 8, "TPU-v6e-8-head": 1}. Of several '
         "processes only the first asks for a name that ends in -head. The default is its part of the TPU chips or the "
         "GPUs, or one CPU.",
+        shown=True,
     )
     ray_runtime_env: Mapping[str, Any] | None = option(
         None,

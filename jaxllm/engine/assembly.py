@@ -22,6 +22,7 @@ def make_scheduler(
 ) -> "tuple[KVManager | ShardedPages, Scheduler | ShardedScheduler]":
     """The pages, `num_pages` for each data shard, and the scheduler that hands them out."""
     config, groups = resolved.config, resolved.cache_groups
+    interval = config.cache.prefix_cache_retention_interval
     shards = [
         KVManager(
             num_pages,
@@ -29,6 +30,7 @@ def make_scheduler(
             enable_prefix_caching=resolved.shares_prefixes,
             groups=groups,
             snapshots=SnapshotPool(resolved.max_num_seqs, resolved.num_snapshots) if groups.has_states else None,
+            retention_interval=None if interval == "dense" else interval,
         )
         for _ in range(resolved.data_shards)
     ]

@@ -24,6 +24,7 @@ from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.integrity import IntegrityCheck
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
+from jaxllm.engine.turns import Turns
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.outputs import EngineOutput
@@ -86,6 +87,7 @@ class Engine(StepLoop[Dispatched]):
         self.control = EngineControl(self, resolved)
         """Sleep, pauses and weight updates."""
         self._scheduled: dict[str, float] = {}
+        self._turns = Turns()
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = silent, group: "Group | None" = None) -> "Engine":
@@ -123,6 +125,7 @@ class Engine(StepLoop[Dispatched]):
             if isinstance(error, JaxLLMError):
                 raise
             raise RequestFaultError(fault_message(request.request_id)) from error
+        self._turns.arrived(request.owner)
         self.scheduler.add(request, held=any(each.holds for each in features))
         self._features.add(request, features)
 
@@ -173,7 +176,7 @@ class Engine(StepLoop[Dispatched]):
             _, last = self._under_way[-1]
             self._features.before_schedule(last)
             self._end_faulty()
-        if self._under_way and not self._knows_tokens and self.runner.must_wait(self.scheduler.table):
+        if self._under_way and not self._knows_tokens and self._must_wait(self._under_way[-1][1]):
             return False
         plan = self.scheduler.schedule()
         if plan is None:
@@ -184,6 +187,10 @@ class Engine(StepLoop[Dispatched]):
         # Only now: the plan names slots, and theirs are theirs until it is dispatched.
         self._end_faulty()
         return True
+
+    def _must_wait(self, last: Dispatched) -> bool:
+        """Whether the step behind the last one is to be scheduled when that has ended."""
+        return self.runner.must_wait(self.scheduler.table) or self._turns.must_wait(last.plan, last.bucket.tokens)
 
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
         self._features.before_collect(step)
@@ -201,6 +208,8 @@ class Engine(StepLoop[Dispatched]):
             outputs = self._without_faulty(outputs, finished)
         if finished:
             self._forget(finished)
+        if plan.num_decodes < plan.num_rows:
+            self._turns.took(result.bucket.tokens, time.monotonic() - max(began, self._last_end))
         self._step = StepStats(
             num_steps=1,
             num_rows=plan.num_rows,

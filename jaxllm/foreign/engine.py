@@ -76,9 +76,8 @@ MEANINGLESS: Mapping[str, Meaningless] = {
     # Cache
     **off("scales are those of the checkpoint; --kv-cache-dtype int8 finds some for each token and head",
           "calculate-kv-scales"),
-    **values(_CACHE, "prefix-caching-hash-algo", "prefix-cache-retention-interval", "prefix-match-unit",
-             "kv-offloading-backend", "offload-prefetch-step",
-             "offload-num-in-group"),
+    **values(_CACHE, "prefix-caching-hash-algo", "prefix-match-unit", "kv-offloading-backend",
+             "offload-prefetch-step", "offload-num-in-group"),
     **switches(_CACHE, "kv-sharing-fast-prefill", "swa-bounded-replay", "use-replayssm"),
     **only((0,), "nothing is moved to host memory; lower --max-model-len or --max-num-seqs", "cpu-offload-gb",
            "kv-offloading-size", "offload-group-size"),

@@ -32,13 +32,16 @@ class CacheGroups:
     """The page tables of a request, by the window of each table's layers; those with equal windows are neighbours.
 
     `page_size` is in tokens. `lookahead` is the most tokens of a request that a step computes: tables of layers with
-    windows get pages for so many behind the computed ones. With `has_states` there are recurrent layers, too.
+    windows get pages for so many behind the computed ones. With `has_states` there are recurrent layers, too. Tables
+    with windows keep `margin` pages more than tokens to come can see: with one, a request that leaves its slot still
+    has the whole window behind its last full page.
     """
 
     windows: tuple[int, ...] = (0,)
     page_size: int = 16
     lookahead: int = 0
     has_states: bool = False
+    margin: int = 0
 
     @cached_property
     def all(self) -> tuple[TableGroup, ...]:
@@ -67,6 +70,10 @@ class CacheGroups:
     def begin(self, group: TableGroup, computed: int) -> int:
         """The first page in a table of the group that a token behind `computed` others can see."""
         return max(computed - group.window + 1, 0) // self.page_size if group.window else 0
+
+    def held_from(self, group: TableGroup, computed: int) -> int:
+        """The first page in a table of the group that a request with so many computed tokens keeps."""
+        return max(self.begin(group, computed) - self.margin, 0)
 
     def end(self, group: TableGroup, computed: int, known: int) -> int:
         """Behind the last page that a request with so many computed and known tokens is given in a table."""
@@ -100,8 +107,8 @@ class CacheGroups:
         return num_pages * length // self.usual_pages(length)
 
     def _within(self, window: int, more: int = 1) -> int:
-        """Most pages that hold some of the last `window` tokens before a token and `more` from it on; no end if 0."""
-        return 1 + self.pages_for(window - 1 + max(more, 1)) if window else _ENDLESS
+        """Most pages for the last `window` tokens before a token, `more` from it on, and the margin; no end if 0."""
+        return 1 + self.margin + self.pages_for(window - 1 + max(more, 1)) if window else _ENDLESS
 
     def longest(self, num_pages: int) -> int:
         """Tokens of the longest request that never needs more than so many pages; 2**31 - 1 if any would do."""

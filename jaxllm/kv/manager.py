@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxllm.kv.groups import CacheGroups
+from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
 from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests
+from jaxllm.kv.retention import Retention
 from jaxllm.kv.snapshots import SnapshotPool
 from jaxllm.request import Request
 
@@ -17,7 +18,8 @@ class KVManager:
     `num_pages` counts the null page 0, which is never handed out; `block_size` is the tokens in a page. `groups` says
     which page tables a request has; one that keeps everything by default. The pages of a request are one array for all
     its tables, one behind the other and all of one width: `NULL_PAGE` where a table has no page, or none any more.
-    Where layers keep states, prefixes are found as far as there are `snapshots` of them.
+    Where layers keep states, prefixes are found as far as there are `snapshots` of them. `retention_interval` says, in
+    tokens, how many windows are worth keeping beside those where hits are likely to end, see `Retention`.
 
     `prefix_queries` and `prefix_hits` count prompt tokens looked up in and found in the prefix cache, once per
     request (resumption after preemption is not counted).
@@ -31,6 +33,7 @@ class KVManager:
         enable_prefix_caching: bool = True,
         groups: CacheGroups | None = None,
         snapshots: SnapshotPool | None = None,
+        retention_interval: int | None = 0,
     ) -> None:
         self.num_pages = num_pages
         self.block_size = block_size
@@ -45,7 +48,8 @@ class KVManager:
         self.weights_version = 0
         """Of the weights that pages are computed with; those of another one are never found."""
         self._pool = PagePool(num_pages)
-        self._cache = PrefixCache(self.groups.num_tables)
+        self._cache = PrefixCache(self.groups.num_tables, 0 if 0 in self.groups.windows else num_pages)
+        self.retention = Retention(self.groups, retention_interval)
 
     @property
     def num_free_pages(self) -> int:
@@ -91,6 +95,9 @@ class KVManager:
         if count + headroom > self._pool.num_free - self._pool.count_idle(shared):
             return None
         self._pool.share(shared)  # before taking, which may evict them
+        if self.retention.is_sparse and self.enable_prefix_caching:
+            self._pool.keep_when_idle(shared)
+            request.kept_ends = self.retention.ends(request.num_tokens, self._num_shared(request))
         pages = self._behind(cached, request.num_tokens, self._take(count))
         if request.num_preemptions == 0:
             request.num_cached_tokens = num_cached
@@ -141,11 +148,20 @@ class KVManager:
         salt, version = request.cache_salt, self.weights_version
         extend_digests(digests, token_ids[: last * size], size, salt, version, request.prompt_embeds)
         new = digests[first:last]
-        width = len(pages) // self._num_tables
-        for table in range(self._num_tables):
-            begin = table * width + first
-            own = zip(new, pages[begin : begin + len(new)].tolist(), strict=True)
-            self._pool.keep_when_idle([page for digest, page in own if self._cache.insert(digest, page, table)])
+        self._cache.remember(new)
+        tables = pages.reshape(self._num_tables, -1)[:, first : first + len(new)]
+        inserted: list[list[int]] = []
+        for table, own in enumerate(tables.tolist()):
+            pairs = zip(new, own, strict=True)
+            inserted.append([page for digest, page in pairs if self._cache.insert(digest, page, table)])
+        self._keep(inserted)
+        if self.retention.is_sparse:
+            self._retain(request, first, last)
+
+    def _want(self, group: TableGroup, digests: list[bytes]) -> None:
+        """The pages of these digests are worth keeping in tables of a group, whoever holds them."""
+        for table in group.tables:
+            self._pool.want(self._cache.pages_of(digests, table))
 
     def publish_one_each(
         self, requests: Sequence[Request], numbers: Sequence[int], token_ids: Int32Array, pages: Int32Array
@@ -166,7 +182,37 @@ class KVManager:
                 extend_digest(digests, page, request.cache_salt, self.weights_version)
             new.append(digests[number])
             offset += stride
-        self._pool.keep_when_idle(self._cache.insert_each(new, pages))
+        self._cache.remember(new)
+        self._keep(self._cache.insert_each(new, pages))
+        if self.retention.is_sparse:
+            for request, number in self.retention.concerned(requests, numbers):
+                self._retain(request, number, number + 1)
+
+    def _keep(self, inserted: list[list[int]]) -> None:
+        """Keep the contents of pages of each table."""
+        for group in self.groups.all:
+            pages = [page for table in group.tables for page in inserted[table]]
+            self._pool.keep_when_idle(pages, wanted=self.retention.keeps_all(group))
+
+    def _retain(self, request: Request, first: int, last: int) -> None:
+        """Want those of these pages of a request that are worth keeping in tables with windows."""
+        for group in self.groups.all:
+            if group.window:
+                for places in self.retention.ranges(group, request.kept_ends, first, last):
+                    self._want(group, request.page_hashes[places.start : places.stop])
+
+    def leaves(self, request: Request, num_computed: int) -> None:
+        """A request is about to give back its pages: others, or itself when it returns, may go on where it stops.
+
+        The pages of `num_computed` tokens are published.
+        """
+        if not self.retention.is_sparse:
+            return
+        end = min(num_computed // self.block_size, len(request.page_hashes))
+        for group in self.groups.all:
+            if end and group.window:
+                places = self.retention.last_window(group, end)
+                self._want(group, request.page_hashes[places.start : places.stop])
 
     def release(self, pages: Int32Array) -> None:
         """Take back the pages of one request, given in order. Cached ones stay findable until their room is needed."""
@@ -221,13 +267,16 @@ class KVManager:
         return self._find_prefix(request).shape[1] * self.block_size
 
     def num_shared_tokens(self, request: Request) -> int:
-        """Tokens that a request which was just admitted has in common with others, as far as their pages are cached.
+        """Tokens that a request which was just admitted has in common with others, as far as that is known.
 
-        There may be more of them than it begins with, where there is no snapshot of states.
+        There may be more of them than it begins with, where a window or a snapshot of states is not cached.
         """
+        return self._num_shared(request) * self.block_size
+
+    def _num_shared(self, request: Request) -> int:
         if not self._reads_cache(request):
             return 0
-        return self._cache.find_for(self._readable(request), self.groups).shape[1] * self.block_size
+        return self._cache.num_shared(self._readable(request), self.groups)
 
     def _readable(self, request: Request) -> list[bytes]:
         """The digests of the pages that a request may begin with: its last token is always computed."""

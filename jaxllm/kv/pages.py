@@ -1,6 +1,7 @@
 """Ownership of KV pages: reference counts, blank pages, and idle pages whose contents may still be useful."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,25 +11,31 @@ Int32Array = npt.NDArray[np.int32]
 NULL_PAGE = 0
 """Where padding writes its keys and values. It is never handed out."""
 
+_SPARE, _WANTED = 1, 2
+"""Of pages with contents: whether these are expected to be found again."""
+
 
 class PagePool:
     """Pages 1..num_pages-1, each either held (reference count > 0), idle (count 0, contents kept), or blank.
 
-    `take` prefers blank pages, then evicts idle ones, those released longest ago first.
+    Contents are wanted or spare. `take` prefers blank pages, then evicts idle ones: spare ones, those released last
+    first, so that who takes and releases many of them gets its own back, and then wanted ones, those released longest
+    ago first.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.ref_counts: Int32Array = np.zeros(num_pages, np.int32)
-        self._keep = np.zeros(num_pages, np.bool_)
+        self._contents = np.zeros(num_pages, np.uint8)  # none, spare or wanted
         self._blank: Int32Array = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack: low pages leave first
         self._num_blank = num_pages - 1
-        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently released first
+        self._spare: dict[int, None] = {}  # idle ones, most recently released last
+        self._idle: OrderedDict[int, None] = OrderedDict()  # wanted ones, least recently released first
 
     @property
     def num_free(self) -> int:
         """Pages that `take` can hand out, blank or by eviction."""
-        return self._num_blank + len(self._idle)
+        return self._num_blank + len(self._spare) + len(self._idle)
 
     @property
     def num_held(self) -> int:
@@ -47,16 +54,19 @@ class PagePool:
         self._num_blank -= from_blank
         evicted: list[int] = []
         if from_blank < count:
-            evicted = [self._idle.popitem(last=False)[0] for _ in range(count - from_blank)]
+            missing = count - from_blank
+            spare = min(missing, len(self._spare))
+            evicted = [self._spare.popitem()[0] for _ in range(spare)]
+            evicted += [self._idle.popitem(last=False)[0] for _ in range(missing - spare)]
             pages = np.concatenate([pages, np.array(evicted, np.int32)])
-            self._keep[evicted] = False
+            self._contents[evicted] = 0
         self.ref_counts[pages] = 1
         return pages, evicted
 
     def share(self, pages: Int32Array) -> None:
         """Add one holder to each of `pages` (distinct; held or idle)."""
         for page in pages[self.ref_counts[pages] == 0].tolist():
-            del self._idle[page]
+            del (self._idle if self._contents[page] == _WANTED else self._spare)[page]
         self.ref_counts[pages] += 1
 
     def release(self, pages: Int32Array) -> None:
@@ -64,22 +74,37 @@ class PagePool:
 
         The last page of a sequence becomes idle first: it is evicted before those that lead to it.
         """
-        counts = self.ref_counts[pages] - 1
-        assert counts.size == 0 or counts.min() >= 0, "a page was released more often than it was held"
-        self.ref_counts[pages] = counts
-        dropped = pages[counts == 0]
-        kept = self._keep[dropped]
-        self._push_blank(dropped[~kept])
-        self._idle.update(dict.fromkeys(dropped[kept][::-1].tolist()))
+        left = self.ref_counts[pages] - 1
+        assert left.size == 0 or left.min() >= 0, "a page was released more often than it was held"
+        self.ref_counts[pages] = left
+        dropped = pages[left == 0]
+        contents = self._contents[dropped]
+        counts = np.bincount(contents, minlength=_WANTED + 1)
+        # Usually all are of one kind.
+        blank, spare, wanted = (
+            dropped if count == len(dropped) else dropped[contents == kind] for kind, count in enumerate(counts)
+        )
+        self._push_blank(blank)
+        self._idle.update(dict.fromkeys(wanted[::-1].tolist()))
+        # Of these, too, the last is evicted first.
+        self._spare.update(dict.fromkeys(spare.tolist()))
 
     def have_one_holder(self, pages: Int32Array) -> bool:
         """Whether nobody shares any of these pages, which are held."""
         return int(self.ref_counts[pages].max(initial=1)) == 1
 
-    def keep_when_idle(self, pages: list[int]) -> None:
+    def keep_when_idle(self, pages: Sequence[int], *, wanted: bool = True) -> None:
         """Keep the contents of these held pages when their last holders leave, until `take` needs the room."""
         assert self.ref_counts[pages].all()
-        self._keep[pages] = True
+        self._contents[pages] = _WANTED if wanted else _SPARE
+
+    def want(self, pages: Sequence[int]) -> None:
+        """Contents of these pages, which are held or idle, are expected to be found again."""
+        for page in pages:
+            if page in self._spare:
+                del self._spare[page]
+                self._idle[page] = None
+        self._contents[pages] = _WANTED
 
     def count_idle(self, pages: Int32Array) -> int:
         """How many of `pages` are idle, so that sharing them uses up free pages."""
@@ -88,8 +113,9 @@ class PagePool:
     def forget_contents(self) -> None:
         """Make every idle page blank. No page may be held."""
         assert self.num_held == 0
-        self._keep[:] = False
-        self._push_blank(np.array(list(self._idle), np.int32))
+        self._contents[:] = 0
+        self._push_blank(np.array([*self._spare, *self._idle], np.int32))
+        self._spare.clear()
         self._idle.clear()
 
     def _push_blank(self, pages: Int32Array) -> None:
@@ -100,12 +126,13 @@ class PagePool:
         """Assert that every page but the null page is exactly one of held, idle and blank."""
         blank = self._blank[: self._num_blank].tolist()
         held = np.flatnonzero(self.ref_counts).tolist()
-        assert sorted(blank + held + list(self._idle)) == list(range(1, self.num_pages))
+        assert sorted(blank + held + list(self._spare) + list(self._idle)) == list(range(1, self.num_pages))
         assert type(self._num_blank) is int, "a number of NumPy's would get into what is sent"
         assert self.ref_counts.min() >= 0
-        assert not self._keep[blank].any(), "a blank page claims contents"
-        assert self._keep[list(self._idle)].all(), "an idle page has no contents"
+        assert not self._contents[blank].any(), "a blank page claims contents"
+        assert (self._contents[list(self._spare)] == _SPARE).all(), "a spare page has no contents, or wanted ones"
+        assert (self._contents[list(self._idle)] == _WANTED).all(), "an idle page has no contents, or spare ones"
 
     def kept_pages(self) -> set[int]:
         """Pages whose contents are or will be kept when idle."""
-        return set(np.flatnonzero(self._keep).tolist())
+        return set(np.flatnonzero(self._contents).tolist())

@@ -6,7 +6,8 @@ the ids. Equal digests therefore mean equal inputs from position 0 on, within on
 pages of its own behind the same digests.
 """
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 import numpy as np
@@ -58,9 +59,12 @@ def extend_digest(digests: list[bytes], data: bytes, cache_salt: str | None, ver
 class PrefixCache:
     """For each page table of a request, a one-to-one map between digests and the pages that hold their contents."""
 
-    def __init__(self, num_tables: int = 1) -> None:
+    def __init__(self, num_tables: int = 1, num_remembered: int = 0) -> None:
+        """So many digests are `remembered` after their pages are gone, where no table keeps all pages of a request."""
         self._page_of: list[dict[bytes, int]] = [{} for _ in range(num_tables)]
         self._digest_of: list[dict[int, bytes]] = [{} for _ in range(num_tables)]
+        self._remembered: OrderedDict[bytes, None] = OrderedDict()  # the oldest first
+        self._num_remembered = num_remembered
 
     def __len__(self) -> int:
         return sum(map(len, self._page_of))
@@ -86,19 +90,50 @@ class PrefixCache:
             if snapshots is not None:
                 found = found[: snapshots.longest(digests[: len(found)])]
             return np.array([found], np.int32)
-        count, before = len(digests), -1
+        count, before = self._longest_whole(digests, groups), -1
         while count != before:
             before = count
             if snapshots is not None:
                 count = snapshots.longest(digests[:count])
             for group in groups.all:
-                count = self._longest(digests[:count], group, groups)
+                count = self._longest(digests[:count], group, groups) if group.window else count
         pages = np.full((groups.num_tables, count), NULL_PAGE, np.int32)
         for group in groups.all:
             begin = groups.begin(group, count * groups.page_size)
             for table in group.tables:
                 pages[table, begin:] = [self._page_of[table][digest] for digest in digests[begin:count]]
         return pages
+
+    def num_shared(self, digests: Sequence[bytes], groups: CacheGroups) -> int:
+        """How many of these pages a request has in common with others, as far as that is still known.
+
+        Whether or not it can begin with them: tables without windows have them.
+        """
+        if 0 in groups.windows:
+            return self._longest_whole(digests, groups)
+        known = (place for place in range(len(digests), 0, -1) if digests[place - 1] in self._remembered)
+        return next(known, 0)
+
+    def _longest_whole(self, digests: Sequence[bytes], groups: CacheGroups) -> int:
+        """How many of these pages, from the first on, all tables without windows have."""
+        tables = [self._page_of[table] for group in groups.all if not group.window for table in group.tables]
+        places = (place for place, digest in enumerate(digests) if any(digest not in pages for pages in tables))
+        return next(places, len(digests))
+
+    def pages_of(self, digests: Iterable[bytes], table: int) -> list[int]:
+        """The pages of a table that hold what these digests stand for, where there are any."""
+        found = map(self._page_of[table].get, digests)
+        return [page for page in found if page is not None]
+
+    def remember(self, digests: Iterable[bytes]) -> None:
+        """Let `num_shared` know these digests for a while, where no table keeps all pages of a request."""
+        if not self._num_remembered:
+            return
+        for digest in digests:
+            self._remembered[digest] = None
+            self._remembered.move_to_end(digest)
+        while len(self._remembered) > self._num_remembered:
+            self._remembered.popitem(last=False)
 
     def _longest(self, digests: list[bytes], group: TableGroup, groups: CacheGroups) -> int:
         """Most pages, at most as many as digests, behind which a token finds all that it sees in tables of a group."""
@@ -107,8 +142,6 @@ class PrefixCache:
         def is_cached(place: int) -> bool:
             return all(digests[place] in pages for pages in tables)
 
-        if not group.window:
-            return next((place for place in range(len(digests)) if not is_cached(place)), len(digests))
         # From the end on: how many pages lie side by side behind the one that is looked at.
         end = place = len(digests)
         while place > groups.begin(group, end * groups.page_size):
@@ -124,20 +157,19 @@ class PrefixCache:
         self._digest_of[table][page] = digest
         return True
 
-    def insert_each(self, digests: list[bytes], pages: Int32Array) -> list[int]:
-        """`insert` a page for every table and digest, int32 [n, tables]. Returns those that were inserted."""
-        inserted: list[int] = []
+    def insert_each(self, digests: list[bytes], pages: Int32Array) -> list[list[int]]:
+        """`insert` a page for every table and digest, int32 [n, tables]. Returns for each table those inserted."""
+        inserted: list[list[int]] = []
         distinct = len(set(digests)) == len(digests)
         for table, (page_of, digest_of) in enumerate(zip(self._page_of, self._digest_of, strict=True)):
-            own = pages[:, table].tolist()
+            own: list[int] = pages[:, table].tolist()
             if distinct and page_of.keys().isdisjoint(digests):  # what is usual, without a call for each
                 page_of.update(zip(digests, own, strict=True))
                 digest_of.update(zip(own, digests, strict=True))
-                inserted += own
+                inserted.append(own)
             else:
-                inserted += [
-                    page for digest, page in zip(digests, own, strict=True) if self.insert(digest, page, table)
-                ]
+                pairs = zip(digests, own, strict=True)
+                inserted.append([page for digest, page in pairs if self.insert(digest, page, table)])
         return inserted
 
     def forget(self, pages: Iterable[int]) -> None:
@@ -156,6 +188,7 @@ class PrefixCache:
         for page_of, digest_of in zip(self._page_of, self._digest_of, strict=True):
             page_of.clear()
             digest_of.clear()
+        self._remembered.clear()
 
     def check_integrity(self, kept_pages: set[int]) -> None:
         """Assert that the maps mirror each other, share no page, and cover exactly `kept_pages`."""

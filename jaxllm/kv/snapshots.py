@@ -8,7 +8,8 @@ class SnapshotPool:
     """Slots from `first` on, `count` of them, each either blank, taken by a step under way, or cached under a digest.
 
     The state that a slot holds is that behind the last token of a full page, and its digest that of the page. `take`
-    prefers blank slots, then evicts the snapshot that was used longest ago. A snapshot that was found may be evicted at
+    prefers blank slots, then evicts the spare snapshot that is oldest, and only then one of the others: that which was
+    used longest ago. A spare one that is found is spare no more. A snapshot that was found may be evicted at
     once: the device copies it before any later step writes it.
     """
 
@@ -17,13 +18,18 @@ class SnapshotPool:
         self._blank = list(range(first, first + count))[::-1]
         self._taken: set[int] = set()
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
+        self._spare: dict[bytes, int] = {}  # oldest first
 
     def __len__(self) -> int:
         """How many can be found."""
-        return len(self._slot_of)
+        return len(self._slot_of) + len(self._spare)
 
     def find(self, digest: bytes) -> int | None:
         """The slot of a snapshot, which counts as used now; None when there is none."""
+        slot = self._spare.pop(digest, None)
+        if slot is not None:
+            self._slot_of[digest] = slot
+            return slot
         slot = self._slot_of.get(digest)
         if slot is not None:
             self._slot_of.move_to_end(digest)
@@ -31,12 +37,18 @@ class SnapshotPool:
 
     def longest(self, digests: Sequence[bytes]) -> int:
         """How many of these pages the longest prefix has that ends with a snapshot."""
-        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self._slot_of), 0)
+        counts = range(len(digests), 0, -1)
+        return next((count for count in counts if self._has(digests[count - 1])), 0)
+
+    def _has(self, digest: bytes) -> bool:
+        return digest in self._slot_of or digest in self._spare
 
     def take(self) -> int | None:
         """A slot for a new snapshot, to be published or given back; None when all are taken."""
         if self._blank:
             slot = self._blank.pop()
+        elif self._spare:
+            slot = self._spare.pop(next(iter(self._spare)))
         elif self._slot_of:
             _, slot = self._slot_of.popitem(last=False)
         else:
@@ -44,14 +56,17 @@ class SnapshotPool:
         self._taken.add(slot)
         return slot
 
-    def publish(self, digest: bytes, slot: int) -> None:
-        """Let a slot that was taken be found. Where another has the same already, that one stays."""
+    def publish(self, digest: bytes, slot: int, *, spare: bool = False) -> None:
+        """Let a slot that was taken be found. Where another has the same already, that one stays.
+
+        One that is `spare` makes way before others.
+        """
         self._taken.remove(slot)
-        if digest in self._slot_of:
+        if self._has(digest):
             self._blank.append(slot)
-            self._slot_of.move_to_end(digest)
+            self.find(digest)
         else:
-            self._slot_of[digest] = slot
+            (self._spare if spare else self._slot_of)[digest] = slot
 
     def give_back(self, slot: int) -> None:
         """What was to be written to a slot that was taken is of no use."""
@@ -60,11 +75,13 @@ class SnapshotPool:
 
     def clear(self) -> None:
         """Forget all that can be found."""
-        self._blank += self._slot_of.values()
+        self._blank += [*self._slot_of.values(), *self._spare.values()]
         self._slot_of.clear()
+        self._spare.clear()
 
     def check_integrity(self, taken: Iterable[int]) -> None:
         """Assert that every slot is exactly one of blank, cached and taken, the latter by whom it is known."""
         assert sorted(taken) == sorted(self._taken)
-        every = [*self._blank, *self._taken, *self._slot_of.values()]
+        every = [*self._blank, *self._taken, *self._slot_of.values(), *self._spare.values()]
+        assert not self._slot_of.keys() & self._spare.keys()
         assert sorted(every) == list(range(self.first, self.first + self.count))

@@ -151,7 +151,8 @@ class ResolvedConfig:
     def cache_groups(self) -> CacheGroups:
         """What of a request each page table must have."""
         plan = self.cache_plan
-        return CacheGroups(plan.windows, self.page_size, self.max_num_batched_tokens, bool(plan.states))
+        margin = int(self.shares_prefixes)
+        return CacheGroups(plan.windows, self.page_size, self.max_num_batched_tokens, bool(plan.states), margin)
 
     @property
     def matmul_precision(self) -> str | None:
@@ -241,7 +242,7 @@ def resolve_config(
     devices = _devices(config, stages * shards * count, processes) if absent_devices is None else absent_devices
     platform = devices[0].platform
     page_size = config.cache.block_size or PAGE_SIZES.get(platform, OTHER_PAGE_SIZE)
-    dtype = _choose_dtype(config.model.dtype, model.dtype, platform)
+    dtype = _choose_dtype(config.model.dtype, model, platform)
     kv_cache = None
     if runner == "generate":
         kv_cache = choose_kv_cache(config, folder, model, dtype=dtype, platform=platform)
@@ -371,7 +372,8 @@ def _check_embeddings(model: ModelConfig, runner: str, stages: int, processes: i
         raise ConfigError(f"enable_prompt_embeds: {problem}")
 
 
-def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:
+def _choose_dtype(asked: str, model: ModelConfig, platform: str) -> str:
+    checkpoint = model.dtype
     if platform == "tpu" and asked == "float16":
         raise ConfigError("dtype='float16': TPUs do not compute in it; take bfloat16, or leave dtype out")
     if asked != "auto":
@@ -379,8 +381,10 @@ def _choose_dtype(asked: str, checkpoint: str, platform: str) -> str:
     if platform == "tpu" and checkpoint == "float16":
         logger.warning("dtype auto: bfloat16 in place of the checkpoint's float16, in which TPUs do not compute")
         return "bfloat16"
-    if platform == "cpu" and checkpoint != "float32":
-        logger.info("dtype auto: float32, because CPUs are slow in the checkpoint's %s", checkpoint)
+    # What recurrent layers compute is XLA's on CPUs, which in bfloat16 takes several times as long as in float32.
+    if platform == "cpu" and (checkpoint == "float16" or (checkpoint == "bfloat16" and model.recurrences)):
+        what = "recurrent layers" if model.recurrences else "CPUs"
+        logger.info("dtype auto: float32, because %s are slow in the checkpoint's %s", what, checkpoint)
         return "float32"
     return checkpoint
 

@@ -1,5 +1,7 @@
 """Admission: waiting requests get slots and pages."""
 
+from collections.abc import Container
+
 import numpy as np
 
 from jaxllm.kv.manager import KVManager
@@ -35,8 +37,11 @@ class Admission:
         self._groups, self._room, self._pages = groups, room, pages
         self._budget, self._max_chunk, self._snapshots = budget, max_chunk, snapshots
 
-    def admit(self, budget: int) -> tuple[list[Request], list[int]]:
-        """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens."""
+    def admit(self, budget: int, owners: Container[int] | None = None) -> tuple[list[Request], list[int]]:
+        """Give slots to waiting requests in order while budget, slots and pages last; with their new tokens.
+
+        With `owners`, by their index, only to what these have in front of others.
+        """
         table = self._table
         admitted: list[Request] = []
         counts: list[int] = []
@@ -46,6 +51,8 @@ class Admission:
         if budget <= 0 and len(self._running) >= self._budget:
             self._room.blocked = self._waiting.peek()
         while budget > 0 and (request := self._waiting.peek()) is not None:
+            if owners is not None and request.share not in owners:
+                break
             # All sequences of a group come and go together; while it computes its prompt they take no part of the
             # budget, but later each takes its token.
             sequences = request.sequences

@@ -11,6 +11,12 @@ from jaxllm.request import Request
 from jaxllm.scheduler.shares import Shares
 from jaxllm.scheduler.table import RequestTable
 
+SHORT_STEPS = 8
+"""So many short steps are one of the whole budget."""
+
+LONG_BUDGET = 256
+"""A step of fewer tokens is short anyway."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -23,6 +29,8 @@ class Fairness:
     def reserve(self, prefills: Int32Array, num_decodes: int, head: Request) -> int:
         """Tokens of a step to keep for waiting requests of owners that have none among `prefills`, slots."""
         budget = self._budget - num_decodes
+        if not len(prefills):
+            return budget
         if self._table.priorities[prefills].min() < head.priority and self._table.by_priority:
             return 0
         weights = self._shares.weights
@@ -32,15 +40,23 @@ class Fairness:
         share = -(-budget * waiting // (waiting + float(weights[computing].sum())))
         return min(int(share), budget - 1)  # the first that runs goes on in every step
 
+    def short(self, num_tokens: int) -> int:
+        """The tokens of a step that brings the first ones of owners who had nothing, `num_tokens` with all decodes.
+
+        It ends early, and the other prompts get what is left of it: one at least, and no more than a part of a step.
+        """
+        if self._budget < LONG_BUDGET:
+            return self._budget
+        return min(max(num_tokens + 1, self._budget // SHORT_STEPS), self._budget)
+
     def divide(
-        self, slots: Int32Array, wanted: Int32Array, num_decodes: int, given: int
+        self, slots: Int32Array, wanted: Int32Array, num_decodes: int, left: int
     ) -> tuple[Int32Array, Int32Array]:
-        """The rows of a step and their tokens, where prompts want more than is left of the budget without `given`.
+        """The rows of a step and their tokens, where prompts want more than the tokens that are `left` for them.
 
         slots, wanted: int32 [n], in order, decodes first.
         """
         counts = wanted.copy()
-        left = self._budget - num_decodes - given
         counts[num_decodes:] = self._divide(slots[num_decodes:], wanted[num_decodes:], left)
         rows = counts > 0
         return slots[rows], counts[rows]

@@ -17,6 +17,7 @@ class PageTables:
         self._table, self._pages = table, pages
         self._groups = list(zip(table.groups.all, table.begins, table.ends, strict=True))
         self._first_columns = np.arange(table.groups.num_tables) * table.width
+        self._margin = table.groups.margin
         self.gives_back = table.groups.gives_back
         """Whether an `update` may free pages of requests that go on."""
 
@@ -81,7 +82,7 @@ class PageTables:
         for group, begins_held, _ in self._groups:
             if not group.window:
                 continue
-            begins = np.maximum(ends - group.window + 1, 0) // size
+            begins = np.maximum(np.maximum(ends - group.window + 1, 0) // size - self._margin, 0)
             rows = np.flatnonzero((begins > begins_held[plan.slots]) & live)
             if not len(rows):
                 continue

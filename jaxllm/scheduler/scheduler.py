@@ -28,6 +28,9 @@ from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.table import RequestTable
 from jaxllm.scheduler.under_way import StepsUnderWay
 
+STEPS_BETWEEN_SHORT = 1
+"""At least so many steps of the whole budget come between two short ones."""
+
 
 class Scheduler:
     """Decides which requests run in each step, and keeps their tokens and pages.
@@ -104,6 +107,7 @@ class Scheduler:
             snapshots=self._snapshots,
         )
         self._arrivals = 0
+        self._num_steps, self._last_short = 0, -STEPS_BETWEEN_SHORT - 1
         self._stages = stages
         self._under_way = StepsUnderWay(self.table, self._groups)
 
@@ -216,14 +220,13 @@ class Scheduler:
         admitted: list[Request] = []
         admitted_counts: list[int] = []
         if not preempted and self._waiting:
-            if contended and num_decodes < len(slots):
-                # Owners whose prompts are not among those under way get their share of the step first.
-                head = self._waiting.peek()
-                assert head is not None
-                reserved = self._fairness.reserve(slots[num_decodes:], num_decodes, head)
-                admitted, admitted_counts = self._admission.admit(reserved)
-                slots, counts = self._fairness.divide(slots, counts, num_decodes, sum(admitted_counts))
-            left = self._budget - int(counts.sum()) - sum(admitted_counts)
+            budget = self._budget
+            if contended:
+                admitted, admitted_counts, budget = self._admit_owners(slots, num_decodes)
+                slots, counts = self._fairness.divide(
+                    slots, counts, num_decodes, budget - num_decodes - sum(admitted_counts)
+                )
+            left = budget - int(counts.sum()) - sum(admitted_counts)
             more, more_counts = self._admission.admit(left)
             admitted, admitted_counts = admitted + more, admitted_counts + more_counts
             if admitted:
@@ -231,10 +234,36 @@ class Scheduler:
                 slots = np.concatenate([slots, np.array(firsts, np.int32)])
                 counts = np.concatenate([counts, np.array(admitted_counts, np.int32)])
         elif contended and num_decodes < len(slots):
-            slots, counts = self._fairness.divide(slots, counts, num_decodes, 0)
+            slots, counts = self._fairness.divide(slots, counts, num_decodes, self._budget - num_decodes)
         if not len(slots):
             return None
         return self._plan(slots, counts, num_decodes, admitted, made_room + preempted)
+
+    def _admit_owners(self, slots: Int32Array, num_decodes: int) -> tuple[list[Request], list[int], int]:
+        """Admit waiting requests of owners whose prompts are not among those under way: they get their share first.
+
+        Returns them, their tokens, and the tokens of the step. It is a short one if all of them are of owners that had
+        nothing, and get their first token by it: so that they need not wait for a whole step's tokens of others. Of
+        few steps in a row is one short, so that many owners do not slow one another down.
+        """
+        head = self._waiting.peek()
+        assert head is not None
+        is_new = self._shares.running == 0
+        reserved = self._fairness.reserve(slots[num_decodes:], num_decodes, head)
+        # Where new ones come first, only they come: others would take what they leave.
+        new = {index for index in self._shares.waiting if is_new[index]} if is_new[head.share] and len(slots) else None
+        if num_decodes == len(slots) and new is None:
+            reserved = 0
+        admitted, counts = self._admission.admit(reserved, new) if reserved > 0 else ([], [])
+        firsts = [each for each in admitted if each.group is None or each.group.leader is each]
+        may_be_short = bool(firsts) and self._num_steps - self._last_short > STEPS_BETWEEN_SHORT
+        is_short = may_be_short and all(
+            is_new[each.share] and int(self.table.behind(np.array([each.slot]))[0]) == count
+            for each, count in zip(firsts, counts, strict=True)
+        )
+        if is_short:
+            self._last_short = self._num_steps
+        return admitted, counts, self._fairness.short(num_decodes + sum(counts)) if is_short else self._budget
 
     def _make_room(self) -> list[Request]:
         """Let running requests of owners with more than their share make way for the first that waits."""
@@ -317,6 +346,7 @@ class Scheduler:
             order = np.argsort(~last_only, kind="stable")
             slots, counts, starts, ends, samples = (array[order] for array in (slots, counts, starts, ends, samples))
         num_tokens = int(counts.sum())
+        self._num_steps += 1
         if self._shares.contended:
             self._shares.charge_rows(table.owners[slots[:num_decodes]])
             self._room.earn(num_tokens)
@@ -384,9 +414,12 @@ class Scheduler:
         self._shares.running[request.share] -= len(request.sequences)
         for each in request.sequences:
             self._running.remove(each)
+            if self._page_tables.gives_back or self._snapshots is not None:
+                collected = self._under_way.num_collected(each.slot)
+                self._pages.leaves(each, collected)
+                if self._snapshots is not None:
+                    self._snapshots.left(each, collected)
             self._pages.release(self.table.pages(each.slot))
-            if self._snapshots is not None:
-                self._snapshots.left(each.slot)
             self.table.remove(each.slot)
 
     def preempt_all(self) -> None:

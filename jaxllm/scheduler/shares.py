@@ -51,6 +51,9 @@ class Shares:
                 self._extend()
             index = self._free.pop()
             self._index[owner.name], self._names[index], self._requests[index] = index, owner.name, 0
+            # One that has nothing comes before those that have something and were given nothing more.
+            has_something = self.running > 0
+            self.served[has_something] = np.maximum(self.served[has_something], self._virtual_time + 1)
             self.served[index] = self._virtual_time
             self.weights[index] = owner.weight
         self._requests[index] += 1

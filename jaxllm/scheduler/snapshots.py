@@ -5,7 +5,8 @@ end where a snapshot is worth having:
 
 - at the last full page of what is known when a request starts, from which the same prompt, or one that goes on, starts;
 - where the pages of another request end that began with the same tokens, such as the same system prompt;
-- every `interval` tokens, in outputs as well.
+- every `interval` tokens, in outputs as well. Of a long prompt these are many, and only the last of a request that
+  leaves is likely to be found: so they make way before others, unless `KVManager.retention` wants them.
 """
 
 from collections import deque
@@ -34,6 +35,7 @@ class _Taken(NamedTuple):
 
     row: int
     slot: int
+    spare: bool
 
 
 class StateSnapshots:
@@ -63,9 +65,12 @@ class StateSnapshots:
         self._ends[slot] = sorted((end for end in ends | {shared} if end > num_cached), reverse=True)
         self._set_cut(slot, num_cached)
 
-    def left(self, slot: int) -> None:
-        """A request loses its slot."""
-        self._ends.pop(slot, None)
+    def left(self, request: Request, num_computed: int) -> None:
+        """A request loses its slot, of which so many tokens are computed: one may go on where its last snapshot is."""
+        self._ends.pop(request.slot, None)
+        place = num_computed // self._interval * self._interval // self._size
+        if 0 < place <= len(request.page_hashes):
+            self._pool.find(request.page_hashes[place - 1])
 
     def cut(self, slots: Int32Array, counts: Int32Array) -> Int32Array:
         """How many tokens each of `slots` computes, int32 [n], so that no chunk goes beyond its next end."""
@@ -80,6 +85,7 @@ class StateSnapshots:
         taken: list[_Taken] = []
         for row in np.flatnonzero(ends == self._table.cuts[plan.slots]).tolist():
             slot, end = int(plan.slots[row]), int(ends[row])
+            spare = end not in self._ends[slot] and not self._pages.retention.keeps_state(end, self._interval)
             self._set_cut(slot, end)
             place = end // self._size - 1
             hashes = plan.requests[row].page_hashes
@@ -87,7 +93,7 @@ class StateSnapshots:
                 continue
             found = self._pool.take()
             if found is not None:
-                taken.append(_Taken(row, found))
+                taken.append(_Taken(row, found, spare))
                 plan.states_behind.append((slot, found))
         if taken:
             self._under_way.append((plan, taken))
@@ -99,10 +105,10 @@ class StateSnapshots:
         """
         while self._under_way and self._under_way[0][0] not in later:
             made, taken = self._under_way.popleft()
-            for row, slot in taken:
+            for row, slot, spare in taken:
                 if made is plan and live[row]:
                     end = int(plan.starts[row] + plan.num_new_tokens[row])
-                    self._pool.publish(plan.requests[row].page_hashes[end // self._size - 1], slot)
+                    self._pool.publish(plan.requests[row].page_hashes[end // self._size - 1], slot, spare=spare)
                 else:
                     # Its request is gone, or the step was left out because all were.
                     self._pool.give_back(slot)

@@ -18,6 +18,15 @@ class StepsUnderWay:
         self._table, self._groups = table, groups
         self.plans: deque[StepPlan] = deque()
 
+    def num_collected(self, slot: int) -> int:
+        """Tokens of the request in a slot that were computed by steps which are not under way any more."""
+        table = self._table
+        generation, collected = table.generation[slot], int(table.num_computed[slot])
+        for plan in self.plans:
+            for row in np.flatnonzero((plan.slots == slot) & (plan.generations == generation)).tolist():
+                collected = min(collected, int(plan.starts[row]))
+        return collected
+
     def take(
         self, plan: StepPlan, tokens: Int32Array, counts: Int32Array | None
     ) -> tuple[npt.NDArray[np.bool_], Int32Array]:

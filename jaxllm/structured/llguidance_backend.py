@@ -13,8 +13,10 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from jaxllm.errors import RequestError, shortened
+from jaxllm.errors import RequestError
+from jaxllm.models.errors import is_failure
 from jaxllm.structured.backend import Matcher, Vocabulary, mask_words
+from jaxllm.structured.llguidance_messages import first_line
 from jaxllm.structured.llguidance_source import source_of
 from jaxllm.structured.params import StructuredOutputsParams
 
@@ -32,6 +34,9 @@ to build a lexer, 15 ms for one mask and 150 MB of states for one output."""
 
 SLOW_SECONDS: Final = 0.5
 """A mask that takes longer ends its request: all others wait for it. What takes half of that is refused before."""
+
+SLOW_FORCED_SECONDS: Final = 0.1
+"""No other Python runs while llguidance looks for what must follow: about 10 us for each byte of it."""
 
 FILLS_ALONE: Final = 100
 """After a slow one so many masks are computed one after the other, to find the next slow one."""
@@ -92,7 +97,7 @@ class LLGuidance:
                 # Whose mask it was is seen when they are computed one after the other.
                 self._alone = FILLS_ALONE
         return [
-            _first_line(inner.get_error()) if inner.is_error() else _SLOW if row in slow else None
+            first_line(inner.get_error()) if inner.is_error() else _SLOW if row in slow else None
             for inner, row in pairs
         ]
 
@@ -121,24 +126,27 @@ class LLGrammar:
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
+        self.forces = True
+        """Whether what must follow is looked for, so that the model need not be asked."""
 
     def matcher(self) -> "LLMatch":
         """A fresh copy."""
-        return LLMatch(self._matcher.deep_copy())
+        return LLMatch(self._matcher.deep_copy(), self)
 
 
 class LLMatch:
     """One output's state; `inner` is llguidance's."""
 
-    __slots__ = ("inner",)
+    __slots__ = ("_grammar", "inner")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, grammar: LLGrammar) -> None:
         self.inner = inner
+        self._grammar = grammar
 
     def take(self, token_ids: Sequence[int]) -> str | None:
         """Go on; what is wrong, if anything."""
         taken = self.inner.consume_token(token_ids[0]) if len(token_ids) == 1 else self.inner.consume_tokens(token_ids)
-        return None if taken else _first_line(self.inner.get_error())
+        return None if taken else first_line(self.inner.get_error())
 
     @property
     def finished(self) -> bool:
@@ -146,8 +154,13 @@ class LLMatch:
         return bool(self.inner.is_stopped())
 
     def forced(self) -> list[int]:
-        """What must follow."""
+        """What must follow; where that takes long, nothing from then on, and the model finds it by the masks."""
+        if not self._grammar.forces:
+            return []
+        began = time.thread_time()
         found: list[int] = self.inner.compute_ff_tokens()
+        if time.thread_time() - began > SLOW_FORCED_SECONDS:
+            self._grammar.forces = False
         return found
 
 
@@ -164,41 +177,34 @@ def _source(form: StructuredOutputsParams, is_special: Any) -> str:
 
 
 def _error(form: StructuredOutputsParams, message: str) -> RequestError:
-    return RequestError(f"{form.kind}: {_first_line(message)}", form.kind)
-
-
-def _first_line(message: str) -> str:
-    """What llguidance says, without its state and without pages of grammar."""
-    if message.startswith("panic"):
-        return "the grammar is too complex, or a defect of llguidance"
-    message = message.split("\n<state>", maxsplit=1)[0].strip() or "the grammar cannot be followed any further"
-    message = re.sub(r"\s*\n\s*", " | ", message)
-    return shortened(message)
+    return RequestError(f"{form.kind}: {first_line(message)}", form.kind)
 
 
 def _tokenizer(vocabulary: Vocabulary) -> Any:
     path = vocabulary.folder / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RequestError(
             f"structured outputs need the tokenizer's tokenizer.json, and there is none in {vocabulary.folder}",
             "structured_outputs",
         ) from error
     if not vocabulary.end_token_ids:
         raise RequestError("structured outputs need a model with an end token", "structured_outputs")
-    # A file may ask to cut or pad what is encoded.
-    if re.search(r'"(truncation|padding)"\s*:\s*\{', text[:2000]):
-        from tokenizers import Tokenizer
-
-        backend = Tokenizer.from_str(text)
-        backend.no_truncation()
-        backend.no_padding()
-        text = backend.to_str()
     try:
+        # A file may ask to cut or pad what is encoded.
+        if re.search(r'"(truncation|padding)"\s*:\s*\{', text[:2000]):
+            from tokenizers import Tokenizer
+
+            backend = Tokenizer.from_str(text)
+            backend.no_truncation()
+            backend.no_padding()
+            text = backend.to_str()
         return llguidance.LLTokenizer(text, n_vocab=vocabulary.size, eos_token=list(vocabulary.end_token_ids))
-    # Whatever the library finds wrong with the file.
-    except Exception as error:
+    # Whatever the libraries find wrong with the file.
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise RequestError(
-            f"structured outputs cannot use {path}: {_first_line(str(error))}", "structured_outputs"
+            f"structured outputs cannot use {path}: {first_line(str(error))}", "structured_outputs"
         ) from error

@@ -6,14 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 from jaxllm.errors import RequestError, quoted, shortened
+from jaxllm.structured.gbnf.lark import lark_of_gbnf
 from jaxllm.structured.params import StructuredOutputsParams
 
 WHITESPACE = r"( |\n {0,24})"
 """Between the tokens of JSON, at most once: a space, or a line break and an indentation. Bounded, as small models
 like to go on with spaces until they run out of tokens."""
+
+_VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas."""
+_FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+"""What llguidance makes a string follow."""
 
 IsSpecial = Callable[[str], bool]
 """Whether a text is one special token."""
@@ -37,8 +43,7 @@ def _of_object(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
 
 
 def _of_schema(schema: Any, form: StructuredOutputsParams) -> str:
-    if form.disable_additional_properties:
-        schema = _closed(schema)
+    schema = _readable(schema, form)
     options: Any = {**_whitespace(form), "lenient": False}
     made: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     return made
@@ -51,19 +56,24 @@ def _whitespace(form: StructuredOutputsParams) -> dict[str, Any]:
     return {"whitespace_flexible": True, "whitespace_pattern": form.whitespace_pattern or WHITESPACE}
 
 
-def _closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` wherever it names properties and does not say otherwise."""
+def _readable(schema: Any, form: StructuredOutputsParams) -> Any:
+    """The schema as llguidance is to read it.
+
+    A format that it does not know says nothing, as JSON Schema has it. If so asked for, objects have no properties but
+    those that are named, wherever some are named and nothing is said of others.
+    """
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [_readable(item, form) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {
-        name: value if name in ("const", "enum", "default", "examples") else _closed(value)
+    read = {
+        name: value if name in _VALUES else _readable(value, form)
         for name, value in schema.items()
+        if name != "format" or not isinstance(value, str) or value in _FORMATS
     }
-    if isinstance(closed.get("properties"), dict):
-        closed.setdefault("additionalProperties", False)
-    return closed
+    if form.disable_additional_properties and isinstance(read.get("properties"), dict):
+        read.setdefault("additionalProperties", False)
+    return read
 
 
 def _of_regex(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
@@ -84,11 +94,12 @@ def _of_grammar(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     assert form.grammar is not None
     if form.grammar.lstrip().startswith("{"):
         raise RequestError("grammar: must be in Lark's form or in GBNF, not JSON", "grammar")
-    try:
-        lark = any_to_lark(form.grammar)
-    # The converter has no type of its own for what it cannot read.
-    except Exception as error:  # noqa: BLE001
-        raise RequestError(f"grammar: cannot be read as GBNF: {shortened(error)}", "grammar") from None
+    lark = form.grammar
+    if not is_lark_syntax(lark):
+        try:
+            lark = lark_of_gbnf(lark)
+        except ValueError as error:
+            raise RequestError(f"grammar: cannot be read as GBNF: {shortened(error)}", "grammar") from None
     made: str = llguidance.LLMatcher.grammar_from_lark(lark)
     return made
 
@@ -109,8 +120,7 @@ def _of_tag(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
 
 def _inner(schema: Any, form: StructuredOutputsParams) -> dict[str, Any]:
     """A schema inside a larger grammar: options travel with it."""
-    schema = _closed(schema) if form.disable_additional_properties else schema
-    return {**schema, "x-guidance": _whitespace(form)}
+    return {**_readable(schema, form), "x-guidance": _whitespace(form)}
 
 
 def _tag_parts(tag: Any) -> tuple[list[tuple[str, dict[str, Any], str]], list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.other_formats import STATE_FILE, advice_for_names, advice_for_other_weights
+from jaxllm.models.checkpoint.other_formats import STATE_FILE, advice_for_names, advice_for_other_weights, is_gguf
 from jaxllm.models.checkpoint.overrides import overridden
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
@@ -103,21 +103,27 @@ def resolve(
     """
     if model == DEMO:
         return Path(__file__).parent.parent / DEMO
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
+    shown = model[:200]
+    try:
+        folder = Path(model).expanduser()
+        is_folder, is_there = folder.is_dir(), folder.exists()
+    # A name that is too long, or another user's home that is not there.
+    except (OSError, RuntimeError):
+        raise ModelError(f"model {shown!r}: there is no such folder, and no such model on the hub") from None
+    if model and is_folder:
         return _with_config(folder)
-    if model and folder.exists():
-        if folder.suffix == ".gguf":
+    if model and is_there:
+        if is_gguf(folder):
             return _of_gguf(folder)
-        raise ModelError(f"model {model!r} is a file; give the folder that holds config.json and the weights")
+        raise ModelError(f"model {shown!r} is a file; give the folder that holds config.json and the weights")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model or not model:
-        raise ModelError(f"model {model!r}: there is no such folder")
+        raise ModelError(f"model {shown!r}: there is no such folder")
     return _from_hub(model, revision, download_dir, token, weights)
 
 
 def _with_config(folder: Path) -> Path:
     """The folder, or what stands for the one GGUF file in it."""
-    if (folder / "config.json").exists() or not any(folder.glob("*.gguf")):
+    if (folder / "config.json").exists() or not any(map(is_gguf, folder.glob("*"))):
         return folder
     from jaxllm.models.checkpoint.weight_files import gguf_files
 
@@ -150,14 +156,13 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
             f"{folder}: config.json is not there, so this is not a model folder{advice_for_other_weights(folder)}"
         )
     file = config_file(folder, overrides)
-    architectures = file.texts("architectures")
-    if not architectures:
-        raise file.wrong("architectures", "a list with the name of the model class")
     # Here, because models load JAX, which finding a folder (all that a server's own process does) has no need of.
     from jaxllm.models.families import registry
+    from jaxllm.models.families.naming import architecture_of
 
-    family = registry.lookup(architectures[0])
-    config = family.read_config(file, architectures[0])
+    architecture = architecture_of(file)
+    family = registry.lookup(architecture)
+    config = family.read_config(file, architecture)
     # The latter is what compressed-tensors once wrote.
     section = file.section("quantization_config") or file.section("compression_config")
     if section is not None:
@@ -251,7 +256,7 @@ def _from_hub(model: str, revision: str | None, download_dir: str | None, token:
     except Exception as error:  # noqa: BLE001 - the client's transport, and with it the type, changed with every version
         reason = f"downloading it from the hub failed: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
     where = f" (revision {revision})" if revision else ""
-    raise ModelError(f"model {model!r}{where}: there is no such local folder, and {reason}")
+    raise ModelError(f"model {model[:200]!r}{where}: there is no such local folder, and {reason}")
 
 
 def _check_listing(model: str, revision: str | None, token: str | None) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+GGUF = ".gguf"
 NO_GGUF = "give one GGUF file, downloaded to a local folder, by its path"
 STATE_FILE = "sharded_state.json"
 """Says of a folder that it has an engine's parameters as they lay on its devices."""
@@ -16,6 +17,11 @@ NO_PICKLES = (
 )
 
 
+def is_gguf(name: str | Path) -> bool:
+    """Whether a file is called as GGUF files are, in small letters or in capitals."""
+    return str(name).lower().endswith(GGUF)
+
+
 def advice_for_other_weights(folder: Path) -> str:
     """What to do about the weights in `folder`, as the end of a message; empty if there are none."""
     return advice_for_names(file.name for file in folder.glob("*"))
@@ -26,12 +32,12 @@ def advice_for_names(files: Iterable[str]) -> str:
     files = list(files)
     if STATE_FILE in files:
         return " (found a saved state): read it with load_format='sharded_state' (--load-format sharded_state)"
-    names = sorted(name for name in files if name.endswith(OTHER_WEIGHTS))
+    names = sorted(name for name in files if name.lower().endswith(OTHER_WEIGHTS))
     if not names:
         return ""
     found = f" (found {', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-    if all(name.endswith(".gguf") for name in names):
+    if all(is_gguf(name) for name in names):
         return f"{found}: {NO_GGUF}"
-    if all(name.endswith((".safetensors", ".gguf")) for name in names):
+    if all(name.lower().endswith((".safetensors", GGUF)) for name in names):
         return f"{found}: a single file is called model.safetensors, and several need the index they came with"
     return f"{found}: {NO_PICKLES}"

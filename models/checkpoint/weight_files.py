@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.other_formats import advice_for_other_weights
+from jaxllm.models.checkpoint.other_formats import advice_for_other_weights, is_gguf
 from jaxllm.models.checkpoint.safetensors_file import Tensor, read_header
 from jaxllm.models.errors import ModelError
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TORCH_FILE, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-GGUF_FILES = "*.gguf"
 
 
 def checkpoint_files(folder: Path, load_format: str = "auto") -> list[Path]:
@@ -36,7 +35,7 @@ def checkpoint_files(folder: Path, load_format: str = "auto") -> list[Path]:
 
 def gguf_files(folder: Path) -> list[Path]:
     """The one GGUF file of a folder, or its parts. Raises `ModelError` for several files."""
-    found = sorted(folder.glob(GGUF_FILES))
+    found = sorted(path for path in folder.glob("*") if is_gguf(path))
     if not found:
         return []
     from jaxllm.models.quantization.gguf.folder import parts_of
@@ -57,12 +56,20 @@ def _indexed(folder: Path, index: ConfigFile) -> list[Path]:
     names = sorted({where.text(key) for key in where.values})
     for name in names:
         if Path(name).name != name or "\\" in name:
-            raise ModelError(f"{index.source}: {name!r} is not the name of a file beside it")
-    lost = [name for name in names if not (folder / name).is_file()]
+            raise ModelError(f"{index.source}: {name[:200]!r} is not the name of a file beside it")
+    lost = [name[:200] for name in names if not _is_file(folder / name)]
     if lost:
         some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise ModelError(f"{index.source}: {len(lost)} of {len(names)} files are missing: {some}")
     return [folder / name for name in names]
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have, as it is too long, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def read_tensors(path: Path) -> list[Tensor]:
@@ -78,7 +85,7 @@ def read_tensors(path: Path) -> list[Tensor]:
 def tensors_in(folder: Path, load_format: str = "auto") -> list[Tensor]:
     """All tensors of a checkpoint. Raises `ModelError`."""
     files = checkpoint_files(folder, load_format)
-    if files[0].suffix == ".gguf":
+    if is_gguf(files[0]):
         # Parts of such a file mean something only together.
         from jaxllm.models.quantization.gguf.widened import widened_tensors
 

@@ -111,15 +111,16 @@ def _with_heads(
     heads = [options["num_kv_heads"], options["head_size"]]
     whole = list(heads)
     each = file.section("per_layer_config")
-    if each is None:
+    if not file.has("per_layer_config"):
         whole[1] = file.integer("global_head_dim", 512)
         given = file.optional_integer("num_global_key_value_heads")
         if given is not None and file.boolean("attention_k_eq_v", True):
             whole[0] = given
         own = [whole if kind == FULL else heads for kind in types]
     else:
-        # As transformers 5 writes it.
+        # As transformers 5 writes it: layers that are as the file says of all are not in it.
         file.ignore("global_head_dim", "num_global_key_value_heads")
+        each = each or ConfigFile({}, file.source)
         sections = [each.section(str(number)) or ConfigFile({}) for number in range(len(layers))]
         own = [
             [section.integer("num_key_value_heads", heads[0]), section.integer("head_dim", heads[1])]

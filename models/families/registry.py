@@ -12,6 +12,9 @@ from jaxllm.models.families.uses import token_classifier
 ENTRY_POINTS = "jaxllm.models"
 """Installed packages announce models under this entry point group: `Architecture = "package.module:FAMILY"`."""
 
+_LONGEST = 200
+"""Characters of a name that an error quotes."""
+
 _USES = (
     "ForCausalLM",
     "LMHeadModel",
@@ -257,21 +260,23 @@ def families() -> dict[str, Family]:
 
 def known_families() -> list[str]:
     """What is before the use in the names of `known_architectures`: Llama, Qwen3, ..."""
-    return sorted({_split(name)[0] for name in known_architectures()}, key=str.lower)
+    return sorted({split(name)[0] for name in known_architectures()}, key=str.lower)
 
 
-def _split(architecture: str) -> tuple[str, str]:
-    """Family and use: ("Llama", "ForCausalLM")."""
+def split(architecture: str) -> tuple[str, str]:
+    """Family and use of an architecture: ("Llama", "ForCausalLM")."""
     use = next((use for use in _USES if architecture.endswith(use) and architecture != use), "")
     return architecture.removesuffix(use), use
 
 
 def _unknown(architecture: str) -> str:
     """Why a name is not known, and what is."""
-    family, _ = _split(architecture)
+    if len(architecture) > _LONGEST:
+        return f"unknown architecture {architecture[:_LONGEST]!r}...: `jaxllm models` lists all"
+    family, _ = split(architecture)
     families = known_families()
     if family in families:
-        known = [name for name in known_architectures() if _split(name)[0] == family]
+        known = [name for name in known_architectures() if split(name)[0] == family]
         return f"unknown architecture {architecture!r}: of {family} there are {', '.join(known)}"
     # Neighbours in name only, such as Qwen3 for Qwen3Moe, are different models: they are not offered in its place.
     nearest = get_close_matches(architecture, known_architectures(), n=3)

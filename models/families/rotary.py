@@ -29,6 +29,8 @@ def read_rope(file: ConfigFile, rope: ConfigFile | None = None, *, interleaved: 
         raise ModelError(f"{rope.source}: unsupported rope_theta={theta}")
     positions = file.integer("max_position_embeddings")
     file.ignore("original_max_position_embeddings")
+    # Ministral 3's defaults repeat it here, where nothing reads it.
+    rope.ignore("max_position_embeddings")
     options: dict[str, Any] = {"kind": kind, "theta": theta, "trained_length": positions, "interleaved": interleaved}
     if kind != "proportional":
         options |= _rotary_size(file, rope)

@@ -13,7 +13,12 @@ from jaxllm.models.norm_plan import NormPlan
 def read_config(file: ConfigFile, architecture: str) -> ModelConfig:
     """StableLM's configuration."""
     ids = {"bos_token_id": 0, "eos_token_id": 0}
-    file = file.reading(**ids, num_key_value_heads=32, max_position_embeddings=4096, partial_rotary_factor=0.25)
+    # What the authors' own code calls them.
+    names = {"layer_norm_eps": "norm_eps", "partial_rotary_factor": "rope_pct"}
+    sizes = {"num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
+    file = file.reading(names, **ids, **sizes)
+    file.ignore("num_heads")
+    file.expect(rotary_scaling_factor=1.0)
     norm = NormPlan(kind="layer", eps=file.number("layer_norm_eps", 1e-5), bias=True)
     parallel, options = file.boolean("use_parallel_residual", False), read_llama(file)
     options["layers"] = tuple(

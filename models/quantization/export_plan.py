@@ -12,6 +12,7 @@ from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
 from jaxllm.models.checkpoint.matching import matching_tensors, new_name
+from jaxllm.models.checkpoint.other_formats import is_gguf
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.safetensors_writer import Entry
 from jaxllm.models.checkpoint.slots import Slot, Slots, Specs, checkpoint_slots
@@ -94,7 +95,7 @@ def plan_export(folder: Path, method: str) -> ExportPlan:
     slots, specs = _places(config, family, method)
     _check(folder, config, family, specs, slots)
     tensors = tensors_in(folder)
-    if any(tensor.path.suffix == ".gguf" for tensor in tensors):
+    if any(is_gguf(tensor.path) for tensor in tensors):
         raise ModelError(f"{folder}: GGUF files are not copied; give the checkpoint that they were made from")
     found = {new_name(tensor.name, family.renamed): tensor for tensor in tensors}
     meant = [name for name, own in slots.items() if any(specs[slot.path].matrix is not None for slot in own)]

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, nearest
+from jaxllm.serving.cli.system_limits import exhausted
 from jaxllm.version import __version__
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 success; 1 the engine failed; 2 a wrong argument, option or request, or one that does not fit; 130 interrupted.
     Other exceptions are bugs and keep their traceback.
     """
+    open_standard_streams()
     try:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         # Here, not at interpreter exit, so that a closed pipe is noticed where it can be handled.
@@ -98,6 +100,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader went away (`| head`). Point stdout elsewhere, or Python complains again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (OSError, MemoryError, RuntimeError) as error:
+        told = exhausted(error)
+        if told is None:
+            raise
+        return _fail(told, 1)
+
+
+def open_standard_streams() -> None:
+    """Open those of the standard input, output and error that are closed, on nothing.
+
+    Otherwise the next file that is opened takes the number, and libraries write their messages into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free.
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _fail(error: Exception, code: int) -> int:

@@ -1,10 +1,13 @@
 """Errors as HTTP sees them. No other module knows a status code of an error."""
 
+import errno
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from typing import Final
 
 from starlette.exceptions import HTTPException
 
@@ -40,6 +43,7 @@ _EXTRA_ARGS = "vllm_xargs"
 DOCUMENTED = {
     400: "The request is wrong; param names the field.",
     401: "The key is missing or wrong.",
+    403: "The route is for the operator's key.",
     404: "There is no such model, or no such response.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
@@ -119,6 +123,16 @@ def wrong_key(*, given: bool) -> HttpError:
     )
 
 
+def not_operator(path: str) -> HttpError:
+    """The key is a client's, and the route is for who runs the server."""
+    return HttpError(
+        403,
+        f"{path} is for the operator's key: one of --api-key where clients have theirs in --api-key-file, one of a "
+        "client with 'operator: true' in that file, or the only key there is",
+        code="operator_only",
+    )
+
+
 def body_too_large(limit: int, flag: str) -> HttpError:
     """The body has more bytes than the server takes; `flag` sets the limit."""
     message = f"the body is too large: at most {limit} bytes are allowed ({flag})"
@@ -193,8 +207,29 @@ def describe(error: Exception, request_id: str) -> HttpError:
             return HttpError(503, str(error), code="engine_unavailable", headers=headers)
         case EngineError():
             return HttpError(503, str(error), code="engine_unavailable")
+    disk = disk_problem(error)
+    if disk is not None:
+        logger.warning("request %s: %s", request_id, disk, extra={"request_id": request_id})
+        return HttpError(503, disk, code="storage_unavailable", headers={"Retry-After": "60"})
     logger.error("internal error in request %s", request_id, exc_info=error, extra={"request_id": request_id})
     return HttpError(500, fault_message(request_id), code="internal_error")
+
+
+_DISK: Final = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE,
+     errno.EACCES, errno.EPERM)
+)  # fmt: skip
+"""What the system says of a disk that is full, over its quota, broken or not to be written."""
+
+
+def disk_problem(error: BaseException) -> str | None:
+    """What to tell of an error that comes from the disk, without the file's name; None for any other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _DISK:
+            return f"the server cannot store or read files now: {os.strerror(cause.errno or 0)}; try again later"
+        cause = cause.__cause__
+    return None
 
 
 def _wrong_request(error: RequestError) -> HttpError:

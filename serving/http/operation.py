@@ -19,8 +19,9 @@ from starlette.routing import Route
 from jaxllm.errors import nearest
 from jaxllm.serving.http.body.ignored_fields import IGNORED, IGNORED_HEADER
 from jaxllm.serving.http.error_form import OPENAI_ERRORS, ErrorForm
-from jaxllm.serving.http.errors import CLIENT_GONE, HttpError, describe, routing_error, wrong_runner
+from jaxllm.serving.http.errors import CLIENT_GONE, HttpError, describe, not_operator, routing_error, wrong_runner
 from jaxllm.serving.http.state import server_of
+from jaxllm.serving.tenancy.access import is_operator
 
 REJECTED = "jaxllm.rejected"
 """In the scope of a request that was not taken for now: why."""
@@ -39,6 +40,7 @@ class Operation:
     `errors` is the form of errors here, and of unknown paths below. `public` operations need no key. Requests of a
     batch may go to `batch` operations. Some are for a server whose model generates, or pools, as `runner` says. With
     `upload`, the body is a form with a file. `refusable` ones may be answered with status 400 though they have no body.
+    `operator` ones concern other clients: where there are keys, they need the operator's.
     `name` tells operations of the same handler apart.
     """
 
@@ -57,6 +59,7 @@ class Operation:
     batch: bool = False
     upload: bool = False
     refusable: bool = False
+    operator: bool = False
     runner: Literal["generate", "pooling"] | None = None
     name: str = ""
 
@@ -68,7 +71,9 @@ class Operation:
 
     @property
     def checked_handler(self) -> Handler:
-        """The handler, behind a check that the model is of the right kind."""
+        """The handler, behind checks of the key, and that the model is of the right kind."""
+        if self.operator:
+            return _for_operator(self.handler)
         return self.handler if self.runner is None else _for_runner(self.handler, self.runner)
 
     @property
@@ -85,6 +90,17 @@ def operations_of(app: Starlette) -> tuple[Operation, ...]:
 def batch_urls(operations: Sequence[Operation]) -> tuple[str, ...]:
     """Paths that requests of a batch may go to."""
     return tuple(each.path for each in operations if each.batch)
+
+
+def _for_operator(handler: Handler) -> Handler:
+    """A handler that answers with an error where the key is a client's."""
+
+    async def check(request: Request) -> Response:
+        if not is_operator(request.scope):
+            raise not_operator(request.url.path)
+        return await handler(request)
+
+    return check
 
 
 def _for_runner(handler: Handler, runner: Literal["generate", "pooling"]) -> Handler:

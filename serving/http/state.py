@@ -10,7 +10,7 @@ from jaxllm.serving.http.body.base import Ignored
 from jaxllm.serving.http.body.ignored_fields import FieldPolicy
 from jaxllm.serving.http.body.read import Bodies
 from jaxllm.serving.http.limits import AdmissionLimits, JsonLimits
-from jaxllm.serving.llm.async_llm import AsyncLLM
+from jaxllm.serving.llm.async_llm import AsyncLLM, RunText
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.registry import ReplyFormats
 from jaxllm.serving.telemetry.metrics import Metrics
@@ -63,7 +63,8 @@ class ServerState:
         self.limits = AdmissionLimits.of(info, self.llm.config, options)
         self.access = Access.of(options)
         self.chat_template = "" if template is None else template.text
-        self.replies = ReplyFormats.of(options, self.chat_template)
+        render = None if template is None else template.render
+        self.replies = ReplyFormats.of(options, self.chat_template, render)
         identity = (
             f"{__version__} {info.model} {info.dtype} {info.kv_cache_dtype} {info.device_kind} {info.num_devices}"
         )
@@ -85,6 +86,10 @@ class ServerState:
         if self._token_bytes is None:
             raise errors.no_tokenizer()
         return self._token_bytes
+
+    def run_text_of(self, chat_template: str | None) -> RunText:
+        """What runs the work on a request's text: requests that bring a template wait for each other alone."""
+        return self.llm.run_text if chat_template is None else self.llm.run_with_template
 
     def check_accepting(self) -> None:
         """Raise an error of status 503 when nothing new is taken."""

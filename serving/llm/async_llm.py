@@ -38,10 +38,12 @@ from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.output_processor import OutputProcessor
 from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt
+from jaxllm.serving.text.templates.sandbox import TemplateSandbox
 from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.canary.checker import CanaryChecker
 
 TEXT_THREADS = 2
+TEMPLATE_THREADS = 2
 """Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""
 CANARY_SECONDS = 1.0
 """After the engine is ready, the process that tries grammars is started, if no grammar has come before."""
@@ -80,6 +82,11 @@ class AsyncLLM(AsyncControl):
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "text")
         self.run_text: RunText = partial(self._loop.run_in_executor, self._text_threads)
         """Runs work on text in a thread of its own kind, so that it delays nobody's stream."""
+        self._template_threads = ThreadPoolExecutor(TEMPLATE_THREADS, "template")
+        self.run_with_template: RunText = partial(self._loop.run_in_executor, self._template_threads)
+        """`run_text` for work that renders a template of a request, which may take long."""
+        self.templates = TemplateSandbox()
+        """Renders such templates."""
         self.inputs: InputProcessor | PoolingInputs
         """Makes requests of prompts; safe to use from several threads."""
         self._forms: CanaryChecker | None = None
@@ -349,6 +356,9 @@ class AsyncLLM(AsyncControl):
     def _close_text(self) -> None:
         if self._canary_start is not None:
             self._canary_start.cancel()
-        self._text_threads.shutdown(wait=False)
+        self.templates.close()
+        for threads in (self._text_threads, self._template_threads):
+            # The interpreter waits for what is left in them.
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._forms is not None:
             self._forms.close()

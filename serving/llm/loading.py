@@ -15,7 +15,9 @@ from jaxllm.model_files import model_folder, tokenizer_folder
 from jaxllm.models.errors import ModelError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
-from jaxllm.serving.text.tokenizer import Tokenizer, check_files
+from jaxllm.serving.text.library import failing_as
+from jaxllm.serving.text.loading import ADVICE, check_files
+from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.backend import Vocabulary
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def default_params(options: ModelOptions, folder: Path) -> SamplingParams:
         case "vllm":
             found = SamplingParams()
         case name:
-            if not (Path(name) / "generation_config.json").is_file():
+            if not _is_file(Path(name) / "generation_config.json"):
                 raise ConfigError(
                     f"generation_config={name!r}: 'auto', 'vllm', or a folder with generation_config.json"
                 )
@@ -49,6 +51,14 @@ def default_params(options: ModelOptions, folder: Path) -> SamplingParams:
         return msgspec.structs.replace(found, **_ours(given))
     except (AttributeError, TypeError, RequestError) as error:
         raise ConfigError(f"override_generation_config={dict(given)!r}: {error}") from error
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _ours(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +126,8 @@ def load_tokenizer(options: ModelOptions) -> Tokenizer:
 def load_tokenizer_for_server(options: ModelOptions) -> Tokenizer:
     """`load_tokenizer`, with all that takes long made: later, every stream would wait for it."""
     tokenizer = load_tokenizer(options)
-    assert tokenizer.control.backend is not None
+    with failing_as(lambda reason: ConfigError(f"cannot use the tokenizer of {options.model!r}: {reason}; {ADVICE}")):
+        assert tokenizer.control.backend is not None
     prepare_templates(tokenizer)
     return tokenizer
 

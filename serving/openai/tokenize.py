@@ -28,7 +28,8 @@ async def tokenize(request: Request) -> Response:
     model_name(server, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
-    return Response(await server.llm.run_text(_tokenized, server, body), media_type="application/json")
+    run = server.run_text_of(body.chat_template)
+    return Response(await run(_tokenized, server, body), media_type="application/json")
 
 
 def _tokenized(server: ServerState, body: TokenizeRequest) -> bytes:

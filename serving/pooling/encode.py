@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.text.tokenizer import Tokenizer, check_text
+from jaxllm.serving.text.tokenizer import Tokenizer, check_text, failing_on_text
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ def encode(
     """
     # Pairs are never conversations.
     backend, plain = tokenizer.encoder(cast("Sequence[str]", texts))
-    encodings = backend.encode_batch(plain, add_special_tokens=add_special_tokens)
+    with failing_on_text():
+        encodings = backend.encode_batch(plain, add_special_tokens=add_special_tokens)
     for index, (text, limit) in enumerate(zip(plain, limits, strict=True)):
         if limit is not None and len(encodings[index].ids) > limit:
             side = "left" if sides is not None and sides[index] == "left" else "right"
@@ -45,7 +46,8 @@ def shorten(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> list[str]:
     for text in texts:
         check_text(text)
     backend: Any = tokenizer.hf.backend_tokenizer
-    encodings = backend.encode_batch(list(texts), add_special_tokens=False)
+    with failing_on_text():
+        encodings = backend.encode_batch(list(texts), add_special_tokens=False)
     return [
         text if len(each.ids) <= most else text[: each.offsets[most - 1][1]]
         for text, each in zip(texts, encodings, strict=True)

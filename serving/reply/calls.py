@@ -1,11 +1,10 @@
-"""The calls of one reply, and calls written as JSON objects, which many families share."""
+"""The calls of one reply, and text in which tags begin them."""
 
 import json
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.parts import ContentDelta, ReplyPart, ToolCallArguments, ToolCallStart
@@ -18,23 +17,6 @@ NAME = re.compile(r"[\w.\-]*")
 """Characters of functions' names."""
 
 
-@dataclass(frozen=True)
-class CallKeys:
-    """The keys of a call that is an object of JSON."""
-
-    name: str = "name"
-    arguments: tuple[str, ...] = ("arguments", "parameters")
-    id: str = "id"
-    others: tuple[str, ...] = ("type",)
-
-    def __contains__(self, key: str | None) -> bool:
-        return key in (self.name, *self.arguments, self.id, *self.others)
-
-
-CALL_KEYS: Final = CallKeys()
-"""As OpenAI calls them, and nearly everybody."""
-
-
 class Calls:
     """Counts the calls of a reply, and names them."""
 
@@ -45,6 +27,13 @@ class Calls:
         """
         self.schemas = schemas
         self.enabled = enabled
+        self.openings: tuple[str, ...] = ()
+        """Tags that begin calls and nothing else, so that reasoning ends there."""
+        self.begun: Callable[[Source, tuple[str, ...]], Parsing[bool]] | None = None
+        """Reads all the rest of a reply if a call begins there; False, and nothing is read: there is none.
+
+        It is told what ends the reasoning, which is markup then.
+        """
         self._new_id = new_id
         self._ids = set[str]()
         self._count = 0
@@ -62,140 +51,23 @@ class Calls:
         return ToolCallArguments(self._count - 1, text)
 
 
-def json_call(
-    source: Source, calls: Calls, *, needs_arguments: bool = False, keys: CallKeys = CALL_KEYS
-) -> Parsing[bool]:
-    """Read a call such as `{"name": "add", "arguments": {"a": 1}}`; False, and nothing is read: this is none.
-
-    Arguments come as they are written, from the moment when name and opening brace are known. The key `parameters` is
-    another name of `arguments`, which may be missing unless `needs_arguments`, and be a text that holds JSON; `id` and
-    `type` may come too. In another order than name, arguments, the call comes when it is complete.
-    """
-    start = source.at
-    if (yield from _JsonCall(source, calls, keys, needs_arguments=needs_arguments).read()):
-        return True
-    source.back(start)
-    return False
-
-
-class _JsonCall:
-    """Reads one call."""
-
-    def __init__(self, source: Source, calls: Calls, keys: CallKeys, *, needs_arguments: bool) -> None:
-        self._source = source
-        self._calls = calls
-        self._keys = keys
-        self._needs_arguments = needs_arguments
-        self._name: str | None = None
-        self._id: str | None = None
-        self._arguments: str | None = None
-        self._started = False
-
-    def read(self) -> Parsing[bool]:
-        source = self._source
-        if not (yield from source.match("{")):
-            return False
-        while True:
-            # When the call has begun, what is wrong behind its arguments changes nothing.
-            yield from source.skip()
-            key = yield from source.json_string()
-            if key not in self._keys and not self._started:
-                return False
-            yield from source.skip()
-            if key is None or not (yield from source.match(":")):
-                return self._started
-            yield from source.skip()
-            if not (yield from self._value(key)):
-                return self._started
-            yield from source.skip()
-            if not (yield from source.match(",")):
-                break
-        if not (yield from source.match("}")):
-            return self._started
-        return (yield from self._complete())
-
-    def _value(self, key: str) -> Parsing[bool]:
-        source = self._source
-        if key == self._keys.name and self._name is None:
-            self._name = yield from source.json_string()
-            return bool(self._name)
-        if key in self._keys.arguments and self._arguments is None and not self._started:
-            if self._name is not None and (yield from source.peek()) == "{":
-                self._started = True
-                yield self._calls.start(self._name, self._id)
-                return (yield from source.json_value(self._calls.arguments))
-            self._arguments = yield from self._held_arguments()
-            return self._arguments is not None
-        start = source.at
-        whole = (self._started or key in (self._keys.id, *self._keys.others)) and (yield from source.json_value())
-        if key == self._keys.id and whole:
-            self._id = source.text[start : source.at].strip('"')
-        return whole
-
-    def _held_arguments(self) -> Parsing[str | None]:
-        """Arguments as text that is an object of JSON, where it can be read so."""
-        source, start = self._source, self._source.at
-        if (yield from source.peek()) == '"':
-            text = yield from source.json_string()
-            return text if text is not None and is_object(text) else None
-        whole = yield from source.json_value()
-        text = source.text[start : source.at]
-        return text if whole and (text.startswith("{") or text == "null") else None
-
-    def _complete(self) -> Parsing[bool]:
-        if self._started:
-            return True
-        if self._name is None or (self._arguments is None and self._needs_arguments):
-            return False
-        yield self._calls.start(self._name, self._id)
-        yield self._calls.arguments("{}" if self._arguments in (None, "null") else self._arguments or "")
-        return True
-
-
-def is_object(text: str) -> bool:
-    """Whether this is an object of JSON."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def json_calls(
-    source: Source, calls: Calls, keys: CallKeys = CALL_KEYS, *, needs_arguments: bool = False
-) -> Parsing[bool]:
-    """Read a list of calls, or a single one; False, and nothing is read: the first is none.
-
-    What comes where a further call was expected is left to be read.
-    """
-    start = source.at
-    yield from source.skip()
-    listed = yield from source.match("[")
-    yield from source.skip()
-    if not (yield from json_call(source, calls, needs_arguments=needs_arguments, keys=keys)):
-        source.back(start)
-        return False
-    while listed:
-        yield from source.skip()
-        following = yield from source.match(",", "]")
-        if following != ",":
-            break
-        yield from source.skip()
-        if not (yield from json_call(source, calls, keys=keys)):
-            break
-    return True
-
-
 def tagged_calls(
-    source: Source, begins: Sequence[str], read: Callable[[str], Parsing[bool]], ends: Sequence[str] = ()
+    source: Source,
+    begins: Sequence[str],
+    read: Callable[[str], Parsing[bool]],
+    ends: Sequence[str] = (),
+    stray: Sequence[str] = (),
+    before: Sequence[str] = (),
 ) -> Parsing[None]:
     """Read text in which certain tags begin calls, to its end.
 
     `read` is called with the tag and reads what is behind it; where it returns False, having read nothing, the tag is
     content. One of `ends` behind calls is dropped, and space around them but between one text and another; so is what
-    the source says is markup.
+    the source says is markup. `before` are content behind which calls may come. Once a call was read, tags are markup
+    wherever they stand, and `stray` ones too.
     """
-    spoken = False
-    every = (*begins, *(tag for tag in source.dropped if tag not in begins))
+    spoken = called = False
+    markup = [tag for tag in (*ends, *stray) if tag not in begins and not any(one.startswith(tag) for one in begins)]
 
     def content(text: str) -> ContentDelta:
         nonlocal spoken
@@ -204,17 +76,25 @@ def tagged_calls(
 
     make: Callable[[str], ReplyPart] = content
     while True:
-        marker, space = yield from source.until(() if source.tired else every, make)
+        # Reasoning may have ended in a call, behind which its end is markup.
+        dropped = (*source.dropped, *markup) if called else source.dropped
+        every = tuple(dict.fromkeys((*begins, *before, *dropped)))
+        marker, space = yield from source.until(dropped if source.tired else every, make)
         if marker is None:
             return
-        is_call = marker in begins and (yield from read(marker))
+        if marker in before and marker not in dropped:
+            yield content(space + marker)
+            space = marker = ""
+        is_call = marker in ("", *begins) and (yield from read(marker))
         if is_call:
+            called = True
             yield from close(source, ends)
-        if is_call or marker in source.dropped:
+        if is_call or marker in dropped or (called and marker.startswith(("<", "["))):
             space = yield from source.skip()
             make = behind(space, content) if spoken else content
         else:
-            yield content(space + marker)
+            if marker:
+                yield content(space + marker)
             make = content
 
 

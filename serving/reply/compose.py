@@ -41,6 +41,9 @@ def make_parser(
         return PlainParser()
     ids = new_id or (new_call_id if tools is None else tools.new_id)
     calls = Calls(schemas or {}, ids, enabled=tools is not None)
+    if tools is not None:
+        calls.openings = tuple(getattr(tools, "begins", ()))
+        calls.begun = lambda source, ends: _calls_begin(source, tools.parse(source, calls), ends)
     left_out = (ReasoningDelta,) * (not include_reasoning) + (ContentDelta,) * (not include_content)
 
     def parse(source: Source) -> Parsing[None]:
@@ -60,6 +63,26 @@ def make_parser(
                 yield part
 
     return SourceParser(wanted)
+
+
+def _calls_begin(source: Source, parsing: Parsing[None], ends: tuple[str, ...]) -> Parsing[bool]:
+    """Read all the rest with a tool's format if a call begins here; False, and nothing is read: there is none.
+
+    `ends` are of the reasoning that the call ends; they are markup from then on.
+    """
+    start, source.held = source.at, True
+    for part in parsing:
+        if part is not None and not isinstance(part, ToolCallStart):
+            break
+        yield part
+        if part is not None:
+            source.held = False
+            source.dropped = (*source.dropped, *ends)
+            yield from parsing
+            return True
+    source.held = False
+    source.back(start)
+    return False
 
 
 def kept_tokens(token_ids: Mapping[str, int], *formats: ToolFormat | ReasoningFormat | None) -> frozenset[int]:

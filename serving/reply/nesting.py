@@ -21,21 +21,27 @@ class Nesting:
         self._quote = ""
         self._escaped = False
 
-    def scan(self, text: str, at: int, stops: str = "") -> tuple[int, str]:
-        """Go on at index `at`; returns the index behind what was taken, and the character that ended this.
+    @property
+    def quoted(self) -> bool:
+        """Whether what comes next is within a text."""
+        return bool(self._quote)
+
+    def scan(self, text: str, at: int, stops: str = "", limit: int | None = None) -> tuple[int, str]:
+        """Go on at index `at`, up to `limit`; returns the index behind what was taken, and the character that ended it.
 
         That is the bracket that closes the value, one of `stops` right inside the first bracket, or none at the end of
         the text.
         """
         outside = _pattern(self._quotes + _OPENING + _CLOSING + stops)
-        while at < len(text):
+        limit = len(text) if limit is None else limit
+        while at < limit:
             if self._escaped:
                 self._escaped = False
                 at += 1
                 continue
-            found = (_pattern("\\" + self._quote) if self._quote else outside).search(text, at)
+            found = (_pattern("\\" + self._quote) if self._quote else outside).search(text, at, limit)
             if found is None:
-                return len(text), ""
+                return limit, ""
             at = found.end()
             quoted = bool(self._quote)
             if self._take(found[0]) or (found[0] in stops and self._depth == 1 and not quoted):

@@ -27,11 +27,14 @@ class ReasoningConfig:
         """Raises `ConfigError`."""
         given = given or {}
         for name, value in given.items():
-            if name == _NOT_SERVED and value is False:
-                continue
+            if name == _NOT_SERVED:
+                if value is False:
+                    continue
+                raise ConfigError(f"reasoning_config: {name} is not supported: leave it out")
             if name not in _TEXTS:
-                hint = " is not supported: leave it out" if name == _NOT_SERVED else nearest(name, _TEXTS)
-                raise ConfigError(f"reasoning_config: {name}{hint}; it has {', '.join(_TEXTS)}")
+                raise ConfigError(
+                    f"reasoning_config: unknown name {name!r}, it has {', '.join(_TEXTS)}{nearest(name, _TEXTS)}"
+                )
             if not isinstance(value, str):
                 raise ConfigError(f"reasoning_config: {name}={value!r}: must be a text")
         return cls(*(given.get(name, "") for name in _TEXTS))

@@ -13,55 +13,12 @@ from jaxllm.errors import ConfigError, nearest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS, FormatEntry
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
+from jaxllm.serving.reply.guess import Render, format_of_calls, jinja_renderer
 from jaxllm.serving.reply.reasoning_config import NOTHING_SAID, ReasoningConfig
 
 _FORMATS = "jaxllm.serving.reply.formats"
 
 # ruff: noqa: RUF001  (DeepSeek's tokens are written with a wide bar)
-_TOOL_SIGNS: Final = (
-    ("]<]minimax[>[", "minimax_m3"),
-    ("<ifm|arg_key>", "k2_horizon"),
-    ("<tool_sep>", "hy_v3"),
-    ("<arg_key>", "glm45"),
-    ("<|tool_call>call:", "gemma4"),
-    ("<start_function_call>", "functiongemma"),
-    ("<|channel|>", "openai"),
-    ("<seed:tool_call>", "seed_oss"),
-    ("<minimax:tool_call>", "minimax_m2"),
-    ("<dots_function_call>", "dots"),
-    ("<steptml:invoke", "step3"),
-    ("<｜DSML｜ ", "deepseek_v41"),
-    ("｜DSML｜tool_calls", "deepseek_v4"),
-    ("｜DSML｜", "deepseek_v32"),
-    ("<param name=", "minicpm5"),
-    ("<function=", "qwen3_coder"),
-    ("<｜tool▁sep｜>", "deepseek_v3"),
-    ("[ARGS]", "mistral_v11"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|content_invoke_tool_json|>", "inkling"),
-    ("<|open|>tools", "kimi_k3"),
-    ("<|tool_calls_section_begin|>", "kimi_k2"),
-    ("<longcat_tool_call>", "longcat"),
-    ("<|START_ACTION|>", "cohere_command3"),
-    ("<|tools_prefix|>", "apertus"),
-    ("<|action_start|>", "internlm"),
-    ("function call<|role_sep|>", "gigachat3"),
-    ("<|function_call|>", "gigachat3"),
-    ("plamo:begin_tool_request", "plamo3"),
-    ("<|tool_call_start|>", "lfm2"),
-    ("functools[", "phi4_mini_json"),
-    ("<|tool_call|>", "granite"),
-    ("<tool_call>", "hermes"),
-    ("<tool_calls>", "jamba"),
-    ("<function_calls>", "olmo3"),
-    ("<function_call>", "granite-20b-fc"),
-    ("<|python_start|>", "pythonic"),
-    ('"parameters": dictionary of argument', "llama3_json"),
-    ("<|python_tag|>", "llama3_json"),
-    ("[func_name1(params_name1=", "pythonic"),
-)
-"""What in a chat template, or among a tokenizer's tokens, gives a format away; the first decides."""
-
 _REASONING_SIGNS: Final = (
     ("<|channel|>", "openai"),
     ("<|channel>", "gemma4"),
@@ -108,8 +65,8 @@ class ReplyFormats:
     """What ends reasoning whose budget is used up, where that is more than the mark that ends it."""
 
     @classmethod
-    def of(cls, options: ServerOptions, template: str) -> "ReplyFormats":
-        """The formats that options name or this chat template shows. Raises `ConfigError`."""
+    def of(cls, options: ServerOptions, template: str, render: Render | None = None) -> "ReplyFormats":
+        """The formats that options name or this chat template shows, which `render` renders. Raises `ConfigError`."""
         return cls.choose(
             options.tool_call_parser,
             options.reasoning_parser,
@@ -117,6 +74,7 @@ class ReplyFormats:
             tool_plugin=options.tool_parser_plugin,
             reasoning_plugin=options.reasoning_parser_plugin,
             config=ReasoningConfig.of(options.reasoning_config),
+            render=render,
         )
 
     @classmethod
@@ -129,20 +87,22 @@ class ReplyFormats:
         tool_plugin: str | None = None,
         reasoning_plugin: str | None = None,
         config: ReasoningConfig = NOTHING_SAID,
+        render: Render | None = None,
     ) -> "ReplyFormats":
         """Formats by name, or by the chat template where no name, or `auto`, is given. Raises `ConfigError`.
 
         `config` completes what is said of reasoning.
 
         Plugins are files of Python with further formats by name: `TOOL_FORMATS` and `REASONING_FORMATS`.
+        `render` renders the template.
         """
         reasoning = reasoning or config.parser or None
         more_tools = load_plugin(tool_plugin, "tool_parser_plugin", "TOOL_FORMATS")
         more_reasoning = load_plugin(reasoning_plugin, "reasoning_parser_plugin", "REASONING_FORMATS")
-        guessed = guess_tool_format(template)
-        # vLLM has one name for both of Mistral's.
-        newer = tools == "mistral" and guessed == "mistral_v11"
-        tool_name = guessed if newer or tools in (None, AUTO) else tools
+        tool_name = guess_tool_format(template, render) if tools in (None, AUTO) else tools
+        if tool_name == "mistral" and "[ARGS]" in template:
+            # vLLM has one name for both of Mistral's.
+            tool_name = "mistral_v11"
         reasoning_name = guess_reasoning_format(template) if reasoning in (None, AUTO) else reasoning
         known = None if reasoning_name is None else reasoning_format(reasoning_name, more_reasoning)
         return cls(
@@ -201,11 +161,16 @@ def _run_file(file: str, option: str) -> ModuleType:
     return module
 
 
-def guess_tool_format(template: str) -> str | None:
-    """The name of the format that a chat template shows its model; None: it shows none that is known."""
-    found = next((name for sign, name in _TOOL_SIGNS if sign in template), None)
-    # DeepSeek's newer template has the older one's tokens without its block of Markdown.
-    return "deepseek_v31" if found == "deepseek_v3" and "```json" not in template else found
+def guess_tool_format(template: str, render: Render | None = None) -> str | None:
+    """The name of the format in which a chat template writes calls; None: in none that is known.
+
+    `render` renders the template, as `guess.jinja_renderer` does without it.
+    """
+    if "tool_calls" not in template:
+        return None
+    name = guess_reasoning_format(template)
+    reasoning = None if name is None else reasoning_format(name)
+    return format_of_calls(render or jinja_renderer(template), tool_format, reasoning)
 
 
 def guess_reasoning_format(template: str) -> str | None:

@@ -24,6 +24,23 @@ def parameter_schemas(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def item_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of the items of a list, with the definitions it may refer to."""
+    items = schema.get("items")
+    shared = {name: schema[name] for name in _SHARED if name in schema}
+    return {**shared, **items} if isinstance(items, Mapping) else shared
+
+
+def parameter_types(schema: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The types of each parameter by name, and under an empty name those of parameters that have none of their own."""
+    types = {key: schema_types(each) for key, each in parameter_schemas(schema).items()}
+    others = schema.get("additionalProperties")
+    if isinstance(others, Mapping) and others:
+        shared = {name: schema[name] for name in _SHARED if name in schema}
+        types.setdefault("", schema_types({**shared, **others}))
+    return types
+
+
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that this one refers to, if it is but a reference."""
     for _ in range(_DEEPEST):

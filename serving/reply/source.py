@@ -6,13 +6,11 @@ settled; so what a format yields does not depend on how its text was cut, and re
 reading one long piece.
 """
 
-import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from jaxllm.serving.reply.nesting import Nesting
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart, ToolCallArguments
 
 T = TypeVar("T")
@@ -26,9 +24,6 @@ MOST_TRIMMED = 1024
 MOST_REREAD = 2**20
 """Characters that are read in vain at most: by far more than any reply has that is not made for it."""
 
-_IN_STRING = re.compile(r'["\\]')
-_SCALAR = re.compile(r"[-+.\w]*")
-
 
 class Source:
     """The text of one reply: what has come of it, and how far it was read.
@@ -36,7 +31,7 @@ class Source:
     A reader may go back to an `at` it has remembered, until `commit` forgets what was read.
     """
 
-    __slots__ = ("at", "dropped", "ended", "reread", "text")
+    __slots__ = ("at", "dropped", "ended", "held", "reread", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -44,12 +39,14 @@ class Source:
         self.ended = False
         self.dropped: tuple[str, ...] = ()
         """Markup around the answer that is no part of it."""
+        self.held = False
+        """Whether nothing may be forgotten, since a reader tries what comes."""
         self.reread = 0
         """Characters that were read in vain, to be read again."""
 
     def commit(self) -> None:
         """Forget what was read, when it is so much that the copy of the rest costs no more than reading it did."""
-        if self.at * 2 >= len(self.text):
+        if self.at * 2 >= len(self.text) and not self.held:
             self.text, self.at = self.text[self.at :], 0
 
     def back(self, start: int) -> None:
@@ -96,6 +93,13 @@ class Source:
                 self.at += len(found or "")
                 return found
 
+    def comes(self, *markers: str) -> Parsing[bool]:
+        """Whether one of these texts comes next, which is not read."""
+        start = self.at
+        found = yield from self.match(*markers)
+        self.at = start
+        return found is not None
+
     def run(self, pattern: re.Pattern[str]) -> Parsing[str]:
         """Read what matches a pattern of repeated characters, such as `[a-z]*`."""
         start = self.at
@@ -115,9 +119,16 @@ class Source:
         part. No marker may begin another. The marker may be read again: it is still there before `at`. Text is held
         back only while it may belong to a marker, or to what is trimmed.
         """
+        # This runs for every token: what depends on the markers alone is looked up once.
+        search, search_begun = marker_searches(tuple(markers))
         while True:
-            found = self._find(markers, self.at)
-            end = len(self.text) - self._partial(markers) if found is None else found[0]
+            text = self.text
+            found = search(text, self.at)
+            if found is not None:
+                end = found.start()
+            else:
+                begun = search_begun(text, self.at)
+                end = len(text) if begun is None else begun.start()
             piece = self.text[self.at : end]
             shown = piece[: max(len(piece.rstrip(trim)), len(piece) - MOST_TRIMMED)]
             if shown:
@@ -125,8 +136,8 @@ class Source:
             if found is not None:
                 self.at = end
                 self.commit()
-                self.at += len(found[1])
-                return found[1], piece[len(shown) :]
+                self.at += len(found[0])
+                return found[0], piece[len(shown) :]
             self.at += len(shown)
             self.commit()
             if not (yield from self.more()):
@@ -135,13 +146,24 @@ class Source:
                 self.at = len(self.text)
                 return None, ""
 
+    def pass_over(self, markers: Sequence[str]) -> Parsing[None]:
+        """Leave out what comes before one of `markers`, or all there is."""
+        most = max(map(len, markers))
+        while (found := self.find(markers, self.at)) is None:
+            self.at = max(self.at, len(self.text) - most + 1)
+            self.commit()
+            if not (yield from self.more()):
+                self.at = len(self.text)
+                return
+        self.at = found[0]
+
     def take_until(self, *markers: str) -> Parsing[tuple[str, str] | None]:
         """Read up to one of several markers and over it, holding everything back; returns the text and the marker.
 
         None, and nothing is read, when the text ends without one. No marker may begin another.
         """
         searched, most = self.at, max(map(len, markers))
-        while (found := self._find(markers, searched)) is None:
+        while (found := self.find(markers, searched)) is None:
             searched = max(self.at, len(self.text) - most + 1)
             if not (yield from self.more()):
                 self.reread += len(self.text) - self.at
@@ -150,74 +172,36 @@ class Source:
         self.at = found[0] + len(found[1])
         return text, found[1]
 
-    def _find(self, markers: Sequence[str], start: int) -> tuple[int, str] | None:
-        found = _any_of(tuple(markers)).search(self.text, start) if markers else None
+    def find(self, markers: Sequence[str], start: int) -> tuple[int, str] | None:
+        """The first of several markers from an index on, in the text that has come."""
+        found = marker_searches(tuple(markers))[0](self.text, start)
         return None if found is None else (found.start(), found[0])
 
-    def _partial(self, markers: Sequence[str]) -> int:
-        """Length of the longest end of the text that begins a marker."""
-        most = max(map(len, markers), default=0)
-        rest = self.text[max(self.at, len(self.text) - most) :]
-        longest = 0
-        for marker in markers:
-            for length in range(min(len(marker) - 1, len(rest)), longest, -1):
-                if rest.endswith(marker[:length]):
-                    longest = length
-                    break
-        return longest
 
-    # JSON
-
-    def json_string(self) -> Parsing[str | None]:
-        """Read a string of JSON; None, and anything may have been read, if there is none."""
-        start = self.at
-        if (yield from self.peek()) != '"' or not (yield from self._to_the_end_of_string()):
-            return None
-        try:
-            value = json.loads(self.text[start : self.at], strict=False)
-        except ValueError:
-            return None
-        return value if isinstance(value, str) else None
-
-    def _to_the_end_of_string(self) -> Parsing[bool]:
-        self.at += 1
-        while True:
-            found = _IN_STRING.search(self.text, self.at)
-            self.at = len(self.text) if found is None else found.end()
-            if found is not None and found[0] == '"':
-                return True
-            if found is not None and (yield from self.peek()):
-                self.at += 1
-            elif not (yield from self.more()):
-                return False
-
-    def json_value(self, make: Callable[[str], ReplyPart] | None = None) -> Parsing[bool]:
-        """Read a value of JSON by its brackets and quotes; False: the text ended in it, or there is none.
-
-        With `make`, the text of the value becomes parts as it comes. What is inside brackets is not checked.
-        """
-        opening = yield from self.peek()
-        if opening not in ("{", "["):
-            if opening == '"':
-                return (yield from self._to_the_end_of_string())
-            return bool((yield from self.run(_SCALAR)))
-        nesting, start = Nesting(), self.at
-        while True:
-            self.at, end = nesting.scan(self.text, self.at)
-            if make is not None and self.at > start:
-                yield make(self.text[start : self.at])
-                self.commit()
-                start = self.at
-            if end:
-                return True
-            if not (yield from self.more()):
-                return False
+Search: TypeAlias = Callable[[str, int], re.Match[str] | None]
+_NEVER = re.compile(r"(?!)")
 
 
-@lru_cache(maxsize=256)
-def _any_of(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """All of them in one search, which takes time for the text up to the first alone."""
-    return re.compile("|".join(map(re.escape, markers)))
+def begun_markers(markers: Sequence[str]) -> str:
+    """A regular expression for texts that begin markers and are none, the longest first."""
+    beginnings = sorted({marker[:length] for marker in markers for length in range(1, len(marker))}, key=len)
+    return "|".join(map(re.escape, reversed(beginnings))) or "(?!)"
+
+
+@lru_cache(maxsize=512)
+def marker_searches(markers: tuple[str, ...]) -> tuple[Search, Search]:
+    """Searches from an index on: for the first marker, and for the longest end of the text that begins one.
+
+    The first takes time for the text up to what it finds alone, the second for the end of the text.
+    """
+    if not markers:
+        return _NEVER.search, _NEVER.search
+    begun = re.compile(rf"(?:{begun_markers(markers)})\Z")
+    longest = max(map(len, markers)) - 1
+    return (
+        re.compile("|".join(map(re.escape, markers))).search,
+        lambda text, start: begun.search(text, max(start, len(text) - longest)),
+    )
 
 
 def behind(prefix: str, make: Callable[[str], ReplyPart]) -> Callable[[str], ReplyPart]:

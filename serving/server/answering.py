@@ -18,6 +18,7 @@ from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.server.signals import Signals, before, cancel
 from jaxllm.serving.server.upkeep import follow_certificate, follow_keys, publish_metrics
 from jaxllm.serving.server.workers.context import WorkerContext
+from jaxllm.serving.telemetry.log_format import MULTILINE
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.telemetry.shared_metrics import SharedMetrics
@@ -109,7 +110,7 @@ def _announce(state: ServerState, listener: Listener, worker: WorkerContext | No
         worker.on_listening()
         return
     urls = listener.urls(state.options.root_path)
-    _log.info("%s", banner(state.llm.info, urls, time.monotonic() - started))
+    _log.info("%s", banner(state.llm.info, urls, time.monotonic() - started), extra=MULTILINE)
     if listener.is_open and not state.access.needs_key:
         _log.warning(
             "anybody who reaches this machine may use this server: set --api-key, or listen with --host "
@@ -139,6 +140,7 @@ async def _drain(state: ServerState, stores: Stores, signals: Signals) -> None:
     await cancel(draining)
     if llm.num_unfinished:
         _log.warning("%d requests did not finish and get an error", llm.num_unfinished)
+    llm.templates.close()
     llm.fail_all("the server is shutting down")
 
 

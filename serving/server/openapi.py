@@ -126,12 +126,14 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 def _errors(operation: Operation) -> dict[str, Any]:
     """The errors that may come: all of them for requests with a body."""
     if operation.request is not None or operation.upload:
-        statuses = list(operation.errors.documented)
+        statuses = [status for status in operation.errors.documented if status != 403]
     elif operation.public:
         statuses = [500, 503]
     else:
         refusable = operation.refusable or "{response_id" in operation.path or operation.tag == "Files"
         statuses = [400] * refusable + [401, 404, 500, 503]
+    if operation.operator:
+        statuses = sorted([*statuses, 403])
     content = {"application/json": {"schema": _reference(operation.errors.body)}}
     documented = operation.errors.documented
     return {str(status): {"description": documented[status], "content": content} for status in statuses}

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -67,11 +68,15 @@ async def server_info(request: Request) -> Response:
 
 
 def _shown(config: EngineConfig) -> dict[str, dict[str, Any]]:
-    """The options by section, without secrets: those are options that the environment may give instead of a flag."""
-    secret = {"hf_token", *(item.name for _, item in option_fields() if item.metadata["option"].environment)}
-    plain = {
-        section: {name: value for name, value in options.items() if name not in secret}
-        for section, options in dataclasses.asdict(config).items()
-    }
+    """The options by section, without secrets, and without the values of maps that may hold some."""
+    options = {item.name: item.metadata["option"] for _, item in option_fields()}
+    plain: dict[str, dict[str, Any]] = {}
+    for section, values in dataclasses.asdict(config).items():
+        shown = plain.setdefault(section, {})
+        for name, value in values.items():
+            if name not in options or options[name].may_be_shown(value):
+                shown[name] = value
+            elif isinstance(value, Mapping):
+                shown[name] = dict.fromkeys(map(str, value), _NOT_SHOWN)
     found: dict[str, dict[str, Any]] = msgspec.to_builtins(plain, enc_hook=str, str_keys=True)
     return found

@@ -5,25 +5,18 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from datetime import UTC, datetime
 from typing import Any
-
-import msgspec
 
 from jaxllm.engine.stats import StepStats, together
 from jaxllm.info import EngineInfo, StageInfo
+from jaxllm.serving.telemetry.log_format import JsonFormatter, TextFormatter
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__
 
 logger = logging.getLogger(__name__)
 
-current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
-"""Whoever handles a request may set it: every line logged meanwhile says which request it is about."""
-
 # Libraries that have much to say of what concerns nobody here.
 _CHATTY = ("absl", "asyncio", "filelock", "httpcore", "httpx", "huggingface_hub", "jax", "urllib3")
-_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "color_message", "taskName"}
 
 
 def configure_logging(level: str, *, json_lines: bool) -> None:
@@ -37,7 +30,7 @@ def configure_logging(level: str, *, json_lines: bool) -> None:
     for handler in [handler for handler in root.handlers if isinstance(handler, _StderrHandler)]:
         root.removeHandler(handler)
     handler = _StderrHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if json_lines else _TextFormatter())
+    handler.setFormatter(JsonFormatter() if json_lines else TextFormatter())
     root.addHandler(handler)
     root.setLevel(number)
     for name in _CHATTY:
@@ -47,49 +40,6 @@ def configure_logging(level: str, *, json_lines: bool) -> None:
 
 class _StderrHandler(logging.StreamHandler[Any]):
     """Ours, so that configuring again replaces it and nobody else's."""
-
-
-def _request_id(record: logging.LogRecord) -> str | None:
-    return getattr(record, "request_id", None) or current_request_id.get()
-
-
-class _TextFormatter(logging.Formatter):
-    """`2026-01-31 12:00:00.000 INFO jaxllm.serving.server.server: message`, and behind it the request id."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        self.default_msec_format = "%s.%03d"
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
-        line, request_id = super().formatMessage(record), _request_id(record)
-        return line if request_id is None or request_id in line else f"{line} (request {request_id})"
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object: time (UTC), level, logger, message, then request_id, exception and `extra` where there are."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        fields: dict[str, Any] = {
-            "time": moment.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "process": record.process,
-            "message": record.getMessage(),
-        }
-        request_id = _request_id(record)
-        if request_id is not None:
-            fields["request_id"] = request_id
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        fields |= {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD | fields.keys()}
-        # What is not Unicode, such as half of a surrogate pair out of somebody's JSON, must not cost the line.
-        readable = {key: _readable(value) if isinstance(value, str) else value for key, value in fields.items()}
-        return msgspec.json.encode(readable, enc_hook=repr).decode()
-
-
-def _readable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
 
 
 class _Interval:

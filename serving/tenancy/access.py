@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,12 @@ class Access:
         return True
 
     def _take(self, file: KeyFile) -> None:
-        self._ring = KeyRing([*self._plain, *file.keys])
+        keys = [*self._plain, *file.keys]
+        # Where the clients have a file, the key beside it is the operator's; so is one that nobody shares.
+        alone = len({key.digest for key in keys}) == 1
+        plain = [replace(key, is_operator=alone or bool(file.keys)) for key in self._plain]
+        listed = [replace(key, is_operator=key.is_operator or alone) for key in file.keys]
+        self._ring = KeyRing([*listed, *plain])
         self.needs_key = len(self._ring) > 0
         self._quotas = {name: quota.divided(self._num_servers) for name, quota in file.quotas.items()}
 
@@ -76,6 +82,11 @@ def owner_of(request: Request) -> Owner:
     """Who sent the request: `ApiKeys` has found it out."""
     owner: Owner = request.scope["owner"]
     return owner
+
+
+def is_operator(scope: Scope) -> bool:
+    """Whether a request may do what concerns other clients: it brings the operator's key, or no key is needed."""
+    return bool(scope.get("is_operator", False))
 
 
 def owner_by_address(scope: Scope) -> Owner:

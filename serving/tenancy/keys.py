@@ -30,6 +30,8 @@ class Key:
 
     digest: bytes
     owner: Owner
+    is_operator: bool = False
+    """Whether it opens what concerns all clients."""
 
 
 class KeyRing:
@@ -56,11 +58,11 @@ def plain_key(key: str) -> Key:
     return hashed_key(digest_of(key.encode(errors="surrogateescape")))
 
 
-def hashed_key(digest: bytes, name: str | None = None, weight: float = 1.0) -> Key:
+def hashed_key(digest: bytes, name: str | None = None, weight: float = 1.0, *, is_operator: bool = False) -> Key:
     """A key given by its digest; all keys of one `name` are one owner."""
     # Not the digest itself: that would be enough to guess keys by, wherever an owner is shown.
     shown = f"name:{name}" if name is not None else f"key:{hashlib.sha256(b'owner' + digest).hexdigest()[:16]}"
-    return Key(digest, Owner(shown, weight))
+    return Key(digest, Owner(shown, weight), is_operator)
 
 
 def digest_of(key: bytes) -> bytes:
@@ -71,6 +73,7 @@ def digest_of(key: bytes) -> bytes:
 class _Client(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,64}$")]
     keys: Annotated[list[Text], msgspec.Meta(min_length=1)]
+    operator: bool = False
     weight: Annotated[float, msgspec.Meta(ge=0.01, le=1000)] = 1.0
     requests_per_minute: Annotated[float, msgspec.Meta(gt=0)] | None = None
     tokens_per_minute: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -126,7 +129,10 @@ def _structured(name: str, text: str) -> KeyFile:
     keys: list[Key] = []
     quotas: dict[str, Quota] = {}
     for client in read.clients:
-        made = [hashed_key(_digest(name, key), client.name, client.weight) for key in client.keys]
+        made = [
+            hashed_key(_digest(name, key), client.name, client.weight, is_operator=client.operator)
+            for key in client.keys
+        ]
         if made[0].owner.name in quotas:
             raise ConfigError(f"api_key_file={name!r}: there are two clients named {client.name!r}")
         quotas[made[0].owner.name] = client.quota()

@@ -8,6 +8,7 @@ the part of `transformers` that renders them, which the first conversation impor
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.models.errors import is_failure
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
-from jaxllm.serving.text.tokenizer import Tokenizer, import_transformers
+from jaxllm.serving.text.tokenizer import Tokenizer
 
-_FORMAT = "jaxllm tokenizer 3"
+_FORMAT = "jaxllm tokenizer 4"
 
 LARGEST_CACHE = 256 * 2**20
 """Bytes that all tokenizers may take together: some tens of them."""
@@ -47,25 +49,13 @@ class LateTokenizer:
         self.backend_tokenizer = Backend.from_str(saved.backend)
         self.eos_token_id = saved.eos_token_id
         self.chat_template = saved.chat_template
-        self._special_tokens = saved.special_tokens
+        self.special_tokens_map = saved.special_tokens
         self._load = load
 
     @cached_property
     def whole(self) -> Any:
         """The `transformers` tokenizer."""
         return self._load()
-
-    @cached_property
-    def templates(self) -> Any:
-        """The part of a `transformers` tokenizer that renders conversations. Its import takes half a second.
-
-        A whole one is of a family's class, all of which need PyTorch where it is installed: that takes seconds.
-        """
-        return import_transformers().PreTrainedTokenizerBase(chat_template=self.chat_template)
-
-    def apply_chat_template(self, conversation: Any, **settings: Any) -> Any:
-        """That of `transformers` tokenizers, for `tokenize=False`."""
-        return self.templates.apply_chat_template(conversation, **{**self._special_tokens, **settings})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
@@ -83,7 +73,9 @@ def load_quickly(folder: Path, cache: Path | None = None) -> Tokenizer:
             saved = msgspec.json.decode(content, type=SavedTokenizer)
             return Tokenizer(LateTokenizer(saved, lambda: Tokenizer.load(folder).hf))
         # A broken backend, for which `tokenizers` has no narrower type.
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             artifacts.discard(name, error)
     found = Tokenizer.load(folder)
     hf = found.hf
@@ -98,9 +90,13 @@ def whole_of(tokenizer: Tokenizer) -> Any:
 
 
 def prepare_templates(tokenizer: Tokenizer) -> None:
-    """Import what the first conversation needs."""
-    if isinstance(tokenizer.hf, LateTokenizer):
-        assert tokenizer.hf.templates is not None
+    """Compile what the first conversation needs. What is wrong with a template its requests are told."""
+    from jaxllm.serving.text.templates.environment import compiled
+
+    own = tokenizer.hf.chat_template
+    for template in own.values() if isinstance(own, dict) else filter(None, [own]):
+        with suppress(Exception):
+            compiled(template)
 
 
 def default_cache() -> Path:

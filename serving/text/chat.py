@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.errors import ConfigError, RequestError, nearest, quoted, shortened
+from jaxllm.errors import ConfigError, QueueFullError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
+from jaxllm.serving.text.chat_template import Apply
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.messages import Conversation, normalise_messages
 from jaxllm.serving.text.template_input import CONTENT_FORMATS, fit_messages, fit_tools
+from jaxllm.serving.text.templates import rendering
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
@@ -23,14 +25,15 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     allow_special_tokens: bool = False,
+    apply: Apply = rendering.apply,
 ) -> str:
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
 
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
     takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages,
     tools or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode`
-    encodes it as text; with `allow_special_tokens` it is the token. Raises `RequestError` for messages or a template that do not
-    work.
+    encodes it as text; with `allow_special_tokens` it is the token. `apply` renders; a `TemplateSandbox` does so for
+    templates that nobody has looked at. Raises `RequestError` for messages or a template that do not work.
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -50,7 +53,7 @@ def render_chat(
             f"{', '.join(CONTENT_FORMATS)}",
             "chat_template_content_format",
         )
-    template = tokenizer.template(chat_template)
+    template = tokenizer.template(chat_template, apply)
     listed = fit_tools(tools, template) if tools else None
     plain = fit_messages(normalise_messages(messages), template, chat_template_content_format, tools=listed is not None)
     kwargs = dict(chat_template_kwargs or {})
@@ -68,6 +71,8 @@ def render_chat(
             continue_final_message=continue_final_message,
             **kwargs,
         )
+    except QueueFullError:
+        raise
     # A template is a program of somebody else's: it raises what it likes.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__

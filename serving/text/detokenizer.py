@@ -1,10 +1,17 @@
 """Text as it is generated: whole characters only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
+from typing import Any, Final
 
-from jaxllm.serving.text.tokenizer import Tokenizer
+from jaxllm.models.errors import is_failure
+from jaxllm.serving.text.tokenizer import Tokenizer, failing_on_ids
+
+_NO_CHARACTER: Final = "\ufffd"
+_LONGEST_CHARACTER: Final = 4
+_NEAR: Final = 16
+"""Tokens that are looked at, of which the first may be within a character too."""
 
 
 class IncrementalDecoder:
@@ -43,8 +50,12 @@ class IncrementalDecoder:
             return ""
         try:
             piece = self._step(token_id)
-        except Exception:  # noqa: BLE001  (the library has no narrower type)
-            piece = self._restart()
+        # The library has no narrower type, and panics.
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            with failing_on_ids(self._tokenizer.size):
+                piece = self._restart()
         if self._join_added:
             content = self._tokenizer.added_tokens.get(token_id)
             if content is not None and self._after_added and piece is not None:
@@ -76,3 +87,47 @@ class IncrementalDecoder:
 
     def _held(self) -> list[int]:
         return [token_id for token_id in self.token_ids[self._held_from :] if token_id not in self._hidden]
+
+
+class ContinuingDecoder(IncrementalDecoder):
+    """Decodes a sequence whose prompt ends within a character, which stands as U+FFFD in the prompt's text.
+
+    Tokens that complete it show the character; what does not complete it does not show U+FFFD once more.
+    """
+
+    __slots__ = ("_shown", "_waits")
+
+    def __init__(self, tokenizer: Tokenizer, begun: Sequence[int], **settings: Any) -> None:
+        """`begun` are the prompt's tokens of the character; `settings` as of `IncrementalDecoder`."""
+        super().__init__(tokenizer, **settings)
+        for token_id in begun:
+            super().push(token_id)
+        self._shown = tokenizer.decode(begun, skip_special_tokens=False).rstrip(_NO_CHARACTER)
+        self._waits = True
+
+    def push(self, token_id: int) -> str:
+        """As `IncrementalDecoder.push`."""
+        return self._continued(super().push(token_id))
+
+    def flush(self) -> str:
+        """As `IncrementalDecoder.flush`."""
+        return self._continued(super().flush())
+
+    def _continued(self, piece: str) -> str:
+        if piece and self._waits:
+            self._waits = False
+            return piece.removeprefix(self._shown).lstrip(_NO_CHARACTER)
+        return piece
+
+
+def begun_character(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Sequence[int]:
+    """The last of these tokens, with which a character begins and does not end; none: they end with a whole one."""
+    if not token_ids or not tokenizer.token_text(token_ids[-1]).endswith(_NO_CHARACTER):
+        return ()
+    last = token_ids[-_NEAR:]
+    if not tokenizer.decode(last, skip_special_tokens=False).endswith(_NO_CHARACTER):
+        return ()
+    for length in range(1, min(_LONGEST_CHARACTER, len(last)) + 1):
+        if not tokenizer.decode(last[:-length], skip_special_tokens=False).endswith(_NO_CHARACTER):
+            return last[-length:]
+    return ()

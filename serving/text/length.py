@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from jaxllm.models.errors import is_failure
+
 SHORT = 2**16
 """Characters that are encoded at once to tell how many tokens they are: it takes milliseconds."""
 _GLANCE = 16
@@ -14,7 +16,10 @@ _COMPOSED = 3
 
 
 class TextLength:
-    """Tells texts that are surely too long; thread-safe. `backend` is a tokenizer of `tokenizers`."""
+    """Tells texts that are surely too long; thread-safe. `backend` is a tokenizer of `tokenizers`.
+
+    Where that fails nothing is sure: whoever encodes the text will find out.
+    """
 
     def __init__(self, backend: Any, vocabulary: dict[str, int]) -> None:
         self._backend = backend
@@ -27,7 +32,12 @@ class TextLength:
             return False
         if len(text) > self.longest * tokens:
             return True
-        (found,) = self._backend.encode_batch_fast([text[: _GLANCE * tokens]], add_special_tokens=False)
+        try:
+            (found,) = self._backend.encode_batch_fast([text[: _GLANCE * tokens]], add_special_tokens=False)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return False
         # The last word is cut, and may have fewer tokens when it is whole.
         return len(found.ids) > tokens + self.longest
 

@@ -1,10 +1,10 @@
 """Requests and sequences in flight: what the engine has said of them so far, as text."""
 
 from collections import abc
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxllm.outputs import EngineOutput, RankedSequence, TokenLogprobs
-from jaxllm.serving.text.detokenizer import IncrementalDecoder
+from jaxllm.serving.text.detokenizer import ContinuingDecoder, IncrementalDecoder, begun_character
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import SequenceTimes
 from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenChoices
@@ -106,13 +106,8 @@ class Sequence:
         joins = not params.skip_special_tokens and not params.spaces_between_special_tokens
         live = state.request.stream or self._stops is not None or joins
         self._decoder: IncrementalDecoder | None = None
-        if live and self._tokenizer is not None:
-            self._decoder = IncrementalDecoder(
-                self._tokenizer,
-                skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
-                kept_tokens=state.request.kept_tokens,
-            )
+        if self._tokenizer is not None:
+            self._decoder = _decoder(self._tokenizer, state.request, live=live)
 
         self.only_text = (
             self._decoder is not None
@@ -280,6 +275,21 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+
+def _decoder(tokenizer: Tokenizer, request: TextRequest, *, live: bool) -> IncrementalDecoder | None:
+    """What decodes a sequence token by token: of streams, and where the prompt ends within a character."""
+    params = request.params
+    settings: dict[str, Any] = {
+        "skip_special_tokens": params.skip_special_tokens,
+        "spaces_between_special_tokens": params.spaces_between_special_tokens,
+        "kept_tokens": request.kept_tokens,
+    }
+    # A text ends in no half of one.
+    begun = begun_character(tokenizer, request.prompt_token_ids) if request.prompt is None else ()
+    if begun:
+        return ContinuingDecoder(tokenizer, begun, **settings)
+    return IncrementalDecoder(tokenizer, **settings) if live else None
 
 
 def _choices(item: TokenLogprobs, tokenizer: Tokenizer | None, *, ranked: bool = True) -> TokenChoices:

@@ -1,16 +1,19 @@
 """Text to token ids and back, on Hugging Face's fast tokenizers."""
 
-import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Self
 
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.models.checkpoint.other_formats import TOKENIZER_PROBLEM
 from jaxllm.serving.text.chat_template import ChatTemplate
 from jaxllm.serving.text.control_tokens import ChatPrompt, ControlTokens
 from jaxllm.serving.text.length import TextLength
+from jaxllm.serving.text.library import failing_as
+from jaxllm.serving.text.loading import ADVICE, load_fast
+
+_PROBES = ("Hello, world! 1 + 1 = 2\n", "a")
 
 _MOST_TEMPLATES = 16
 """Templates of which is kept what they take; requests may bring some."""
@@ -52,23 +55,29 @@ class Tokenizer:
         Imports `transformers`, which takes about a second: callers do it in a thread beside the engine's start.
         Raises `ConfigError` when there is no tokenizer, or none of the fast kind.
         """
-        advice = "give another with tokenizer=..."
-        check_files(Path(name))
-        auto = import_transformers().AutoTokenizer
-        try:
-            hf = auto.from_pretrained(str(name), revision=revision, cache_dir=download_dir)
-        # Whatever a broken file makes the library raise, the user's mistake is the same.
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"cannot load a tokenizer from {str(name)!r}: {reason[:300]}; {advice}") from error
-        if not getattr(hf, "is_fast", False):
-            raise ConfigError(f"the tokenizer of {str(name)!r} has no fast version (tokenizer.json): {advice}")
-        return cls(hf)
+        with failing_as(lambda reason: ConfigError(f"cannot use the tokenizer of {str(name)!r}: {reason}; {ADVICE}")):
+            made = cls(load_fast(name, revision, download_dir))
+            made.check()
+        return made
+
+    def check(self) -> None:
+        """Let a panic of the library that any text brings about out now, before there are requests."""
+        for text in _PROBES:
+            try:
+                ids = self._backend.encode(text).ids
+                self._backend.decode(ids or [0])
+            # Words that are not known, say: others may be.
+            except Exception:  # noqa: BLE001
+                continue
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of several texts at once. The texts must be encodable (`check_text`)."""
-        backend, plain = self.encoder(texts)
-        encodings = backend.encode_batch_fast(plain, add_special_tokens=add_special_tokens)
+        """Token ids of several texts at once. The texts must be encodable (`check_text`).
+
+        Raises `RequestError` where the library fails, as with words that the tokenizer has no token for.
+        """
+        with failing_on_text():
+            backend, plain = self.encoder(texts)
+            encodings = backend.encode_batch_fast(plain, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def encoder(self, texts: Sequence[str]) -> tuple[Any, list[str]]:
@@ -81,13 +90,18 @@ class Tokenizer:
         ]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that form no character become U+FFFD, ids without a token nothing."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        """Text of token ids; bytes that form no character become U+FFFD, ids without a token nothing.
+
+        Raises `RequestError` for ids that no vocabulary has, and where the library fails.
+        """
+        with failing_on_ids(self.size):
+            text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
         """Texts of several sequences at once, in parallel."""
-        texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+        with failing_on_ids(self.size):
+            texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
         return texts
 
     def token_text(self, token_id: int) -> str:
@@ -98,21 +112,18 @@ class Tokenizer:
         return text
 
 
-def import_transformers() -> Any:
-    """The module. What is taken from it is imported then."""
-    # Otherwise the import warns that there is no PyTorch, which nobody here needs.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    import transformers
-
-    return transformers
+def failing_on_text(parameter: str = "prompt") -> AbstractContextManager[None]:
+    """Turn what the library raises while it encodes into a `RequestError` about `parameter`."""
+    return failing_as(lambda reason: RequestError(f"the model's tokenizer fails on this text: {reason}", parameter))
 
 
-def check_files(folder: Path) -> None:
-    """Raise `ConfigError` for a folder without files of a tokenizer. Anything else may be a hub id."""
-    if (folder / TOKENIZER_PROBLEM).is_file():
-        raise ConfigError((folder / TOKENIZER_PROBLEM).read_text(encoding="utf-8"))
-    if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
-        raise ConfigError(f"no tokenizer files (tokenizer.json, ...) in {folder}: give another with tokenizer=...")
+def failing_on_ids(size: int) -> AbstractContextManager[None]:
+    """Turn what the library raises while it decodes into a `RequestError`; `size` is that of the vocabulary."""
+    return failing_as(
+        lambda reason: RequestError(
+            f"the model's tokenizer cannot decode these token ids, which go from 0 to {size - 1}: {reason}"
+        )
+    )
 
 
 def check_text(text: Any, parameter: str = "prompt") -> None:

@@ -77,8 +77,8 @@ def test_layers_with_other_heads_share_places() -> None:
 
 
 def test_sizes_that_do_not_fit_together_are_an_error() -> None:
-    with pytest.raises(ModelError, match="at most 8 are supported"):
-        plan_cache(layers_of([7, 0]), sizes=(32, 33))
+    with pytest.raises(ModelError, match="at most 64 are supported"):
+        plan_cache(layers_of([7, 0]), sizes=(64, 65))
     assert plan_cache(layers_of([7, 0] * 6), sizes=(2, 3) * 6).shares[:2] == (3, 2)
 
 

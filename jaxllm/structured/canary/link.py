@@ -12,9 +12,12 @@ from typing import Final
 
 import msgspec
 
-from jaxllm.structured.canary.messages import Begin, Frames, ToCanary, Verdict, framed, write_all
+from jaxllm.structured.canary.messages import PONG, Begin, Frames, Ping, ToCanary, Verdict, framed, write_all
 
 MODULE: Final = "jaxllm.structured.canary.process"
+PING_SECONDS: Final = 1.0
+MOST_UNANSWERED: Final = 5
+"""A process that was asked so often whether it lives, and says nothing, is stopped or hangs: it does little itself."""
 
 
 class Link:
@@ -34,7 +37,10 @@ class Link:
         )
         self._orders: queue.SimpleQueue[ToCanary | None] = queue.SimpleQueue()
         self._orders.put(begin)
-        for work in (self._write, self._read):
+        self._unanswered: int | None = None
+        """Pings in a row; None until the process has said something, for it first reads a vocabulary."""
+        self._over = threading.Event()
+        for work in (self._write, self._read, self._watch):
             threading.Thread(target=work, name=f"canary{work.__name__}", daemon=True).start()
 
     @property
@@ -58,16 +64,35 @@ class Link:
         with suppress(OSError):
             self._child.stdin.close()
 
+    def _watch(self) -> None:
+        """End the process when it says nothing any more, though nothing has ended it."""
+        self.send(Ping())
+        while not self._over.wait(PING_SECONDS):
+            if self._unanswered is None:
+                continue
+            if self._unanswered >= MOST_UNANSWERED:
+                self.kill()
+                return
+            self._unanswered += 1
+            self.send(Ping())
+
+    def _hear(self, data: bytes) -> None:
+        self._unanswered = 0
+        verdict = msgspec.msgpack.decode(data, type=Verdict)
+        if verdict.number != PONG:
+            self._on_verdict(verdict)
+
     def _read(self) -> None:
         assert self._child.stdout is not None
         frames = Frames(self._child.stdout.fileno())
         with suppress(OSError, msgspec.DecodeError):
-            while frames.read(lambda data: self._on_verdict(msgspec.msgpack.decode(data, type=Verdict))):
+            while frames.read(self._hear):
                 pass
         self._child.stdout.close()
         # Whoever sends no sensible verdicts is of no use either.
         self._child.kill()
         self._child.wait()
+        self._over.set()
         self._orders.put(None)
         self._on_end(self)
 

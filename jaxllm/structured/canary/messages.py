@@ -22,6 +22,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """By the clock: on a machine that is busy it says nothing of the grammar."""
     mask_seconds: float = 0.25
     """Of processor time for one token: the mask before it and what follows from it."""
+    forced_seconds: float = 0.1
+    """Of processor time to find what must follow at one place, which nothing else may do meanwhile."""
     compile_stack_bytes: int = 8 << 20
     """Stack of the thread that compiles; in an engine such a thread has twice as much."""
     mask_stack_bytes: int = 1 << 20
@@ -51,6 +53,14 @@ class Cancel(msgspec.Struct, tag=True):
     number: int
 
 
+class Ping(msgspec.Struct, tag=True):
+    """Say that you live, by a `Verdict` on the number `PONG`."""
+
+
+PONG: Final = -1
+"""What no trial has as its number."""
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a grammar: `error` says what is wrong with it, if anything, and `parameter` with which field.
 
@@ -66,7 +76,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     untried: bool = False
 
 
-ToCanary = Begin | Try | Cancel
+ToCanary = Begin | Try | Cancel | Ping
 
 
 def framed(message: msgspec.Struct) -> bytes:

@@ -18,9 +18,11 @@ import msgspec
 from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Backend, Vocabulary, make_backend
 from jaxllm.structured.canary.messages import (
+    PONG,
     Begin,
     Cancel,
     Frames,
+    Ping,
     ToCanary,
     Try,
     Verdict,
@@ -77,10 +79,20 @@ class Process:
                 gc.freeze()
             case Try(number, form):
                 self._try(number, form)
+            case Ping():
+                self._end_stopped()
+                self._say(Verdict(number=PONG))
             case Cancel(number):
                 for child in self._children.values():
                     if child.number == number:
                         os.kill(child.pid, signal.SIGKILL)
+
+    def _end_stopped(self) -> None:
+        """End children that somebody has stopped: their alarm clocks stand still, and others wait."""
+        for child in self._children.values():
+            # Of those that have ended this tells nothing, and leaves them to be waited for.
+            if os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG) is not None:
+                os.kill(child.pid, signal.SIGKILL)
 
     def _try(self, number: int, form: bytes) -> None:
         if isinstance(self._backend, RequestError):

@@ -80,7 +80,7 @@ def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> V
     try:
         check_complexity(form)
         grammar = _on_stack(budget.compile_stack_bytes, lambda: backend.compile(form))
-        slowest = _on_stack(budget.mask_stack_bytes, lambda: _walk(backend, grammar, vocab_size))
+        slowest, forcing = _on_stack(budget.mask_stack_bytes, lambda: _walk(backend, grammar, vocab_size))
     except RequestError as error:
         return Verdict(error=str(error), parameter=error.parameter)
     except MemoryError:
@@ -89,6 +89,10 @@ def attempt(backend: Backend, vocab_size: int, data: bytes, budget: Budget) -> V
         return untried(str(error))
     if slowest > budget.mask_seconds:
         return _refused(f"following it takes more than {1e3 * budget.mask_seconds:.0f} ms for one token")
+    if forcing > budget.forced_seconds:
+        return _refused(
+            "what must follow at one place is too long: const, enum, choice and patterns are for short texts"
+        )
     return Verdict(size=max(0, _resident() - before))
 
 
@@ -115,15 +119,17 @@ def _on_stack(size: int, work: Callable[[], Result]) -> Result:
     return results[0]
 
 
-def _walk(backend: Backend, grammar: Grammar, vocab_size: int) -> float:
-    """Follow one output, the same for the same grammar; the most seconds of processor time for one token.
+def _walk(backend: Backend, grammar: Grammar, vocab_size: int) -> tuple[float, float]:
+    """Follow one output, the same for the same grammar.
+
+    Returns the most seconds of processor time for one token, and to find what must follow it.
 
     What llguidance refuses on the way, it may refuse of an output that goes there: no reason to refuse all.
     """
     chosen = random.Random(0)
     matcher = grammar.matcher()
     masks = np.zeros((1, mask_words(vocab_size)), np.int32)
-    slowest, began = 0.0, time.thread_time()
+    slowest, forcing, began = 0.0, 0.0, time.thread_time()
     start = began
     for _ in range(WALK_TOKENS):
         start = time.thread_time()
@@ -132,11 +138,13 @@ def _walk(backend: Backend, grammar: Grammar, vocab_size: int) -> float:
         allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8)[0], bitorder="little"))
         if not len(allowed) or matcher.take([int(chosen.choice(allowed))]) is not None or matcher.finished:
             break
+        asked = time.thread_time()
         forced = matcher.forced()
+        forcing = max(forcing, time.thread_time() - asked)
         if forced and matcher.take(forced) is not None:
             break
         slowest = max(slowest, time.thread_time() - start)
-    return max(slowest, time.thread_time() - start)
+    return max(slowest, time.thread_time() - start), forcing
 
 
 def _resident() -> int:

@@ -4,6 +4,7 @@ import json
 from typing import Any, Final
 
 from jaxllm.errors import RequestError
+from jaxllm.structured.complexity.literals import longest_literal
 from jaxllm.structured.complexity.regexes import measure_regex
 from jaxllm.structured.complexity.rules import Rules
 from jaxllm.structured.complexity.schemas import Schema
@@ -16,8 +17,19 @@ MAX_OPTIONAL: Final = 500
 """Most optional parts in a row: the time of a mask grows with their square, and 1,000 take llguidance 17 ms."""
 
 
+MAX_LITERAL: Final = 16_384
+"""Most characters of one fixed text: all of it is looked at for each mask, 5 ms for so many."""
+
+
 def check_complexity(form: StructuredOutputsParams) -> None:
-    """Raise `RequestError` for a form that is nested too deeply, or has too many optional parts in a row."""
+    """Raise `RequestError` for a form with too long a text, or nested too deeply, or with too many optional parts."""
+    literal = longest_literal(form)
+    if literal > MAX_LITERAL:
+        raise RequestError(
+            f"{form.kind}: too complex: a constant, name or pattern of {literal} characters; at most {MAX_LITERAL} are "
+            "allowed",
+            form.kind,
+        )
     levels, longest = _measure(form)
     if form.whitespace_pattern is not None:
         longest = max(longest, measure_regex(form.whitespace_pattern).longest)

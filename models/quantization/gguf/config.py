@@ -19,6 +19,13 @@ _SIZES = {
 """What every file has, and nothing else could replace."""
 
 _IRRELEVANT = ("rope.scaling.finetuned", "attention.causal", "tensor_data_layout", "vocab_size")
+_YARN = {"rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow"}
+_YARN_FIXED = {
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+}
+"""Options of YaRN that are left at what llama.cpp takes without them; -1 means the same."""
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """llama.cpp knows by their layers those whose scores are divided by another number; the files do not say it."""
 
@@ -74,6 +81,7 @@ class _Keys:
                 "rope_type": "yarn",
                 "factor": factor,
                 "original_max_position_embeddings": trained,
+                **self._yarn(),
             }
         elif kind == "linear" and factor != 1:
             rope["rope_scaling"] = {"rope_type": "linear", "factor": factor}
@@ -96,6 +104,13 @@ class _Keys:
         elif attention != 1:
             raise self.wrong("rope.scaling.attn_factor", "1 where there are no factors for each frequency")
         return rope
+
+    def _yarn(self) -> dict[str, Any]:
+        """Between which frequencies YaRN goes from one scale to the other, if the file says so."""
+        for key, plain in _YARN_FIXED.items():
+            if self._number(key, plain) not in (plain, -plain):
+                raise self.wrong(key, f"{plain:g}")
+        return {theirs: self._number(ours) for ours, theirs in _YARN.items() if self.get(ours) is not None}
 
     def _factors(self) -> tuple[list[float], list[float]] | None:
         """What frequencies are divided by, in short texts and in long ones, if that is in the file."""

@@ -23,7 +23,7 @@ from jaxllm.models.quantization.gguf.tokenizer import save_tokenizer
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache, hold
 
 _FORMAT = "jaxllm gguf 1"
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 MAX_PARTS = 1000
 LARGEST_CACHE = 2**30
 """Bytes of all folders together, without the weights that they point to: those of about a hundred models."""
@@ -74,10 +74,10 @@ def parts_of(path: Path) -> list[Path]:
     found = _PART.fullmatch(path.name)
     if found is None:
         return [path]
-    stem, _, count = found.groups()
+    stem, _, count, suffix = found.groups()
     if not 1 <= int(count) <= MAX_PARTS:
         raise ModelError(f"{path}: one of {int(count)} parts; 1 to {MAX_PARTS} are read")
-    parts = [path.with_name(f"{stem}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+    parts = [path.with_name(f"{stem}-{number:05}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
     lost = [part.name for part in parts if not part.is_file()]
     if lost:
         raise ModelError(f"{path}: {len(lost)} of its {len(parts)} parts are missing: {', '.join(lost[:3])}")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jaxllm.models.errors import ModelError
+from jaxllm.models.errors import ModelError, is_failure
 from jaxllm.models.quantization.gguf.file import GgufFile
 
 _PLAIN_SPLITS = ("gpt-2", "phi-2", "default")
@@ -53,8 +53,10 @@ def save_tokenizer(file: GgufFile, folder: Path) -> None:
         backend, more = library.convert_gguf_tokenizer(file.architecture, given)
         PreTrainedTokenizerFast(tokenizer_object=backend, **options, **more).save_pretrained(str(folder))
     # Whatever a broken vocabulary makes the library raise, it is the file's fault.
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(f"{file.path}: no tokenizer can be made of its 'tokenizer.ggml' keys: {reason}") from error
 
 

@@ -24,6 +24,7 @@ from jaxllm.serving.http.connection.connections import (
     counted_address,
     upload_of,
 )
+from jaxllm.serving.http.connection.framing import refusal
 
 DIRECT_BODY = "jaxllm.direct_body"
 """Name in the scope's `extensions`."""
@@ -187,6 +188,9 @@ class LimitedProtocol(HttpToolsProtocol):
         """Begin the application, or let it wait for the response to the request before."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._stop(400, f"more than {_MOST_PIPELINED} requests wait on this connection")
+        refused = refusal(self.headers, self.parser.get_http_version())
+        if refused is not None:
+            self._stop(*refused)
         self._upload = Upload(self._all)
         extensions: dict[str, Any] = {UPLOAD: self._upload}
         self.scope["extensions"] = extensions
@@ -283,7 +287,7 @@ def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3
 def _answer(status: int, message: str) -> bytes:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
-    retry = b"retry-after: 1\r\n" if status == 503 else b""
+    retry = {503: b"retry-after: 1\r\n", 415: b"accept-encoding: identity\r\n"}.get(status, b"")
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%b\r\n" % (len(body), retry)
     return STATUS_LINE[status] + head + body
 

@@ -68,7 +68,7 @@ def _write(scope: Scope, status: int, seconds: float, refusal: bytes) -> None:
         "client": client[0] if client else None,
         **_tokens(scope.get(ENGINE_REQUESTS, ())),
     }
-    parts = [f'{fields["client"] or "-"} "{scope["method"]} {scope["path"]}" {status} in {seconds:.3f} s']
+    parts = [f'{fields["client"] or "-"} "{scope["method"]} {_quoted(scope["path"])}" {status} in {seconds:.3f} s']
     if "completion_tokens" in fields:
         parts.append(f"{fields['prompt_tokens']} prompt tokens, {fields['completion_tokens']} tokens")
     reason = _reason(refusal) if refusal else None
@@ -76,6 +76,11 @@ def _write(scope: Scope, status: int, seconds: float, refusal: bytes) -> None:
         fields["reason"] = reason
         parts.append(reason)
     logger.info("%s", "; ".join(parts), extra={"request_id": scope.get("request_id"), **fields})
+
+
+def _quoted(path: str) -> str:
+    """A path that cannot end the quotation marks around it; formatters escape what is no visible character."""
+    return path.replace("\\", r"\\").replace('"', r"\"")
 
 
 def _tokens(requests: Sequence[TextRequest]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxllm.serving.tenancy.keys import Key
 class ApiKeys:
     """Lets requests pass that bring a key, go to a public path, or come where no key is needed.
 
-    It puts `owner` into the scope (`jaxllm.serving.tenancy.access.owner_of`).
+    It puts `owner` and `is_operator` into the scope (`jaxllm.serving.tenancy.access`).
     """
 
     def __init__(self, app: ASGIApp, access: Access, public_paths: frozenset[str]) -> None:
@@ -28,13 +28,14 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         scope["owner"] = owner_by_address(scope)
+        scope["is_operator"] = not self._access.needs_key
         if self._access.needs_key and not self._is_public(scope):
             given = _keys_in(Headers(scope=scope))
             key = self._find(given)
             if key is None:
                 await response_to(wrong_key(given=bool(given)), Request(scope))(scope, receive, send)
                 return
-            scope["owner"] = key.owner
+            scope["owner"], scope["is_operator"] = key.owner, key.is_operator
             account = self._access.account(key.owner)
             if account is not None and scope.get("method") == "POST":
                 try:

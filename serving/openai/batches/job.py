@@ -14,6 +14,7 @@ from jaxllm.serving.openai.batches.client import RouteAnswer
 from jaxllm.serving.openai.batches.input import BatchInput
 from jaxllm.serving.openai.batches.lines import BatchAnswer, BatchError, BatchRequest, BatchResponse
 from jaxllm.serving.openai.batches.record import BatchRecord
+from jaxllm.serving.openai.files.private import opener
 from jaxllm.serving.openai.protocol.batches import Batch, BatchProblem, BatchProblems
 
 Post = Callable[[str, bytes, str], Awaitable[RouteAnswer]]
@@ -85,8 +86,8 @@ class BatchJob:
             if problems:
                 self.batch.errors = BatchProblems(data=problems)
                 return
-            answers = stack.enter_context(BatchRecord(str(self._answers), source.ids))
-            failures = stack.enter_context(BatchRecord(str(self._failures), source.ids))
+            answers = stack.enter_context(BatchRecord(str(self._answers), source.ids, opener=opener))
+            failures = stack.enter_context(BatchRecord(str(self._failures), source.ids, opener=opener))
             done = answers.done | failures.done
             counts = self.batch.request_counts
             counts.total, counts.completed, counts.failed = len(source.ids), len(answers.done), len(failures.done)

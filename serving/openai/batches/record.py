@@ -3,7 +3,8 @@
 import fcntl
 import os
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Self
 
@@ -29,13 +30,16 @@ class BatchRecord:
     cannot write to one file. `-` is standard output, which remembers nothing. A context manager.
     """
 
-    def __init__(self, name: str, ids: Container[str]) -> None:
-        """`ids` are those of the input. Raises `ConfigError` for a file of anything else, which stays as it is."""
+    def __init__(self, name: str, ids: Container[str], *, opener: Callable[[str, int], int] | None = None) -> None:
+        """`ids` are those of the input, `opener` makes the file.
+
+        Raises `ConfigError` for a file of anything else, which stays as it is.
+        """
         self.done: set[str] = set()
         self._name = name
         self._ids = ids
         try:
-            self._file: IO[bytes] = sys.stdout.buffer if name == "-" else Path(name).open("a+b", buffering=0)  # noqa: SIM115
+            self._file: IO[bytes] = sys.stdout.buffer if name == "-" else open(name, "a+b", buffering=0, opener=opener)  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"cannot write --output-file: {error}") from None
         self._regular = name != "-" and Path(name).is_file()
@@ -81,6 +85,7 @@ class BatchRecord:
     def add(self, answer: BatchAnswer) -> None:
         """Write an answer down. Raises `ConfigError` when the disk is full."""
         line = msgspec.json.encode(answer) + b"\n"
+        whole = os.fstat(self._file.fileno()).st_size if self._regular else 0
         try:
             while line:
                 line = line[self._file.write(line) :]
@@ -89,13 +94,18 @@ class BatchRecord:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise ConfigError(f"cannot write {self._name}: {error.strerror}; the same command goes on") from None
+            if self._regular:
+                # Whoever reads the file finds whole lines.
+                with suppress(OSError):
+                    os.ftruncate(self._file.fileno(), whole)
+            raise ConfigError(f"cannot write {self._name}: {error.strerror}; the same command goes on") from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._regular:
-            os.fsync(self._file.fileno())
+            with suppress(OSError):
+                os.fsync(self._file.fileno())
         if self._name != "-":
             self._file.close()

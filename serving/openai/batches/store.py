@@ -12,10 +12,12 @@ from starlette.applications import Starlette
 
 from jaxllm.errors import CapacityError, JaxLLMError, QueueFullError
 from jaxllm.owner import Owner
+from jaxllm.serving.http.errors import disk_problem
 from jaxllm.serving.openai.batches.admission import Admission
 from jaxllm.serving.openai.batches.client import RouteAnswer, post
 from jaxllm.serving.openai.batches.job import BatchJob, is_ours
-from jaxllm.serving.openai.files.store import FileStore, write_whole
+from jaxllm.serving.openai.files.private import write_whole
+from jaxllm.serving.openai.files.store import FileStore
 from jaxllm.serving.openai.protocol.batches import Batch, BatchProblem, BatchProblems, BatchRequestBody
 from jaxllm.serving.openai.protocol.files import FileObject
 from jaxllm.serving.tenancy.access import Access
@@ -70,6 +72,7 @@ class BatchStore:
         self._files.sweep({name for stored in running for name in (stored.answers, stored.failures)})
         for stored in running:
             self._files.reopen(stored.owner.name, stored.written)
+            self._save_if_possible(stored)
             self._start(stored, app)
 
     def create(
@@ -98,6 +101,12 @@ class BatchStore:
             self._files.forget(owner.name, answers, 0)
             raise
         stored = StoredBatch(owner=owner, batch=batch, answers=answers, failures=failures, lifetime=lifetime)
+        try:
+            self._save(stored)
+        except OSError:
+            for name in (answers, failures):
+                self._files.forget(owner.name, name, 0)
+            raise
         self._batches[batch.id] = stored
         self._start(stored, app)
         return batch
@@ -138,7 +147,6 @@ class BatchStore:
 
     def _start(self, stored: StoredBatch, app: Starlette) -> None:
         batch = stored.batch
-        self._save(stored)
 
         # FastAPI's routes want what its outermost middleware puts into the scope.
         routes = AsyncExitStackMiddleware(app.router)
@@ -178,17 +186,21 @@ class BatchStore:
             self._finish(stored, "expired")
         except asyncio.CancelledError:
             if self._stopping and self._files.persistent:
-                self._save(stored)
+                self._save_if_possible(stored)
                 return
             self._finish(stored, "cancelled")
         except (JaxLLMError, OSError, BaseExceptionGroup) as error:
             self._fail(stored, error)
 
     def _fail(self, stored: StoredBatch, error: BaseException) -> None:
-        if not is_ours(error):
-            logger.error("internal error in %s", stored.batch.id, exc_info=error)
         first = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        disk = disk_problem(first)
+        if disk is not None:
+            logger.warning("%s ends: %s", stored.batch.id, disk)
+        elif not is_ours(error):
+            logger.error("internal error in %s", stored.batch.id, exc_info=error)
         message = str(first) if is_ours(error) else "internal error; the server's log has the details"
+        message = disk or message
         stored.batch.errors = BatchProblems(data=[BatchProblem(code="batch_failed", message=message)])
         self._finish(stored, "failed")
 
@@ -204,7 +216,7 @@ class BatchStore:
         batch.error_file_id = self._keep(stored, stored.failures, sizes[1], "error")
         batch.status = status
         setattr(batch, f"{status}_at", now)
-        self._save(stored)
+        self._save_if_possible(stored)
 
     def _size(self, name: str) -> int:
         path = self._files.path(name)
@@ -224,12 +236,23 @@ class BatchStore:
             filename=f"{stored.batch.id}_{kind}.jsonl",
             purpose="batch_output",
         )
-        self._files.add(stored.owner.name, file)
+        try:
+            self._files.add(stored.owner.name, file)
+        except OSError as error:
+            logger.warning("the file %s is lost when the server ends: %s", name, error.strerror)
+            self._files.add(stored.owner.name, file, lasting=False)
         return name
 
     def _save(self, stored: StoredBatch) -> None:
         if self._files.persistent:
             write_whole(self._record(stored.batch.id), msgspec.json.encode(stored))
+
+    def _save_if_possible(self, stored: StoredBatch) -> None:
+        """Save a batch, which runs or has ended whether or not the disk takes that."""
+        try:
+            self._save(stored)
+        except OSError as error:
+            logger.warning("what became of %s is lost when the server ends: %s", stored.batch.id, error.strerror)
 
     def _record(self, batch_id: str) -> Any:
         return self._files.folder / f"{batch_id}{_RECORD}"

@@ -14,6 +14,7 @@ from jaxllm.serving.openai.protocol.chat import (
     ToolCallDelta,
 )
 from jaxllm.serving.reply import parts as reply
+from jaxllm.serving.reply.json_values import is_object
 from jaxllm.serving.text.outputs import CompletionOutput
 
 
@@ -31,7 +32,8 @@ class Answers:
         self._named_call = named_call
         self._functions = functions
         self._parsers: dict[int, reply.ReplyParser] = {}
-        self._calling: set[int] = set()
+        self._arguments: dict[int, list[str]] = {}
+        """Of each answer that calls, the arguments of its last call, in pieces."""
 
     def deltas(self, completion: CompletionOutput) -> list[ChatDelta]:
         """The deltas of an answer's news, one for each part."""
@@ -42,8 +44,11 @@ class Answers:
         parts = parser.push(completion.text)
         if completion.finish_reason is not None:
             parts += parser.finish()
-        if any(isinstance(part, reply.ToolCallStart) for part in parts):
-            self._calling.add(index)
+        for part in parts:
+            if isinstance(part, reply.ToolCallStart):
+                self._arguments[index] = []
+            elif isinstance(part, reply.ToolCallArguments):
+                self._arguments[index].append(part.arguments)
         deltas = [_delta(part) for part in parts]
         return [delta_with_function(delta) for delta in deltas] if self._functions else deltas
 
@@ -51,7 +56,7 @@ class Answers:
         """A whole answer; `begin` comes before its content."""
         whole = reply.read_whole(self._new_parser(), completion.text)
         if whole.tool_calls:
-            self._calling.add(completion.index)
+            self._arguments[completion.index] = [whole.tool_calls[-1].arguments]
         content = begin + (whole.content or "")
         silent = whole.content is None and bool(whole.tool_calls or whole.reasoning)
         message = AssistantMessage(
@@ -64,10 +69,16 @@ class Answers:
         return message_with_function(message) if self._functions else message
 
     def finish_reason(self, completion: CompletionOutput) -> str | None:
-        """Why an answer ended, of which the news have been read."""
-        if completion.finish_reason == "stop" and completion.index in self._calling and not self._named_call:
-            return "function_call" if self._functions else "tool_calls"
-        return completion.finish_reason
+        """Why an answer ended, of which the news have been read.
+
+        A call in which a stop string or token came is not whole, and so no reason to run it.
+        """
+        arguments = self._arguments.get(completion.index)
+        if completion.finish_reason != "stop" or arguments is None or self._named_call:
+            return completion.finish_reason
+        if completion.stop_reason is not None and not is_object("".join(arguments)):
+            return "stop"
+        return "function_call" if self._functions else "tool_calls"
 
 
 def _call(call: reply.FunctionCall) -> ToolCallAnswer:

@@ -45,7 +45,7 @@ async def prepare_chat(
     try:
         priority = _check(body, server.limits, limit, asked)
         build = partial(build_request, server.llm.inputs, body, engine_ids, priority)
-        plan, made = await server.llm.run_text(plan_and_build, server, body, use, asked, build)
+        plan, made = await server.run_text_of(body.chat_template)(plan_and_build, server, body, use, asked, build)
         if made is None:
             await try_grammar(request, server, plan.params)
             made = await server.llm.run_text(build, plan)

@@ -146,7 +146,7 @@ def plan_reply(
         prompt=prompt,
         params=params,
         new_parser=_parser_factory(tools, reasoning, body, use, inside=inside),
-        count_reasoning=None if reasoning is None else _count_factory(tokenizer, reasoning, inside=inside),
+        count_reasoning=None if reasoning is None else _count_factory(tokenizer, reasoning, tools, inside=inside),
         kept_tokens=kept_tokens(tokenizer.token_ids, tools, reasoning) & tokenizer.special_ids,
         names_function=use.named,
     )
@@ -223,8 +223,13 @@ def _parser_factory(
     )
 
 
-def _count_factory(tokenizer: Tokenizer, reasoning: ReasoningFormat, *, inside: bool) -> Callable[[], ReasoningCount]:
+def _count_factory(
+    tokenizer: Tokenizer, reasoning: ReasoningFormat, tools: ToolFormat | None, *, inside: bool
+) -> Callable[[], ReasoningCount]:
     begins, ends = ([tuple(_encode(tokenizer, text)) for text in texts] for texts in reasoning.sections)
+    # A call ends reasoning. Where its tag is no token, it may be words about one.
+    calls = [tuple(_encode(tokenizer, tag)) for tag in getattr(tools, "begins", ())]
+    ends += [tag for tag in calls if len(tag) == 1 and tag not in (*begins, *ends)]
     # Formats whose reasoning is one of several messages begin it with a mark of its own.
     return lambda: ReasoningCount(begins, ends, inside=inside and bool(reasoning.start))
 

@@ -14,6 +14,7 @@ from jaxllm.serving.openai.protocol.tokenize import TokenizeRequest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.messages import TEXT_TYPES, is_media
+from jaxllm.serving.text.templates.rendering import apply
 
 _NEED_CONTENT = {"system", "developer", "user", "tool", ROLE}
 _WITHOUT_EFFECT = {"annotations", "images", "partial", "prefix", "refusal", "reasoning_content"}
@@ -39,6 +40,7 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
         tools=tool_dictionaries(body.tools) if body.tools and _shows_tools(body, server.options) else None,
         chat_template_kwargs=_template_kwargs(body, server.options),
         allow_special_tokens=server.options.allow_special_tokens_in_content,
+        apply=apply if body.chat_template is None else server.llm.templates.apply,
     )
     return messages, prompt
 
@@ -56,7 +58,7 @@ async def count_tokens(server: ServerState, body: ChatCompletionRequest) -> int:
         check_encodable(prompt, "messages", server.limits, server.tokenizer.length.longest)
         return len(server.tokenizer.encode([prompt], add_special_tokens=False)[0])
 
-    return await server.llm.run_text(count)
+    return await server.run_text_of(body.chat_template)(count)
 
 
 def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: ServerOptions) -> dict[str, Any]:

@@ -48,11 +48,11 @@ async def create_file(request: Request) -> Response:
             filename=form.filename or "file",
             purpose="batch",
         )
+        store.add(owner, file)
     except BaseException:
         store.forget(owner, file_id, reserved)
         raise
     store.release(owner, reserved - file.bytes)
-    store.add(owner, file)
     return json_response(file)
 
 

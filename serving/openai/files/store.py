@@ -1,6 +1,7 @@
 """Files of clients: on disk, each its owner's alone, limited in number and in bytes, deleted when they expire."""
 
 import fcntl
+import logging
 import secrets
 import shutil
 import tempfile
@@ -12,8 +13,11 @@ from typing import IO
 import msgspec
 
 from jaxllm.errors import ConfigError
+from jaxllm.serving.openai.files.private import make_private, open_private, write_whole
 from jaxllm.serving.openai.files.room import Room
 from jaxllm.serving.openai.protocol.files import FileObject
+
+logger = logging.getLogger(__name__)
 
 _RECORD = ".file.json"
 
@@ -104,7 +108,7 @@ class FileStore:
     def forget(self, owner: str, file_id: str, num_bytes: int) -> None:
         """What was begun with `new_id` and `reserve` is no file."""
         self._count(owner, -1, -num_bytes)
-        self.path(file_id).unlink(missing_ok=True)
+        _delete(self.path(file_id))
 
     def reopen(self, owner: str, num_bytes: int) -> None:
         """Two files, with bytes that are reserved for them, are being written on since before this store."""
@@ -121,11 +125,15 @@ class FileStore:
 
     # Files
 
-    def add(self, owner: str, file: FileObject) -> None:
-        """Keep a file whose bytes are written and reserved; its id is of `new_id`."""
-        self._files[file.id] = stored = StoredFile(owner=owner, file=file)
-        if self.persistent:
+    def add(self, owner: str, file: FileObject, *, lasting: bool = True) -> None:
+        """Keep a file whose bytes are written and reserved; its id is of `new_id`. Raises `OSError`.
+
+        One that is not `lasting` is forgotten with this store, and needs no room on the disk.
+        """
+        stored = StoredFile(owner=owner, file=file)
+        if self.persistent and lasting:
             write_whole(self.folder / f"{file.id}{_RECORD}", msgspec.json.encode(stored))
+        self._files[file.id] = stored
 
     def get(self, file_id: str, owner: str) -> FileObject | None:
         """A file of this owner; None if it is not there, or another's."""
@@ -142,8 +150,8 @@ class FileStore:
         """Delete a file; who reads it at this time reads on."""
         stored = self._files.pop(file_id)
         self._count(stored.owner, -1, -stored.file.bytes)
-        (self.folder / f"{file_id}{_RECORD}").unlink(missing_ok=True)
-        self.path(file_id).unlink(missing_ok=True)
+        _delete(self.folder / f"{file_id}{_RECORD}")
+        _delete(self.path(file_id))
 
     def expire(self) -> None:
         """Delete what has expired."""
@@ -157,7 +165,7 @@ class FileStore:
         for path in self.folder.glob("file-*"):
             file_id = path.name.partition(".")[0]
             if file_id not in self._files and file_id not in keep:
-                path.unlink(missing_ok=True)
+                _delete(path)
 
     def now(self) -> int:
         """Seconds since 1970."""
@@ -174,10 +182,10 @@ class FileStore:
 def lock_folder(folder: Path) -> IO[bytes]:
     """Make a folder for files, and hold it until what this returns is closed. Raises `ConfigError`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         # There may be a lock that can be opened in a folder where nothing can be written.
         with tempfile.TemporaryFile(dir=folder):
-            lock = (folder / "lock").open("ab")
+            lock = open_private(folder / "lock", "ab")
     except OSError as error:
         reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigError(f"files_dir={str(folder)!r}: {reason}; give a folder that can be written") from None
@@ -189,8 +197,9 @@ def lock_folder(folder: Path) -> IO[bytes]:
     return lock
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it has either all of the data or what was there before."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
+def _delete(path: Path) -> None:
+    """Delete a file, if that is possible: a disk that cannot be written must not keep clients from the rest."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("cannot delete %s: %s", path, error.strerror)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from jaxllm.errors import RequestError, shortened
 from jaxllm.serving.http.connection.connections import upload_of
 from jaxllm.serving.http.errors import HttpError
+from jaxllm.serving.openai.files.private import open_private
 
 _MOST_FIELDS = 16
 _MOST_FIELD_BYTES = 1024
@@ -54,7 +55,7 @@ async def receive_upload(request: Request, path: Path, reserve: Callable[[int], 
             "send a form (Content-Type: multipart/form-data) with the fields file and purpose",
             code="unsupported_media_type",
         )
-    with path.open("wb") as file:
+    with open_private(path, "wb") as file:
         reader, held = _Reader(boundary, file), upload_of(request.scope)
         async for data in request.stream():
             # The form around the file counts too: it is little.

@@ -87,7 +87,7 @@ async def _render(body: TextsRequest, server: ServerState) -> str:
         **{name: getattr(body, name) for name in same},
     )
     with calling(prompt="messages"):
-        _, text = await server.llm.run_text(render, server, chat)
+        _, text = await server.run_text_of(chat.chat_template)(render, server, chat)
     return text
 
 

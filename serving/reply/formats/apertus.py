@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.serving.reply.calls import Calls, new_call_id, tagged_calls
+from jaxllm.serving.reply.json_calls import named_call
+from jaxllm.serving.reply.json_values import json_string
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -15,13 +17,14 @@ class Apertus:
     """`<|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>`."""
 
     markers = (_BEGIN, _END)
+    begins = (_BEGIN,)
     opening, separator, closing = f"{_BEGIN}[", ", ", f"]{_END}"
     forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """Text, and lists of calls between tags."""
-        return tagged_calls(source, (_BEGIN,), lambda _: _list(source, calls), (_END,))
+        return tagged_calls(source, self.begins, lambda _: _list(source, calls), (_END,))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One object of the list."""
@@ -36,10 +39,10 @@ def _list(source: Source, calls: Calls) -> Parsing[bool]:
         source.back(start)
         return False
     while listed:
-        yield from source.skip()
-        if (yield from source.match(",", "]")) != ",":
-            break
         start = source.at
+        yield from source.skip()
+        if (yield from source.match(",", "]")) == "]":
+            break
         if not (yield from _call(source, calls)):
             source.back(start)
             break
@@ -52,15 +55,12 @@ def _call(source: Source, calls: Calls) -> Parsing[bool]:
     if not (yield from source.match("{")):
         return False
     yield from source.skip()
-    name = yield from source.json_string()
+    name = yield from json_string(source)
     yield from source.skip()
     if not name or not (yield from source.match(":")):
         return False
-    yield from source.skip()
-    if (yield from source.peek()) != "{":
+    if not (yield from named_call(source, calls, name, stops=(_BEGIN, _END))):
         return False
-    yield calls.start(name)
-    if (yield from source.json_value(calls.arguments)):
-        yield from source.skip()
-        yield from source.match("}")
+    yield from source.skip()
+    yield from source.match("}")
     return True

@@ -9,7 +9,10 @@ from jaxllm.serving.reply.source import Parsing, Source
 
 
 class ToolFormat(Protocol):
-    """How a family of models writes calls of tools. Formats hold no state of a reply."""
+    """How a family of models writes calls of tools. Formats hold no state of a reply.
+
+    A format may have `begins`: tags that begin calls and nothing else. A call that begins with one ends reasoning.
+    """
 
     @property
     def markers(self) -> tuple[str, ...]:

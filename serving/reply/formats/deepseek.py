@@ -6,26 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.serving.reply.calls import NAME, Calls, new_call_id, tagged_calls
+from jaxllm.serving.reply.json_calls import named_call
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.source import Parsing, Source
 
 _CALLS, _NO_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _NO_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _THEN = "<｜tool▁sep｜>"
+_TOKENS = (_CALLS, _NO_CALLS, _CALL, _NO_CALL, _THEN)
+_STOPS = (*_TOKENS, f"```{_NO_CALL}")
 _FENCE = re.compile("[`]*")
 
 
 class DeepSeekV3:
     """Between the tokens: `function<｜tool▁sep｜>add`, and the arguments as a block of Markdown."""
 
-    markers: tuple[str, ...] = (_CALLS, _NO_CALLS, _CALL, _NO_CALL, _THEN)
+    markers: tuple[str, ...] = _TOKENS
+    begins = (_CALLS, _CALL)
     opening, separator, closing = _CALLS, "\n", _NO_CALLS
     forces_reasoning = False
     new_id = staticmethod(new_call_id)
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """Text, and calls between tokens; each newer and older form is read."""
-        return tagged_calls(source, (_CALLS, _CALL), lambda _: _call(source, calls), (_NO_CALLS,))
+        return tagged_calls(source, self.begins, lambda _: _call(source, calls), (_NO_CALLS,), (_NO_CALL, _THEN))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One call with its tokens."""
@@ -58,14 +62,11 @@ def _call(source: Source, calls: Calls) -> Parsing[bool]:
         yield from source.skip()
     if (yield from source.match("```")):
         yield from source.match("json")
-        yield from source.skip()
-    if not name or (yield from source.peek()) != "{":
+    if not (yield from named_call(source, calls, name, stops=_STOPS, outside=("```",))):
         source.back(start)
         return False
-    yield calls.start(name)
-    if (yield from source.json_value(calls.arguments)):
-        yield from source.skip()
-        yield from source.run(_FENCE)
-        yield from source.skip()
-        yield from source.match(_NO_CALL)
+    yield from source.skip()
+    yield from source.run(_FENCE)
+    yield from source.skip()
+    yield from source.match(_NO_CALL)
     return True

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.serving.reply.calls import NAME, Calls, new_call_id, tagged_calls
+from jaxllm.serving.reply.json_values import json_string
 from jaxllm.serving.reply.lark import Lark, either, parameter_list
-from jaxllm.serving.reply.schemas import parameter_schemas, resolved, schema_types
+from jaxllm.serving.reply.scalars import whole_characters
+from jaxllm.serving.reply.schemas import item_schema, parameter_schemas, resolved, schema_types
 from jaxllm.serving.reply.source import Parsing, Source
+from jaxllm.serving.reply.values import as_json
 
 _PLAIN = re.compile(r"[^,\[\]{}<\n]*")
 _KEY = re.compile(r"[^:,\[\]{}<\n]*")
@@ -39,9 +42,15 @@ class Gemma:
         """The tags and the quote."""
         return (self.begin, self.end, self.quote)
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Tags that begin calls."""
+        return (self.begin,)
+
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """Text, and calls between tags; each is handed out when it is complete."""
-        return tagged_calls(source, (self.begin,), lambda _: _call(source, calls, self.quote), (self.end,))
+        ends = (self.end, self.begin)
+        return tagged_calls(source, self.begins, lambda _: _call(source, calls, self.quote, ends), (self.end,))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One call with its tags, and its parameters in the schema's order; values other than texts are JSON."""
@@ -72,47 +81,60 @@ def gemma4() -> Gemma:
     return Gemma(begin="<|tool_call>", end="<tool_call|>", quote='<|"|>')
 
 
-def _call(source: Source, calls: Calls, quote: str) -> Parsing[bool]:
+def _call(source: Source, calls: Calls, quote: str, ends: tuple[str, ...]) -> Parsing[bool]:
     start = source.at
     yield from source.skip()
     yield from source.match("call:", ":")
     name = yield from source.run(NAME)
+    found: Any = None
     try:
-        found = (yield from _Values(source, quote).read(_DEEPEST)) if name else None
+        yield from source.skip()
+        if name:
+            found = {} if (yield from source.comes(*ends)) else (yield from _Values(source, quote, ends).read(_DEEPEST))
     except _NoValueError:
         found = None
     if not isinstance(found, dict):
         source.back(start)
         return False
-    types = {key: schema_types(each) for key, each in parameter_schemas(calls.schemas.get(name, {})).items()}
-    arguments = {key: _typed(value, types.get(key, set())) for key, value in found.items()}
     yield calls.start(name)
-    yield calls.arguments(json.dumps(arguments, ensure_ascii=False))
+    yield calls.arguments(_written(found, calls.schemas.get(name, {})))
     source.commit()
     return True
 
 
-def _typed(value: Any, types: set[str]) -> Any:
-    """A quoted value that should have been none is taken out of its quotes."""
-    if isinstance(value, str) and types and "string" not in types:
-        return _json(value)
-    return value
+class _Bare(str):
+    """A value without quotes."""
+
+    __slots__ = ()
 
 
-def _json(text: str) -> Any:
-    """A value of JSON, or the text where it is none."""
-    try:
-        return json.loads(text, parse_constant=str)
-    except (ValueError, RecursionError):
-        return text
+def _written(value: Any, schema: Mapping[str, Any]) -> str:
+    """A value as JSON that is of its schema's types: one without quotes may be a text, and one in quotes none."""
+    schema = resolved(schema)
+    if isinstance(value, dict):
+        schemas = parameter_schemas(schema)
+        members = (f"{_quoted(key)}: {_written(inner, schemas.get(key, {}))}" for key, inner in value.items())
+        return f"{{{', '.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(_written(inner, item_schema(schema)) for inner in value)}]"
+    types = schema_types(schema)
+    if types == {"string"} or not (isinstance(value, _Bare) or (types and "string" not in types)):
+        return _quoted(value)
+    return as_json(value, types)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(whole_characters(text), ensure_ascii=False)
 
 
 class _Values:
     """Reads values; all raise `_NoValueError`."""
 
-    def __init__(self, source: Source, quote: str) -> None:
+    def __init__(self, source: Source, quote: str, ends: tuple[str, ...]) -> None:
+        """`ends` are markup that ends values although they were not closed."""
         self._source = source
         self._quote = quote
+        self._ends = ends
 
     def read(self, depth: int) -> Parsing[Any]:
         """Read a value with at most so many levels of brackets."""
@@ -128,19 +150,31 @@ class _Values:
                 raise _NoValueError
             source.at += 1
             return (yield from (self._object(depth - 1) if following == "{" else self._list(depth - 1)))
-        text = yield from source.run(_PLAIN)
-        if not text.strip():
+        return _Bare((yield from self._plain(_PLAIN)))
+
+    def _plain(self, pattern: re.Pattern[str]) -> Parsing[str]:
+        """Read characters of a pattern, and any that begin no markup."""
+        source, start = self._source, self._source.at
+        while True:
+            yield from source.run(pattern)
+            if (yield from source.peek()) != "<" or (yield from source.comes(self._quote, *self._ends)):
+                break
+            source.at += 1
+        text = source.text[start : source.at].strip()
+        if not text:
             raise _NoValueError
-        return _json(text.strip())
+        return text
 
     def _quoted(self) -> Parsing[str]:
-        found = yield from self._source.take_until(self._quote)
+        found = yield from self._source.take_until(self._quote, *self._ends)
         if found is None:
             raise _NoValueError
+        if found[1] != self._quote:
+            self._source.at -= len(found[1])
         return found[0]
 
     def _json_string(self) -> Parsing[str]:
-        found = yield from self._source.json_string()
+        found = yield from json_string(self._source)
         if found is None:
             raise _NoValueError
         return found
@@ -149,12 +183,15 @@ class _Values:
         source, found = self._source, dict[str, Any]()
         while True:
             yield from source.skip()
-            if (yield from source.match("}")):
+            if (yield from self._closes("}")):
                 return found
             key = yield from self._key()
             yield from source.skip()
             if not (yield from source.match(":")):
                 raise _NoValueError
+            yield from source.skip()
+            if (yield from source.comes(*self._ends)):
+                return found
             found[key] = yield from self.read(depth)
             if (yield from self._next("}")):
                 return found
@@ -163,19 +200,24 @@ class _Values:
         source, found = self._source, list[Any]()
         while True:
             yield from source.skip()
-            if (yield from source.match("]")):
+            if (yield from self._closes("]")):
                 return found
             found.append((yield from self.read(depth)))
             if (yield from self._next("]")):
                 return found
 
+    def _closes(self, closing: str) -> Parsing[bool]:
+        """Read over a closing bracket; markup in its place is not read."""
+        return bool((yield from self._source.match(closing))) or (yield from self._source.comes(*self._ends))
+
     def _next(self, closing: str) -> Parsing[bool]:
         """Read over what is behind a value; True: it closes."""
         yield from self._source.skip()
-        mark = yield from self._source.match(",", closing)
-        if mark is None:
+        if (yield from self._closes(closing)):
+            return True
+        if not (yield from self._source.match(",")):
             raise _NoValueError
-        return mark == closing
+        return False
 
     def _key(self) -> Parsing[str]:
         source = self._source
@@ -183,7 +225,4 @@ class _Values:
             return (yield from self._quoted())
         if (yield from source.peek()) == '"':
             return (yield from self._json_string())
-        key = (yield from source.run(_KEY)).strip()
-        if not key:
-            raise _NoValueError
-        return key
+        return (yield from self._plain(_KEY))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxllm.serving.reply.calls import Calls, new_call_id
+from jaxllm.serving.reply.json_text import json_text
 from jaxllm.serving.reply.lark import FREE_TEXT, Lark
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart
 from jaxllm.serving.reply.source import Parsing, Source, behind
@@ -45,8 +46,7 @@ class Harmony:
                 last = make
                 continue
             yield calls.start(called[1])
-            if not (yield from _body(source, calls.arguments)):
-                yield calls.arguments("{}")
+            yield from _arguments(source, calls)
             last = None
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
@@ -57,6 +57,18 @@ class Harmony:
         )
         head = lark.text(f"{_CHANNEL}commentary to=functions.{name} {_CONSTRAIN}json{_MESSAGE}")
         return f"{reasoning}? {head} {lark.json(schema)}"
+
+
+def _arguments(source: Source, calls: Calls) -> Parsing[None]:
+    """Read the message of a call; what stands behind its JSON is left out."""
+    yield from source.skip()
+    if not (yield from source.comes("{")):
+        if not (yield from _body(source, calls.arguments)):
+            yield calls.arguments("{}")
+        return
+    yield from json_text(source, calls.arguments, (*_ENDS, _START, _CHANNEL))
+    yield from source.pass_over((*_ENDS, _START, _CHANNEL))
+    yield from source.match(*_ENDS)
 
 
 def _head(source: Source) -> Parsing[str]:

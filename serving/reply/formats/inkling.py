@@ -6,7 +6,8 @@ One format for reasoning and calls: they are blocks of different kinds.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxllm.serving.reply.calls import NAME, CallKeys, Calls, json_calls, named_object, new_call_id
+from jaxllm.serving.reply.calls import NAME, Calls, named_object, new_call_id
+from jaxllm.serving.reply.json_calls import CallKeys, json_calls
 from jaxllm.serving.reply.lark import FREE_TEXT, Lark
 from jaxllm.serving.reply.parts import ContentDelta, ReasoningDelta, ReplyPart
 from jaxllm.serving.reply.source import Parsing, Source, behind
@@ -37,7 +38,7 @@ class Inkling:
         last: type[ReasoningDelta | ContentDelta] | None = None
         while (yield from source.peek()):
             kind = yield from _head(source)
-            if kind == _CALL and calls.enabled and (yield from json_calls(source, calls, _KEYS)):
+            if kind == _CALL and calls.enabled and (yield from json_calls(source, calls, _KEYS, stops=self.markers)):
                 yield from source.skip()
                 yield from source.match(*_ENDS)
                 source.commit()

@@ -4,15 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.serving.reply.calls import (
-    CALL_KEYS,
-    CallKeys,
-    Calls,
-    json_calls,
-    named_object,
-    new_call_id,
-    tagged_calls,
-)
+from jaxllm.serving.reply.calls import Calls, named_object, new_call_id, tagged_calls
+from jaxllm.serving.reply.json_calls import CALL_KEYS, CallKeys, json_calls
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -35,6 +28,8 @@ class JsonTags:
     keys: CallKeys = CALL_KEYS
     tokens: tuple[str, ...] = ()
     """Markers, where they are other than the tags."""
+    before_calls: tuple[str, ...] = ()
+    """Calls may come behind these, which are no markup."""
     leading: bool = False
     """Whether a reply may begin with calls, without a tag."""
     forces_reasoning: bool = False
@@ -50,9 +45,16 @@ class JsonTags:
         if self.leading:
             start = source.at
             yield from source.skip()
-            if not (yield from json_calls(source, calls, self.keys, needs_arguments=True)):
+            if not (yield from self._calls(source, calls, needs_arguments=True)):
                 source.back(start)
-        yield from tagged_calls(source, self.begins, lambda _: json_calls(source, calls, self.keys), self.ends)
+        yield from tagged_calls(
+            source, self.begins, lambda _: self._calls(source, calls), self.ends, before=self.before_calls
+        )
+
+    def _calls(self, source: Source, calls: Calls, *, needs_arguments: bool = False) -> Parsing[bool]:
+        tags = (*self.begins, *self.ends)
+        stops = tuple(tag for tag in tags if tag[0] in "<[")
+        return json_calls(source, calls, self.keys, needs_arguments=needs_arguments, stops=stops, outside=tags)
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One object, and its tags where it has some of its own."""
@@ -119,6 +121,6 @@ def cohere() -> JsonTags:
 def xlam() -> JsonTags:
     """`[{"name": ..., "arguments": {...}}]` as the reply, or in one of several kinds of tags: xLAM."""
     return JsonTags(
-        begins=("[TOOL_CALLS]", "<tool_call>", "```json", "</think>"), ends=("</tool_call>", "```"),
+        begins=("[TOOL_CALLS]", "<tool_call>", "```json"), before_calls=("</think>",), ends=("</tool_call>", "```"),
         opening="[", closing="]", tokens=("<tool_call>", "</tool_call>", "[TOOL_CALLS]"), leading=True,
     )  # fmt: skip

@@ -9,11 +9,13 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.serving.reply.calls import NAME, Calls, json_calls, named_object, tagged_calls
+from jaxllm.serving.reply.calls import NAME, Calls, named_object, tagged_calls
+from jaxllm.serving.reply.json_calls import json_calls, named_call
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.source import Parsing, Source
 
 _MARK = "[TOOL_CALLS]"
+_STOPS = (_MARK, "[CALL_ID]", "[ARGS]")
 _CALL_ID = re.compile("[a-zA-Z0-9]*")
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -21,7 +23,8 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 class Mistral:
     """`[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]`."""
 
-    markers: tuple[str, ...] = (_MARK, "[CALL_ID]", "[ARGS]")
+    markers: tuple[str, ...] = _STOPS
+    begins = (_MARK,)
     opening, separator, closing = f"{_MARK}[", ", ", "]"
     forces_reasoning = False
 
@@ -51,17 +54,16 @@ class MistralNamed(Mistral):
 def _calls(source: Source, calls: Calls) -> Parsing[bool]:
     start = source.at
     yield from source.skip()
-    if (yield from source.peek()) in ("[", "{") and (yield from json_calls(source, calls)):
+    if (yield from source.peek()) in ("[", "{") and (yield from json_calls(source, calls, stops=_STOPS)):
         return True
     name = yield from source.run(NAME)
     call_id = None
     if (yield from source.match("[CALL_ID]")):
         call_id = yield from source.run(_CALL_ID)
-    yield from source.match("[ARGS]")
-    yield from source.skip()
-    if not name or (yield from source.peek()) != "{":
-        source.back(start)
-        return False
-    yield calls.start(name, call_id)
-    yield from source.json_value(calls.arguments)
-    return True
+    marked = yield from source.match("[ARGS]")
+    # Without the mark, what stands behind a word is its arguments only if it looks so.
+    looks_so = marked or (yield from source.comes("{", " {", "\n{"))
+    if looks_so and (yield from named_call(source, calls, name, call_id, stops=_STOPS)):
+        return True
+    source.back(start)
+    return False

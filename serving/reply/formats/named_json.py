@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.serving.reply.calls import Calls, close, new_call_id, tagged_calls
+from jaxllm.serving.reply.json_calls import named_call
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -40,6 +41,11 @@ class NamedJson:
         return self.tokens or (*self.first, *self.head, *self.behind, *self.tail, *self.last)
 
     @property
+    def begins(self) -> tuple[str, ...]:
+        """Tags that begin calls."""
+        return (*self.first, self.head[0])
+
+    @property
     def opening(self) -> str:
         """Tags before all calls."""
         return "".join(self.first)
@@ -51,7 +57,8 @@ class NamedJson:
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """Text, and calls between tags, of which the outer ones may be missing."""
-        return tagged_calls(source, (*self.first, self.head[0]), lambda tag: self._call(source, calls, tag), self.last)
+        stray = tuple(tag for tag in (*self.head[1:], *self.tail, *self.behind) if tag.startswith("<"))
+        return tagged_calls(source, self.begins, lambda tag: self._call(source, calls, tag), self.last, stray)
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One call with its tags."""
@@ -72,16 +79,15 @@ class NamedJson:
             yield from source.skip()
             written = yield from source.run(_NAME)
         name = written.rpartition(":")[0].removeprefix("functions.") if self.numbered and ":" in written else written
-        named = bool(name) and (yield from _read_over(source, self.behind))
-        if named:
-            yield from source.skip()
-        if not named or (yield from source.peek()) != "{":
+        call_id = written if self.numbered and ":" in written else None
+        tags = (*self.first, *self.head, *self.behind, *self.tail, *self.last)
+        stops = tuple(tag for tag in tags if tag.startswith("<"))
+        named = name and ((yield from _read_over(source, self.behind)) or (yield from source.comes(self.tail[-1])))
+        if not named or not (yield from named_call(source, calls, name, call_id, stops=stops)):
             source.back(start)
             return False
-        yield calls.start(name, written if self.numbered and ":" in written else None)
-        if (yield from source.json_value(calls.arguments)):
-            for _ in (*self.tail, *self.last):
-                yield from close(source, (*self.tail, *self.last))
+        for _ in (*self.tail, *self.last):
+            yield from close(source, (*self.tail, *self.last))
         return True
 
 

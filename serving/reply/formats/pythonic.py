@@ -1,18 +1,15 @@
 """Calls as Python writes them: Llama 3.2 and 4 (Meta's prompt formats), and others."""
 
-import ast
-import json
-import math
-import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.serving.reply.calls import NAME, Calls, new_call_id, tagged_calls
 from jaxllm.serving.reply.lark import Lark, parameter_list
 from jaxllm.serving.reply.nesting import Nesting
+from jaxllm.serving.reply.python_values import python_arguments
 from jaxllm.serving.reply.schemas import parameter_schemas
-from jaxllm.serving.reply.source import Parsing, Source
+from jaxllm.serving.reply.source import Parsing, Source, marker_searches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +22,7 @@ class Pythonic:
     separator: str = ", "
     closing: str = "]"
     leading: bool = True
-    """Whether a reply may begin with calls, without the mark."""
+    """Whether a reply may begin with calls of any function, without the mark; of those that are known it may always."""
     bracket: str = "["
     """What is before the first call; empty: calls have lines of their own."""
     forces_reasoning: bool = False
@@ -36,18 +33,22 @@ class Pythonic:
         """The marks."""
         return (self.begin, self.end)
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Tags that begin calls."""
+        return (self.begin,)
+
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
         """A list of calls at the beginning or behind the mark; everything else is content."""
-        if self.leading:
-            start = source.at
+        start = source.at
+        yield from source.skip()
+        if (yield from _list(source, calls, self, leading=True)):
             yield from source.skip()
-            if (yield from _list(source, calls, self.bracket)):
-                yield from source.skip()
-                yield from source.match(self.end)
-                yield from source.skip()
-            else:
-                source.back(start)
-        yield from tagged_calls(source, (self.begin,), lambda _: _list(source, calls, self.bracket), (self.end,))
+            yield from source.match(self.end)
+            yield from source.skip()
+        else:
+            source.back(start)
+        yield from tagged_calls(source, self.begins, lambda _: _list(source, calls, self), (self.end,))
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """One call with its parameters in the schema's order; values are written as JSON."""
@@ -69,9 +70,10 @@ def olmo3() -> Pythonic:
     return Pythonic(begin=begin, end=end, opening=begin, separator="\n", closing=end, leading=False, bracket="")
 
 
-def _list(source: Source, calls: Calls, bracket: str) -> Parsing[bool]:
+def _list(source: Source, calls: Calls, style: Pythonic, *, leading: bool = False) -> Parsing[bool]:
     """Read a list of calls; each is handed out when it is complete. False: the first is none."""
-    begin = source.at
+    begin, bracket = source.at, style.bracket
+    known = calls.schemas if leading and not style.leading else None
     yield from source.skip()
     if bracket and not (yield from source.match(bracket)):
         source.back(begin)
@@ -80,7 +82,7 @@ def _list(source: Source, calls: Calls, bracket: str) -> Parsing[bool]:
     while True:
         start = source.at
         yield from source.skip()
-        found = yield from _call(source)
+        found = yield from _call(source, (style.end, style.begin), known)
         if found is None:
             source.back(begin if first else start)
             return not first
@@ -95,67 +97,33 @@ def _list(source: Source, calls: Calls, bracket: str) -> Parsing[bool]:
             return True
 
 
-def _call(source: Source) -> Parsing[tuple[str, str] | None]:
-    """Read one call: its name, and its arguments as JSON. None, and anything may have been read: this is none."""
+def _call(source: Source, ends: tuple[str, ...], known: Container[str] | None) -> Parsing[tuple[str, str] | None]:
+    """Read one call: its name, and its arguments as JSON. None, and anything may have been read: this is none.
+
+    Markup ends it although it was not closed. `known`: it must be of one of these functions.
+    """
     name = yield from source.run(NAME)
-    if not name or (yield from source.peek()) != "(":
+    if not name or (known is not None and name not in known) or (yield from source.peek()) != "(":
         return None
-    nesting, pieces, start = Nesting("\"'"), list[str](), source.at + 1
+    search, search_begun = marker_searches(ends)
+    nesting, pieces, start, searched = Nesting("\"'"), list[str](), source.at + 1, source.at
     while True:
-        source.at, end = nesting.scan(source.text, source.at, stops=",")
+        found = search(source.text, searched)
+        begun = search_begun(source.text, source.at) if found is None else found
+        limit = len(source.text) if begun is None else begun.start()
+        source.at, end = nesting.scan(source.text, source.at, stops=",", limit=limit)
         if end:
             pieces.append(source.text[start : source.at - 1])
             start = source.at
         if end == ")":
             break
-        if not end and not (yield from source.more()):
+        if end:
+            continue
+        if found is not None and not nesting.quoted:
+            pieces.append(source.text[start : source.at].rstrip(" \t\r\n)]}"))
+            break
+        searched = max(searched, limit) if found is None else found.end()
+        if found is None and not (yield from source.more()):
             return None
-    arguments = _arguments(pieces)
+    arguments = python_arguments(pieces)
     return None if arguments is None else (name, arguments)
-
-
-def _arguments(pieces: list[str]) -> str | None:
-    """Pieces such as `a=1` as an object of JSON; None: they are something else."""
-    if not pieces[-1].strip():
-        pieces = pieces[:-1]
-    found = {}
-    for piece in pieces:
-        key, equals, value = piece.partition("=")
-        if not equals or not key.strip():
-            return None
-        try:
-            found[key.strip()] = _literal(value.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return None
-    return json.dumps(found, ensure_ascii=False)
-
-
-def _literal(text: str) -> Any:
-    """A value written as JSON or Python. Raises `ValueError` and what Python's parser raises."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except ValueError:
-        with warnings.catch_warnings():
-            # Python warns of escapes that it does not know.
-            warnings.simplefilter("ignore")
-            value = ast.literal_eval(text)
-        return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """A value of Python as one that JSON has. Raises `ValueError`."""
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, (str, int, float, bool, type(None))) and not _is_odd(value):
-        return value
-    raise ValueError(f"{type(value).__name__} is not in JSON")
-
-
-def _is_odd(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(name)

@@ -58,12 +58,16 @@ class Thinking:
             return
         yield from source.skip()
         source.commit()
-        implied = self._calls if calls.enabled else ()
-        marker, _ = yield from source.until((*self._ends, *implied), ReasoningDelta)
-        if marker in implied:
-            # The call's own format reads it.
+        openings = tuple(tag for tag in calls.openings if tag not in self._ends)
+        marker, space = yield from source.until((*self._ends, *openings), ReasoningDelta)
+        while marker in openings:
             source.at -= len(marker)
-            return
+            if calls.begun is not None and (yield from calls.begun(source, self._ends)):
+                return
+            # It speaks of calls.
+            source.at += len(marker)
+            yield ReasoningDelta(space + marker)
+            marker, space = yield from source.until((*self._ends, *openings), ReasoningDelta)
         yield from source.skip()
         source.commit()
 

@@ -34,6 +34,7 @@ from jaxllm.serving.server.workers.messages import (
 from jaxllm.serving.server.workers.scaling import WorkerScaling
 from jaxllm.serving.server.workers.shared_engines import SharedEngines
 from jaxllm.serving.server.workers.worker import Worker
+from jaxllm.serving.telemetry.log_format import MULTILINE
 from jaxllm.serving.telemetry.logs import banner
 from jaxllm.serving.telemetry.shared_metrics import SharedMetrics, make_file, open_file
 from jaxllm.serving.text.measurements import Measurements
@@ -107,7 +108,7 @@ class ApiServers:
             return signals.exit_code
         starting.result()
         urls = self._listener.urls(self._options.root_path)
-        _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started))
+        _log.info("%s", banner(self._engines.info, urls, time.monotonic() - started), extra=MULTILINE)
         reporting = [asyncio.create_task(self._publish())]
         if not self._options.disable_log_stats:
             reporting += [asyncio.create_task(self._engines.throughput.run()), asyncio.create_task(self._count())]

@@ -37,15 +37,15 @@ def test_a_model_without_windows_holds_what_it_did() -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     window=st.integers(1, 20), size=st.integers(1, 5), lookahead=st.integers(1, 9), computed=st.integers(0, 60),
-    count=st.integers(1, 9),
+    count=st.integers(1, 9), margin=st.integers(0, 2),
 )  # fmt: skip
 def test_most_pages_are_enough_for_every_chunk(
-    window: int, size: int, lookahead: int, computed: int, count: int
+    window: int, size: int, lookahead: int, computed: int, count: int, margin: int
 ) -> None:
-    groups = CacheGroups((window,), size, lookahead)
+    groups = CacheGroups((window,), size, lookahead, margin=margin)
     (group,) = groups.all
     end = computed + min(count, lookahead)
-    held = groups.end(group, computed, 1000) - groups.begin(group, computed)
+    held = groups.end(group, computed, 1000) - groups.held_from(group, computed)
     assert groups.pages_for(end) <= groups.end(group, computed, 1000)
     assert held <= groups.most_pages(1000)
     assert groups.most_pages(groups.longest(held)) <= held
@@ -92,7 +92,7 @@ def test_a_hit_is_right_for_all_tables_at_once(lost: list[int], hit: int) -> Non
     windowed = pages.reshape(2, -1)[1]
     gone = windowed[lost]
     manager._cache.forget(gone.tolist())
-    manager._pool._keep[gone] = False
+    manager._pool._contents[gone] = 0
     found = manager.admit(request_of(tokens), 0)
     assert found is not None
     assert found[1] == hit

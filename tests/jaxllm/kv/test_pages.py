@@ -1,4 +1,4 @@
-"""The page pool: blank before idle, oldest idle first, and every page in exactly one state."""
+"""The page pool: blank before spare before wanted, oldest wanted first, and every page in exactly one state."""
 
 from typing import Any
 
@@ -100,31 +100,44 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = PagePool(num_pages)
         self.holders: list[list[int]] = []  # each holder's pages, in order
         self.kept: set[int] = set()
-        self.idle: list[int] = []
+        self.wanted: set[int] = set()
+        self.idle: list[int] = []  # in the order in which they become idle, or wanted
         self.blank = set(range(1, num_pages))
 
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
         count = data.draw(st.integers(0, self.pool.num_free))
         pages, evicted = self.pool.take(count)
-        expected = self.idle[: max(0, count - len(self.blank))]
-        assert evicted == expected
+        spare = [page for page in self.idle if page not in self.wanted]
+        order = spare[::-1] + [page for page in self.idle if page in self.wanted]
+        assert evicted == order[: max(0, count - len(self.blank))]
         fresh = set(pages.tolist()) - set(evicted)
         assert len(set(pages.tolist())) == count
         assert fresh <= self.blank
         self.blank -= fresh
-        self.idle = self.idle[len(evicted) :]
+        self.idle = [page for page in self.idle if page not in evicted]
         self.kept -= set(evicted)
+        self.wanted -= set(evicted)
         self.holders.append(pages.tolist())
 
     @precondition(lambda self: self.holders)
-    @rule(data=st.data())
-    def keep(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), wanted=st.booleans())
+    def keep(self, data: st.DataObject, wanted: bool) -> None:
         pages = data.draw(st.sampled_from(self.holders))
         if pages:
             page = data.draw(st.sampled_from(pages))
-            self.pool.keep_when_idle([page])
+            self.pool.keep_when_idle([page], wanted=wanted)
             self.kept.add(page)
+            self.wanted = self.wanted | {page} if wanted else self.wanted - {page}
+
+    @rule(data=st.data())
+    def want(self, data: st.DataObject) -> None:
+        if self.kept:
+            page = data.draw(st.sampled_from(sorted(self.kept)))
+            self.pool.want([page])
+            if page in self.idle and page not in self.wanted:
+                self.idle = [each for each in self.idle if each != page] + [page]
+            self.wanted.add(page)
 
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
@@ -140,12 +153,10 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         pages = self.holders.pop(data.draw(st.integers(0, len(self.holders) - 1)))
         self.pool.release(pages_of(*pages))
-        for page in reversed(pages):
-            if not any(page in others for others in self.holders):
-                if page in self.kept:
-                    self.idle.append(page)
-                else:
-                    self.blank.add(page)
+        dropped = [page for page in pages if not any(page in others for others in self.holders)]
+        self.idle += [page for page in reversed(dropped) if page in self.wanted]
+        self.idle += [page for page in dropped if page in self.kept - self.wanted]
+        self.blank |= set(dropped) - self.kept
 
     @precondition(lambda self: not any(self.holders))
     @rule()
@@ -153,7 +164,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.forget_contents()
         self.blank |= set(self.idle)
         self.idle = []
-        self.kept = set()
+        self.kept, self.wanted = set(), set()
 
     @invariant()
     def agrees(self) -> None:

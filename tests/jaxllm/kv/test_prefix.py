@@ -79,13 +79,17 @@ def test_inserting_each_is_inserting_one_by_one(known: bool, equal: bool) -> Non
         if known:  # in one of the tables
             cache.insert(digests[1], 5, 1)
     inserted = [
-        page for table in (0, 1) for digest, page in zip(given, pages[:, table].tolist(), strict=True)
-        if alone.insert(digest, page, table)
-    ]  # fmt: skip
+        [
+            page
+            for digest, page in zip(given, pages[:, table].tolist(), strict=True)
+            if alone.insert(digest, page, table)
+        ]
+        for table in (0, 1)
+    ]
     assert together.insert_each(given, pages) == inserted
-    assert len(inserted) == 6 - known
+    assert [len(each) for each in inserted] == [3, 3 - known]
     assert vars(together) == vars(alone)
-    together.check_integrity({*inserted, *([5] if known else [])})
+    together.check_integrity({*inserted[0], *inserted[1], *([5] if known else [])})
 
 
 def test_the_first_page_of_a_digest_stays() -> None:

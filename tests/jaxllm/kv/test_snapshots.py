@@ -40,9 +40,27 @@ def test_slots_that_a_step_writes_are_left_alone() -> None:
     assert (len(pool), pool.find(A)) == (1, kept)
 
 
+def test_spare_ones_make_way_first_unless_they_were_found() -> None:
+    pool = SnapshotPool(0, 3)
+    first = published(pool, A)
+    for digest in (B, C):
+        slot = pool.take()
+        assert slot is not None
+        pool.publish(digest, slot, spare=True)
+    assert pool.longest([A, B, C, D]) == 3
+    assert pool.find(B) is not None
+    for digest in (D, bytes(32)):
+        published(pool, digest)
+        assert (pool.find(C), pool.find(B) is None) == (None, False)
+    assert pool.find(A) != first, "then the one that was used longest ago"
+    pool.check_integrity([])
+
+
 @settings(max_examples=50, deadline=None)
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(["take", "publish", "drop", "find", "clear"]), st.integers(0, 4))),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["take", "publish", "spare", "drop", "find", "clear"]), st.integers(0, 4))
+    ),
     count=st.integers(0, 3),
 )
 def test_every_slot_has_one_use(steps: list[tuple[str, int]], count: int) -> None:
@@ -65,7 +83,7 @@ def test_every_slot_has_one_use(steps: list[tuple[str, int]], count: int) -> Non
             if what == "drop":
                 pool.give_back(slot)
             else:
-                pool.publish(digest, slot)
+                pool.publish(digest, slot, spare=what == "spare")
                 held.setdefault(number, slot)
         pool.check_integrity(taken)
         assert len(pool) == len(held)

@@ -1,5 +1,6 @@
 """Options of parallelism: what they mean together, and one precise error for each mistake."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any, cast
@@ -76,6 +77,25 @@ def test_for_absent_devices_one_thread_compiles() -> None:
     assert resolve_config(config).config.compile.compile_workers == 4
     # Two crash the compiler for TPUs that are not there, one time in ten.
     assert resolve_config(config, jax.devices()).config.compile.compile_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dtype"), [("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float32")]
+)
+def test_cpus_keep_bfloat16(tmp_path: Path, checkpoint: str, dtype: str) -> None:
+    """It takes half of the memory and of its traffic; in float16 they are slow."""
+    model = write_model(tmp_path, torch_dtype=checkpoint)
+    resolved = resolve_config(EngineConfig.from_options({"model": model}))
+    assert (resolved.dtype, resolved.kv_dtype) == (dtype, dtype)
+    asked = resolve_config(EngineConfig.from_options({"model": model, "dtype": "float32"}))
+    assert asked.dtype == "float32"
+
+
+def test_recurrent_layers_on_cpus_are_float32(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1}
+    kind = {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps({**kind, **sizes, "vocab_size": 128, "expand": 2}))
+    assert resolve_config(EngineConfig.from_options({"model": str(tmp_path)})).dtype == "float32"
 
 
 def one_tpu() -> jax.Device:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count as counting
 from typing import Any
 
 import numpy as np
@@ -238,3 +239,42 @@ def test_a_queue_of_several_owners(actions: list[tuple[str, int, int]]) -> None:
         assert set(shares.waiting) == {owner for *_, owner in waiting}
         assert len(queue) == len(waiting)
         assert (queue.peek() is None) == (not waiting)
+
+
+@pytest.mark.parametrize("clients", [40, 64, 100])
+def test_a_first_token_waits_for_one_step_of_others(clients: int) -> None:
+    """Prompts of 1,500 tokens fill every step, and a request of another owner comes just after one has begun."""
+    budget, rng, names = 512, np.random.default_rng(0), counting()
+    scheduler = Scheduler(max_num_seqs=64, max_num_batched_tokens=budget, max_model_len=2048, pages=KVManager(8193, 16))
+
+    def add(owner: Owner, length: int, outputs: int) -> Request:
+        request = Request(
+            request_id=str(next(names)),
+            prompt_token_ids=rng.integers(3, 9999, length).astype(np.int32),
+            params=SamplingParams(max_tokens=outputs),
+            owner=owner,
+        )
+        scheduler.add(request)
+        return request
+
+    def step() -> tuple[int, set[Request]]:
+        """How many tokens it computed, and who got one."""
+        plan = scheduler.schedule()
+        assert plan is not None
+        ended = scheduler.update(plan, rng.integers(3, 9999, plan.num_rows).astype(np.int32))
+        for _ in [each for each in ended if each.owner is ADA]:
+            add(ADA, 1500, 8)
+        return plan.num_tokens, {each for row, each in enumerate(plan.requests) if plan.samples[row]}
+
+    for _ in range(clients):
+        add(ADA, 1500, 8)
+    total = steps = 0
+    for pause in rng.integers(2, 12, 30).tolist():
+        for _ in range(pause):
+            total, steps = total + step()[0], steps + 1
+        request, computed, served = add(BEN, 10, 2), 0, set[Request]()
+        while request not in served:
+            tokens, served = step()
+            computed, total, steps = computed + tokens, total + tokens, steps + 1
+        assert computed <= budget // 8
+    assert total > 0.85 * steps * budget

@@ -215,14 +215,23 @@ class Run:
         caching: bool,
         ahead: int,
         windows: tuple[int, ...] = (0,),
+        margin: int = 0,
         snapshots: int | None = None,
+        retention_interval: int | None = 0,
         **options: Any,
     ) -> None:
         """`snapshots` are slots for states of recurrent layers; None: there are no such layers."""
         has_states = snapshots is not None
-        groups = CacheGroups(windows, block_size, options["max_num_batched_tokens"], has_states)
+        groups = CacheGroups(windows, block_size, options["max_num_batched_tokens"], has_states, margin)
         pool = None if snapshots is None else SnapshotPool(options["max_num_seqs"], snapshots)
-        self.pages = KVManager(num_pages, block_size, enable_prefix_caching=caching, groups=groups, snapshots=pool)
+        self.pages = KVManager(
+            num_pages,
+            block_size,
+            enable_prefix_caching=caching,
+            groups=groups,
+            snapshots=pool,
+            retention_interval=retention_interval,
+        )
         self.scheduler = Scheduler(pages=self.pages, **options)
         self.model = PagedModel(num_pages, block_size, has_states=has_states)
         self.model.knows_tokens = options.get("stages", 1) > 1
@@ -395,9 +404,13 @@ def options_of(draw: st.DrawFn) -> dict[str, Any]:
     snapshots = draw(st.sampled_from([None, None, 0, 1, 3, 20]))
     stages = draw(st.sampled_from([1, 1, 2, 3])) if snapshots is None else 1
     max_num_batched_tokens = draw(st.integers(1, 30))
-    at_least = 1 + CacheGroups(windows, block_size, max_num_batched_tokens).most_pages(max_model_len)
+    margin = draw(st.integers(0, 1))
+    groups = CacheGroups(windows, block_size, max_num_batched_tokens, margin=margin)
+    at_least = 1 + groups.most_pages(max_model_len)
     return {
         "block_size": block_size,
+        "margin": margin,
+        "retention_interval": draw(st.sampled_from([0, 0, 1, 5, 9, None])),
         # Engines schedule one step ahead; with more, a state would go on with a token that is not the one.
         "ahead": draw(st.sampled_from([0, 1, 1, MOST_AHEAD] if snapshots is None else [0, 1]))
         if stages == 1

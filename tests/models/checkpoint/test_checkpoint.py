@@ -120,9 +120,9 @@ def test_checkpoint_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": "absent"}, "'architectures' is missing"),
-        ({"architectures": []}, "'architectures' must be a list with the name of the model class, found []"),
-        ({"architectures": "LlamaForCausalLM"}, "'architectures' must be a list of strings"),
+        ({"architectures": "absent", "model_type": "absent"}, "'architectures' is missing, and so is 'model_type'"),
+        ({"architectures": [], "model_type": "absent"}, "'architectures' is missing, and so is 'model_type'"),
+        ({"architectures": [5]}, "'architectures' must be a list of strings"),
         (
             {"architectures": ["LamaForCausalLM"]},
             "unknown architecture 'LamaForCausalLM': Lama is not supported; the nearest names are LlamaForCausalLM",

@@ -222,6 +222,12 @@ def test_bad_index(tmp_path: Path) -> None:
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(ModelError, match=r"1 of 3 files are missing: model-00002-of-00003\.safetensors"):
         load(tmp_path)
+    # No file can have the first name.
+    for name in ("a" * 300, "a" * 5000, "\0"):
+        (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises(ModelError, match=r"index\.json: 1 of 1 files are missing") as error:
+            load(tmp_path)
+        assert len(str(error.value)) < 300 + len(str(tmp_path))
     (tmp_path / INDEX_FILE).write_text('{"weight_map": {}}')
     with pytest.raises(ModelError, match="'weight_map' is missing or empty"):
         load(tmp_path)

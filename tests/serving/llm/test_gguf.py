@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import ConfigError
-from jaxllm.models.checkpoint.checkpoint import DEMO, resolve
+from jaxllm.models.checkpoint.checkpoint import DEMO, read_config, resolve
+from jaxllm.models.checkpoint.weight_files import tensors_in
 from jaxllm.serving.text.tokenizer import Tokenizer
 from tests.models.quantization.gguf_files import add, close
 
@@ -21,7 +22,8 @@ CHATS = [[{"role": "user", "content": text}] for text in ("What is the capital o
 
 
 def save_demo(path: Path, **more: Any) -> Path:
-    """The demo model in float32, its vocabulary as that of GPT-2."""
+    """The demo model in float32, its vocabulary as that of GPT-2; `rope_freqs` are divisors of its frequencies."""
+    factors = more.pop("rope_freqs", None)
     folder = resolve(DEMO)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokens = {**tokenizer["model"]["vocab"], **{each["content"]: each["id"] for each in tokenizer["added_tokens"]}}
@@ -51,6 +53,8 @@ def save_demo(path: Path, **more: Any) -> Path:
     for key, value in {**keys, **more}.items():
         if value is not None:
             add(writer, key, value)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(factors, np.float32))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 4)
     for name, values in load_file(folder / "model.safetensors").items():
         module, _, parameter = name.rpartition(".")
@@ -89,6 +93,38 @@ def test_tokenizer_is_that_of_transformers(demo: Path) -> None:
         assert own.encode([text])[0] == theirs(text)["input_ids"]
     assert own.hf.chat_template == theirs.chat_template
     assert (own.eos_token_id, own.hf.bos_token) == (2, "<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_freqs": [1.0, 1, 1, 1, 1, 1.5, 2, 4, 8, 8, 8, 8, 8, 8, 8, 8]},
+        {
+            "llama.rope.scaling.type": "yarn",
+            "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.original_context_length": 512,
+            "llama.rope.scaling.yarn_beta_fast": 16.0,
+            "llama.rope.scaling.yarn_ext_factor": 1.0,
+        },
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0},
+    ],
+)
+def test_scaled_positions_do_not_stand_in_the_way_of_a_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    """Llama 3.1 to 3.3 have factors for their frequencies; the name of a file may be in capitals."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "files").mkdir()
+    save_demo(tmp_path / "files" / "Model.GGUF", **keys)
+    texts = ["Hello, world! 12345\n\n<|im_start|>user it's é☃"]
+    for model in (tmp_path / "files" / "Model.GGUF", tmp_path / "files"):
+        folder = resolve(str(model))
+        assert Tokenizer.load(folder).encode(texts) == Tokenizer.load(resolve(DEMO)).encode(texts)
+        rope = read_config(folder).rope
+        assert rope is not None
+        assert rope.kind != "default"
+        assert tensors_in(folder)
+    assert rope.beta_fast == (16.0 if rope.kind == "yarn" else 32.0)
 
 
 PIECES = ["▁", "▁t", "he", "▁the", "er", "in", "▁a", "re", "on", "▁w", "or", "▁wor", "ld", "▁world", "l", "lo", "Hel"]

@@ -40,3 +40,37 @@ def test_each_answer_ends_for_its_own_reason(
             read.message(completion, "assistant")
         found.append(read.finish_reason(completion))
     assert found == expected
+
+
+BEGUN = '<tool_call>\n{"name": "f", "arguments": {"a": '
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("functions", [False, True])
+@pytest.mark.parametrize(
+    ("texts", "stop", "expected"),
+    [
+        ([BEGUN], "12", "stop"),
+        ([BEGUN[:-6], BEGUN[-6:]], "12", "stop"),
+        ([BEGUN + '"x'], "y", "stop"),
+        ([CALL, BEGUN], "12", "stop"),
+        ([BEGUN], 7, "stop"),
+        ([BEGUN + "1}}"], "</tool_call>", "called"),
+        ([CALL + " so"], "x", "called"),
+        ([BEGUN], None, "called"),
+    ],
+)
+def test_a_stop_within_a_call_is_why_the_answer_ends(
+    texts: list[str], stop: str | int | None, expected: str, functions: bool, streamed: bool
+) -> None:
+    read = answers(functions=functions)
+    last = CompletionOutput(0, "".join(texts), [1], finish_reason="stop", stop_reason=stop)
+    if streamed:
+        for text in texts[:-1]:
+            read.deltas(CompletionOutput(0, text, [1]))
+        last = CompletionOutput(0, texts[-1], [1], finish_reason="stop", stop_reason=stop)
+        read.deltas(last)
+    else:
+        read.message(last, "assistant")
+    called = "function_call" if functions else "tool_calls"
+    assert read.finish_reason(last) == (called if expected == "called" else expected)

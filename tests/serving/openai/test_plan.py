@@ -88,7 +88,7 @@ def test_forced_calls_leave_reasoning_to_the_model(tokenizer: Tokenizer) -> None
 
 
 def test_harmony(tokenizer: Tokenizer) -> None:
-    formats = ReplyFormats.choose(None, None, "<|channel|>")
+    formats = ReplyFormats.choose("openai", None, "<|channel|>")
     form = plan(tokenizer, formats, FORM)
     assert form.params.reasoning_end_token_ids == tokenizer.encode(["<|channel|>final<|message|>"])[0]
     forced = plan(tokenizer, formats, tools=[TOOL], tool_choice="required")

@@ -22,6 +22,8 @@ def hermes(call: str) -> Reply:
         ("null", "{}"),
         (r'"{\"a\": 1}"', '{"a": 1}'),
         ('"{}"', "{}"),
+        ('""', "{}"),
+        ("[]", "{}"),
         ("{}", "{}"),
     ],
 )
@@ -33,7 +35,7 @@ def test_arguments_that_are_an_object_in_some_form(arguments: str, expected: str
     assert reply.content is None
 
 
-@pytest.mark.parametrize("arguments", ['"a: 1"', '"[1]"', '"null"', '""', "[1]", "5", "true", '"{broken"'])
+@pytest.mark.parametrize("arguments", ['"a: 1"', '"[1]"', '"null"', "[1]", "5", "true", '"{broken"'])
 def test_arguments_that_are_no_object_make_no_call(arguments: str) -> None:
     text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
     assert read(text) == Reply(text)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS
 from jaxllm.serving.reply.compose import calls_grammar, make_parser, parameters_schema
+from jaxllm.serving.reply.guess import format_of_calls
 from jaxllm.serving.reply.parts import Reply, read_whole
 from jaxllm.serving.reply.registry import reasoning_format, tool_format
 
@@ -156,3 +157,31 @@ def test_schemas_of_arguments() -> None:
     assert parameters_schema(None, strict=True)["additionalProperties"] is False
     assert parameters_schema({"additionalProperties": True}, strict=True)["additionalProperties"] is True
     assert "additionalProperties" not in parameters_schema({"$ref": "#/$defs/x"}, strict=False)
+
+
+PLACE = {"properties": {"place": {"const": "Oak Hill"}, "days": {"const": 3}}, "required": ["place", "days"]}
+
+
+@pytest.mark.parametrize("name", {entry.path: name for name, entry in TOOL_FORMATS.items()}.values())
+def test_a_template_that_writes_calls_in_a_format_gives_it_away(
+    backend: Backend, vocabulary: LLTokenizer, name: str
+) -> None:
+    grammar = calls_grammar(tool_format(name), token_ids(backend), {"find_place": (PLACE, False)}, several=False)
+    assert grammar is not None
+    call = next(text for seed in range(9) if (text := written(backend, vocabulary, grammar, random.Random(seed))))
+    if name in ("openai", "inkling"):
+        call = (
+            tool_format(name).separator.partition("<|start|>assistant")[2]
+            + call[call.rindex("<|channel|>") if name == "openai" else call.rindex("<|content_invoke") :]
+        )
+
+    def render(messages: list[Any], *, tools: list[Any], add_generation_prompt: bool) -> str:
+        turns = [
+            f"<|im_start|>{each['role']}\n{call if each.get('tool_calls') else each['content']}<|im_end|>\n"
+            for each in messages
+        ]
+        return f"Tools: {json.dumps(tools)}\n{''.join(turns)}{'<|im_start|>assistant' * add_generation_prompt}"
+
+    guessed = format_of_calls(render, tool_format, None)
+    assert guessed is not None
+    assert TOOL_FORMATS[guessed].path == TOOL_FORMATS[name].path, call

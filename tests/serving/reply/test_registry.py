@@ -23,7 +23,6 @@ from jaxllm.serving.reply.registry import (
 )
 from jaxllm.serving.reply.source import Parsing, Source
 from tests.conftest import RunPython
-from tests.serving.reply.samples import SAMPLES, first_of
 
 
 class Shouting(Hermes):
@@ -83,22 +82,67 @@ def test_unknown_names() -> None:
         reasoning_format("r1")
 
 
+TURN = "{{ '<|im_start|>' + message.role + '\\n' }}"
+ALL = "{% for message in messages %}" + TURN + "{CONTENT}{% if message.tool_calls %}{CALLS}{% endif %}<|im_end|>\n"
+ALL += "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{START}{% endif %}"
+EACH = "{% for call in message.tool_calls %}{% set f = call.function %}"
+JSON = '{"name": "{{ f.name }}", "KEY": {{ f.arguments | tojson }}}'
+
+
+def template(call: str, *, content: str = "{{ message.content }}", start: str = "", key: str = "arguments") -> str:
+    """A chat template that writes calls so."""
+    calls = f"{EACH}{call}{{% endfor %}}".replace("JSON", JSON).replace("KEY", key)
+    return ALL.replace("{CONTENT}", content).replace("{CALLS}", calls).replace("{START}", start)
+
+
+MARKDOWN = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ ARGUMENTS }}\n```<｜tool▁call▁end｜>"
+PAIR = "{{ k }}={{ v | tojson }}{{ '' if loop.last else ', ' }}"
+PYTHON = f"{{{{ f.name }}}}({{% for k, v in f.arguments.items() %}}{PAIR}{{% endfor %}})"
+KIMI = "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>"
+ITEMS = "{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}"
+THOUGHT = "{% if message.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ message.content }}"
+TEXT = """{{ f.arguments | tojson | replace('"', '\\\\"') }}"""
+SPELLED = f'<tool_call>{{"name": "{{{{ f.name }}}}", "arguments": "{TEXT}"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (template("<tool_call>\nJSON\n</tool_call>"), "hermes"),
+        (template("<tool_call>\nJSON\n</tool_call>", content=THOUGHT), "hermes"),
+        (template("<tool_call>\nJSON\n</tool_call>", content=THOUGHT, start="<think>\n"), "hermes"),
+        (template(SPELLED), "hermes"),
+        (template("<tool_call>{{ f.name }}\n" + ITEMS + "</tool_call>"), "glm45"),
+        (template("JSON", key="parameters"), "llama3_json"),
+        (template("<|python_tag|>JSON", key="parameters"), "llama3_json"),
+        (template("[TOOL_CALLS] [JSON]"), "mistral"),
+        (template("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"), "mistral_v11"),
+        (template(f"{MARKDOWN}").replace("ARGUMENTS", "f.arguments | tojson"), "deepseek_v3"),
+        (template(MARKDOWN).replace("{{ ARGUMENTS }}", "{{ '' + f.arguments }}"), "deepseek_v3"),
+        (template(f"<|tool_calls_section_begin|>{KIMI}<|tool_calls_section_end|>"), "kimi_k2"),
+        (template("<tool_calls>[JSON]</tool_calls>"), "jamba"),
+        (template("[" + PYTHON + "]"), "pythonic"),
+        (template("<function_calls>" + PYTHON + "</function_calls>"), "olmo3"),
+        # What no format reads back gives none away, whatever its words are.
+        (template("<my_call>JSON</my_call>"), None),
+        (template("{{ f.name }} <tool_call>"), None),
+        ("{# <tool_call> #}{{ messages }}", None),
+        ("<tool_call>{function-name}<arg_key> tool_calls", None),
+        (template("{{ raise_exception('no calls here') }}<tool_call>JSON</tool_call>"), None),
+        ("{{ messages", None),
+        ("{{ messages.tool_calls", None),
+        ("{% tool_calls %}", None),
+        ("", None),
+        # Words that another format has within its prompt.
+        ("Write <function=f> or [ARGS] or <|python_tag|>." + template("<tool_call>\nJSON\n</tool_call>"), "hermes"),
+    ],
+)
+def test_a_format_is_guessed_by_a_call_that_it_reads_back(text: str, expected: str | None) -> None:
+    assert guess_tool_format(text) == expected
+
+
 def test_guesses(demo_folder: Path) -> None:
     assert guess_tool_format((demo_folder / "chat_template.jinja").read_text()) == "hermes"
-    assert guess_tool_format("{{ messages }}") is None
-    assert guess_tool_format("<tool_call>{function-name}<arg_key>") == "glm45"
-    assert guess_tool_format("]<]minimax[>[<tool_call>") == "minimax_m3"
-    assert guess_tool_format("<seed:tool_call><function=f>") == "seed_oss"
-    assert guess_tool_format("<tool_call>call:") == "hermes"
-    assert guess_tool_format("<|tool_call>call:") == "gemma4"
-    assert guess_tool_format("...<function=example_function_name>...<tool_call>...") == "qwen3_coder"
-    assert guess_tool_format("[TOOL_CALLS]") == "mistral"
-    assert guess_tool_format("[TOOL_CALLS]' + name + '[ARGS]'") == "mistral_v11"
-    wide = "<｜tool▁sep｜>"
-    assert guess_tool_format(wide) == "deepseek_v31"
-    assert guess_tool_format(f"{wide} ```json") == "deepseek_v3"
-    assert guess_tool_format("<|start|>assistant<|channel|>") == "openai"
-    assert guess_tool_format("<|python_tag|>") == "llama3_json"
     assert guess_reasoning_format("{{ '<think>' }}") == "qwen3"
     assert guess_reasoning_format("<|channel|>analysis") == "openai"
     assert guess_reasoning_format("{{ messages }}") is None
@@ -108,18 +152,6 @@ def test_guesses(demo_folder: Path) -> None:
     assert guess_reasoning_format("<think></think><answer>") == "qwen3"
     assert guess_reasoning_format("<think> <minimax:tool_call> <response>") == "minimax_m2"
     assert guess_reasoning_format("<｜Assistant｜><think>") == "deepseek_r1"
-
-
-UNTAGGED = {"xlam", "pythonic", "llama4_pythonic", "llama3_json", "llama4_json"}
-"""Formats whose samples begin without a tag."""
-
-
-@pytest.mark.parametrize("name", sorted(TOOL_FORMATS.keys() - UNTAGGED))
-def test_a_template_that_shows_calls_gives_their_format_away(name: str) -> None:
-    guessed = guess_tool_format(SAMPLES[first_of(name)]) or ""
-    # Both are read alike.
-    wanted = "glm45" if first_of(name) == "glm47" else name
-    assert TOOL_FORMATS[guessed].path == TOOL_FORMATS[wanted].path
 
 
 @pytest.mark.parametrize(("page", "entries"), [("tools.md", TOOL_FORMATS), ("reasoning.md", REASONING_FORMATS)])
@@ -170,15 +202,18 @@ def test_formats_are_imported_when_they_are_named(run_python: RunPython) -> None
     assert ran.returncode == 0, ran.stderr
 
 
+HERMES = template("<tool_call>\nJSON\n</tool_call>")
+
+
 def test_names_go_before_guesses() -> None:
-    chosen = ReplyFormats.choose("mistral_v11", None, "<tool_call> <think>")
+    chosen = ReplyFormats.choose("mistral_v11", None, f"{HERMES} <think>")
     assert isinstance(chosen.tools, MistralNamed)
     assert chosen.reasoning is not None
     assert not chosen.explicit
     assert ReplyFormats.choose(None, "granite", "").explicit
     assert isinstance(ReplyFormats.choose("mistral", None, "[TOOL_CALLS]' + name + '[ARGS]'").tools, MistralNamed)
     assert not isinstance(ReplyFormats.choose("mistral", None, "[TOOL_CALLS]").tools, MistralNamed)
-    guessed = ReplyFormats.choose("auto", "auto", "<tool_call> <think>")
+    guessed = ReplyFormats.choose("auto", "auto", f"{HERMES} <think>")
     assert isinstance(guessed.tools, Hermes)
     assert not guessed.explicit
     assert ReplyFormats.choose(None, None, "") == ReplyFormats()

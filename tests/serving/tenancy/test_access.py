@@ -1,15 +1,21 @@
 """Who a request belongs to, and that what belongs to one is hidden from others."""
 
+import asyncio
 import itertools
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import NotFoundError, OpenAI
+from starlette.applications import Starlette
+from starlette.requests import Request
 
-from jaxllm.serving.tenancy.access import owner_by_address
+from jaxllm.serving.http.operation import guarded
+from jaxllm.serving.server.router import OPERATIONS
+from jaxllm.serving.tenancy.access import Access, owner_by_address
 from jaxllm.serving.tenancy.keys import KeyRing, hashed_key, plain_key
 from tests.serving.server_process import SMALL, ServerProcess, running
 
@@ -123,3 +129,53 @@ def test_each_key_has_a_prefix_cache_of_its_own(ada: OpenAI, ben: OpenAI) -> Non
 def test_a_public_path_needs_no_key(server: ServerProcess) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert httpx.get(f"{server.url}/v1/models").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("keys", "clients", "operators"),
+    [
+        ([], "", set()),
+        (["one"], "", {"one"}),
+        (["one", "two"], "", set()),
+        (["boss"], "- {name: ada, keys: [a]}", {"boss"}),
+        (["boss", "chief"], "- {name: ada, keys: [a]}", {"boss", "chief"}),
+        ([], "- {name: ada, keys: [a]}\n- {name: ben, keys: [b]}", set()),
+        ([], "- {name: ada, keys: [a], operator: true}\n- {name: ben, keys: [b]}", {"a"}),
+        ([], "- {name: ada, keys: [a]}", {"a"}),
+    ],
+)
+def test_which_keys_are_the_operators(keys: list[str], clients: str, operators: set[str], tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    if clients:
+        file.write_text(f"clients:\n{clients}\n")
+    access = Access(keys, str(file) if clients else None)
+    found = {name: access.find(name.encode()) for name in (*keys, "a", "b")}
+    assert {name for name, key in found.items() if key is not None and key.is_operator} == operators
+
+
+def test_what_concerns_other_clients_is_for_the_operator() -> None:
+    protected = {each.path for each in OPERATIONS if each.operator}
+    assert protected >= {
+        "/start_profile",
+        "/stop_profile",
+        "/abort_requests",
+        "/sleep",
+        "/wake_up",
+        "/pause",
+        "/resume",
+    }
+    assert protected >= {"/update_weights", "/server_info", "/scale", "/scale_elastic_ep"}
+    assert not any(each.public for each in OPERATIONS if each.operator)
+
+
+async def _answer(scope: dict[str, Any]) -> int:
+    operation = next(each for each in OPERATIONS if each.path == "/abort_requests")
+    app = Starlette()
+    request = Request({"type": "http", "method": "POST", "path": "/abort_requests", "headers": [], "app": app, **scope})
+    return (await guarded(operation.checked_handler)(request)).status_code
+
+
+def test_a_clients_key_is_refused() -> None:
+    for scope in ({}, {"is_operator": False}):
+        assert asyncio.run(_answer(scope)) == 403
+    assert asyncio.run(_answer({"is_operator": True})) != 403

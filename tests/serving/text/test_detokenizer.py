@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.serving.text.detokenizer import IncrementalDecoder
+from jaxllm.serving.text.detokenizer import ContinuingDecoder, IncrementalDecoder, begun_character
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -77,3 +77,23 @@ def test_many_skipped_tokens_cost_no_more_each(tokenizer: Tokenizer) -> None:
     decoder = IncrementalDecoder(tokenizer)
     word = tokenizer.encode(["the cat"])[0]
     assert "".join(pieces_of(decoder, [2] * 20_000 + word)) == "the cat"
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=st.text(alphabet="🙂🙃日本é a.\n", min_size=1, max_size=12), data=st.data())
+def test_a_prompt_that_ends_within_a_character(tokenizer: Tokenizer, text: str, data: st.DataObject) -> None:
+    token_ids = tokenizer.encode([text], add_special_tokens=False)[0]
+    cut = data.draw(st.integers(1, len(token_ids)))
+    prompt, rest = token_ids[:cut], token_ids[cut:]
+    begun = begun_character(tokenizer, prompt)
+    shown = tokenizer.decode(prompt, skip_special_tokens=False)
+    assert bool(begun) == shown.endswith(REPLACEMENT)
+    if begun:
+        pieces = pieces_of(ContinuingDecoder(tokenizer, begun), rest)
+        whole = shown + "".join(pieces)
+        assert shown.rstrip(REPLACEMENT) + "".join(pieces) == text or not rest
+        assert whole.rstrip(REPLACEMENT).count(REPLACEMENT) <= shown.count(REPLACEMENT)
+        # A token that does not go on with the character shows itself alone.
+        (other,) = tokenizer.encode(["a"], add_special_tokens=False)[0][-1:]
+        assert "".join(pieces_of(ContinuingDecoder(tokenizer, begun), [other])) == "a"
+        assert "".join(pieces_of(ContinuingDecoder(tokenizer, begun), [])) == ""

@@ -253,3 +253,17 @@ def test_it_ends_with_whoever_started_it() -> None:
     parent.wait()
     parent.stdout.close()
     canary.wait(SECONDS)
+
+
+def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.structured.canary.link.PING_SECONDS", 0.05)
+    canary = demo_canary()
+    try:
+        assert canary.ask(StructuredOutputsParams(choice=["a"])).result(60).error is None
+        stopped = canary.pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        assert canary.ask(StructuredOutputsParams(choice=["b"])).result(60).error is None
+        assert canary.pid != stopped
+    finally:
+        canary.close()

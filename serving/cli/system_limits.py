@@ -1,0 +1,50 @@
+"""What the system allows this process, and what to say when that is too little."""
+
+import errno
+from typing import Final
+
+from jaxllm.errors import ConfigError, EngineError
+
+MOST_WANTED: Final = 65_536
+LEAST_FILES: Final = 64
+"""A server without any connection has about 40 files and sockets open while it starts."""
+
+_EXHAUSTED: Final = {
+    errno.EMFILE: "no more files may be open in this process: raise `ulimit -n`",
+    errno.ENFILE: "no more files may be open on this machine (fs.file-max)",
+    errno.ENOMEM: "there is no more memory: see `ulimit -v`, and the limit of the container",
+    errno.EAGAIN: "no more processes or threads may be started: raise `ulimit -u`, or the container's limit of PIDs",
+}
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each connection is one. Raises `ConfigError` for too few."""
+    try:
+        import resource
+    except ImportError:
+        # Windows has no such limit.
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_WANTED if hard == resource.RLIM_INFINITY else min(hard, MOST_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+        except (ValueError, OSError):
+            pass
+    if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
+        raise ConfigError(
+            f"only {soft} files may be open at a time (ulimit -n); the server needs at least {LEAST_FILES}, and one "
+            f"more for each connection: raise the limit, to {MOST_WANTED} for instance"
+        )
+
+
+def exhausted(error: BaseException) -> EngineError | None:
+    """What to tell of an error that says that the system gives no more of something; None for any other."""
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        return EngineError(f"{_EXHAUSTED[error.errno or 0]} ({error.strerror})")
+    if isinstance(error, MemoryError):
+        return EngineError(_EXHAUSTED[errno.ENOMEM])
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return EngineError(_EXHAUSTED[errno.EAGAIN])
+    return None

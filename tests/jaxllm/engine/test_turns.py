@@ -1,0 +1,39 @@
+"""Whether a step waits for the one before it: with several owners, where that one computes prompts and takes long."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.engine.turns import LONG_STEP_SECONDS, OWNERS_SECONDS, Turns
+from jaxllm.owner import Owner
+
+ADA, BEN = Owner("ada"), Owner("ben")
+
+
+@dataclass
+class Rows:
+    """What of a plan is looked at."""
+
+    num_decodes: int
+    num_rows: int
+
+
+PROMPTS: Any = Rows(2, 3)
+DECODES: Any = Rows(3, 3)
+
+
+def test_only_with_several_owners_and_only_long_steps_with_prompts() -> None:
+    now = [0.0]
+    turns = Turns(lambda: now[0])
+    turns.took(512, 2 * LONG_STEP_SECONDS)
+    turns.took(64, LONG_STEP_SECONDS / 2)
+    for _ in range(2):
+        turns.arrived(ADA)
+    assert not turns.must_wait(PROMPTS, 512), "one owner"
+    turns.arrived(BEN)
+    assert turns.must_wait(PROMPTS, 512)
+    assert not turns.must_wait(PROMPTS, 64)
+    assert not turns.must_wait(PROMPTS, 128), "nobody knows how long it takes"
+    assert not turns.must_wait(DECODES, 512)
+    now[0] += OWNERS_SECONDS
+    turns.arrived(BEN)
+    assert not turns.must_wait(PROMPTS, 512), "the other has not been here for long"

@@ -1,0 +1,70 @@
+"""What schemas mean where llguidance would have it otherwise, and what its errors say here."""
+
+from typing import Any
+
+import pytest
+
+from jaxllm.errors import MOST_QUOTED, RequestError
+from jaxllm.structured.llguidance_backend import check
+from jaxllm.structured.llguidance_messages import first_line
+from jaxllm.structured.llguidance_source import source_of
+from jaxllm.structured.params import StructuredOutputsParams
+
+
+def source(schema: Any, **options: Any) -> str:
+    return source_of(StructuredOutputsParams(json=schema, **options), lambda text: False)
+
+
+@pytest.mark.parametrize(
+    "format", ["byte", "binary", "password", "int32", "regex", "iri", "json-pointer", "uri-template", "", "Date", "☃"]
+)
+def test_an_unknown_format_is_an_annotation(format: str) -> None:
+    inner = {"type": "string", "pattern": "a+"}
+    plain = {"type": "object", "properties": {"v": inner, "w": {"anyOf": [inner, {"type": "null"}]}}}
+    named = {"type": "object", "properties": {"v": {**inner, "format": format}, "w": {**plain["properties"]["w"]}}}
+    named["properties"]["w"] = {"anyOf": [{**inner, "format": format}, {"type": "null"}]}
+    assert source(named) == source(plain)
+    check(StructuredOutputsParams(json=named))
+    tag = {"structures": [{"begin": "<a>", "schema": named, "end": "</a>"}], "triggers": ["<a>"]}
+    check(StructuredOutputsParams(structural_tag=tag))
+
+
+@pytest.mark.parametrize("format", ["date", "date-time", "time", "duration", "email", "ipv4", "ipv6", "uri", "uuid"])
+def test_known_formats_are_followed(format: str) -> None:
+    assert source({"type": "string", "format": format}) != source({"type": "string"})
+    check(StructuredOutputsParams(json={"type": "string", "format": format}))
+
+
+def test_values_and_properties_called_format_stay() -> None:
+    for schema in (
+        {"const": {"format": "byte"}},
+        {"enum": [{"format": "byte"}]},
+        {"type": "object", "properties": {"format": {"type": "string"}}, "required": ["format"]},
+    ):
+        assert "format" in source(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "or write anyOf"),
+        ({"not": {}, "type": "string"}, 'these keywords of JSON Schema are not supported: "not"'),
+        ({"$ref": "http://x/y"}, "'http://x/y', and none is fetched"),
+        ({"type": "string", "pattern": "b", "format": "date"}, "json: Unsatisfiable schema: Regex is empty"),
+    ],
+)
+def test_messages_advise_what_exists_here(schema: Any, message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        check(StructuredOutputsParams(json=schema))
+    assert message in str(error.value)
+    for theirs in ("coerce_one_of", "lenient", "option", "registry", "retriever", "x-guidance"):
+        assert theirs not in str(error.value)
+
+
+def test_messages_are_short() -> None:
+    with pytest.raises(RequestError) as error:
+        check(StructuredOutputsParams(json={"type": "a" * 5000}))
+    assert len(str(error.value)) < MOST_QUOTED + 20
+    many = "parser error: Too many items (limit 5; mask); try avoiding single-byte/short lexemes\n<non-verbose/>"
+    assert first_line(many).startswith("parser error: Too many items (limit 5; mask); rules that")
+    assert "lexemes" not in first_line(many)
