@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from jaxllm.errors import ConfigError, QueueFullError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
 from jaxllm.serving.text.chat_template import Apply
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.messages import Conversation, normalise_messages
-from jaxllm.serving.text.template_input import ContentFormat, fit_messages, fit_tools
+from jaxllm.serving.text.template_input import CONTENT_FORMATS, fit_messages, fit_tools
 from jaxllm.serving.text.templates import rendering
 from jaxllm.serving.text.tokenizer import Tokenizer
 
@@ -30,10 +30,10 @@ def render_chat(
     """The prompt text of a conversation; encode it without adding special tokens, the template writes them.
 
     `messages` are OpenAI's: role, content (text or a list of text parts), tool calls. `chat_template` (Jinja text)
-    takes the place of the tokenizer's own; `chat_template_content_format` is a `ContentFormat`. Where messages, tools
-    or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode` encodes it
-    as text; with `allow_special_tokens` it is the token. `apply` renders; a `TemplateSandbox` does so for templates
-    that nobody has looked at. Raises `RequestError` for messages or a template that do not work.
+    takes the place of the tokenizer's own; `chat_template_content_format` is one of `CONTENT_FORMATS`. Where messages,
+    tools or documents have the text of a special token, the result is a `ChatPrompt`, of which `Tokenizer.encode`
+    encodes it as text; with `allow_special_tokens` it is the token. `apply` renders; a `TemplateSandbox` does so for
+    templates that nobody has looked at. Raises `RequestError` for messages or a template that do not work.
     """
     if add_generation_prompt and continue_final_message:
         raise RequestError(
@@ -47,10 +47,10 @@ def render_chat(
             "plain text",
             "chat_template",
         )
-    if chat_template_content_format not in get_args(ContentFormat):
+    if chat_template_content_format not in CONTENT_FORMATS:
         raise RequestError(
             f"chat_template_content_format={quoted(chat_template_content_format)}: must be one of "
-            f"{', '.join(get_args(ContentFormat))}",
+            f"{', '.join(CONTENT_FORMATS)}",
             "chat_template_content_format",
         )
     template = tokenizer.template(chat_template, apply)

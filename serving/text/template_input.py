@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.text.chat_template import ChatTemplate
 from jaxllm.serving.text.template_trials import INSTRUCTIONS, Form
 
-ContentFormat = Literal["auto", "string", "openai"]
+CONTENT_FORMATS = ("auto", "string", "openai")
 """How contents are given to templates: as sent where the template takes that, always as text, always as parts."""
 _DEVELOPER, _SYSTEM = "developer", "system"
 _BETWEEN = "\n\n"
@@ -22,10 +22,17 @@ def fit_messages(
 
     `tools`: whether it gets tools. Raises `RequestError` for a part that it does not read.
     """
-    fitted = [
-        _with_content(f"messages[{index}]", message, template, content_format, tools=tools)
-        for index, message in enumerate(_with_known_roles(messages, template))
-    ]
+    fitted = []
+    as_texts: set[tuple[str, bool]] = set()
+    for index, message in enumerate(_with_known_roles(messages, template)):
+        content, kind = message["content"], (message["role"], "tool_calls" in message)
+        # Nearly all are of a kind that was seen before.
+        if kind in as_texts and isinstance(content, str):
+            fitted.append(message)
+            continue
+        fitted.append(_with_content(f"messages[{index}]", message, template, content_format, tools=tools))
+        if fitted[-1] is message:
+            as_texts.add(kind)
     return _with_instructions_first(template.trials.with_calls(fitted), template, content_format, tools=tools)
 
 

@@ -30,7 +30,8 @@ class TemplateBody(Body, kw_only=True):
 def with_template_fields(body: Body) -> dict[str, Any]:
     """The body as a dictionary of what was given, in which the template's own fields, if any, are beside the others."""
     plain: dict[str, Any] = msgspec.to_builtins(body)
-    return {**(plain.pop(TEMPLATE_FIELDS, None) or {}), **plain}
+    more = plain.pop(TEMPLATE_FIELDS, None)
+    return {**more, **plain} if more else plain
 
 
 class Answer(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.serving.text.chat import render_chat
 from jaxllm.serving.text.template_facts import TemplateFacts
 from jaxllm.serving.text.template_trials import Form, TemplateTrials
+from jaxllm.serving.text.templates import rendering
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
@@ -227,22 +228,19 @@ def test_schemas_are_shown_as_they_were_given(tokenizer: Tokenizer) -> None:
         assert render_chat(tokenizer, [user("a")], chat_template=source, tools=tools) == shown
 
 
-def test_a_template_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_is_tried_once(tokenizer: Tokenizer) -> None:
     rendered = []
-    apply = tokenizer.hf.apply_chat_template
 
-    def counting(messages: Any, **settings: Any) -> Any:
-        rendered.append(messages)
-        return apply(messages, **settings)
+    def counting(source: str, given: rendering.Conversation) -> str:
+        rendered.append(given)
+        return rendering.apply(source, given)
 
-    monkeypatch.setattr(tokenizer.hf, "apply_chat_template", counting)
     talk = [SYSTEM, DEVELOPER, user(parts("a", "b")), said("assistant", "c"), user("d")]
-    source = FIRST_ONLY + "{# tried once #}"
-    render_chat(tokenizer, talk, chat_template=source)
+    render_chat(tokenizer, talk, chat_template=FIRST_ONLY, apply=counting)
     assert len(rendered) > 1
     rendered.clear()
     for _ in range(3):
-        render_chat(tokenizer, talk, chat_template=source)
+        render_chat(tokenizer, talk, chat_template=FIRST_ONLY, apply=counting)
     assert len(rendered) == 3
 
 
