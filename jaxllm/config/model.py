@@ -161,7 +161,7 @@ class CacheOptions(Section):
         "of answers, and where prompts began to differ. 'dense' keeps it everywhere, at the cost of other prefixes. "
         "What is not kept can be found, too, until its room is needed.",
         minimum=0,
-        synonyms={"None": "dense", "none": "dense"},
+        synonyms={"None": "dense"},
     )
     max_state_snapshots: int | None = option(
         None,

@@ -93,7 +93,7 @@ class PagePool:
         """Whether nobody shares any of these pages, which are held."""
         return int(self.ref_counts[pages].max(initial=1)) == 1
 
-    def keep_when_idle(self, pages: Sequence[int], *, wanted: bool = True) -> None:
+    def keep_when_idle(self, pages: Sequence[int] | Int32Array, *, wanted: bool = True) -> None:
         """Keep the contents of these held pages when their last holders leave, until `take` needs the room."""
         assert self.ref_counts[pages].all()
         self._contents[pages] = _WANTED if wanted else _SPARE
