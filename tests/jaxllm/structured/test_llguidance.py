@@ -20,9 +20,10 @@ def source(schema: Any, **options: Any) -> str:
 )
 def test_an_unknown_format_is_an_annotation(format: str) -> None:
     inner = {"type": "string", "pattern": "a+"}
-    plain = {"type": "object", "properties": {"v": inner, "w": {"anyOf": [inner, {"type": "null"}]}}}
-    named = {"type": "object", "properties": {"v": {**inner, "format": format}, "w": {**plain["properties"]["w"]}}}
-    named["properties"]["w"] = {"anyOf": [{**inner, "format": format}, {"type": "null"}]}
+    plain, named = (
+        {"type": "object", "properties": {"v": text, "w": {"anyOf": [text, {"type": "null"}]}}}
+        for text in (inner, {**inner, "format": format})
+    )
     assert source(named) == source(plain)
     check(StructuredOutputsParams(json=named))
     tag = {"structures": [{"begin": "<a>", "schema": named, "end": "</a>"}], "triggers": ["<a>"]}

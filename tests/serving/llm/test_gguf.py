@@ -124,7 +124,7 @@ def test_scaled_positions_do_not_stand_in_the_way_of_a_tokenizer(
         assert rope is not None
         assert rope.kind != "default"
         assert tensors_in(folder)
-    assert rope.beta_fast == (16.0 if rope.kind == "yarn" else 32.0)
+        assert rope.beta_fast == (16.0 if rope.kind == "yarn" else 32.0)
 
 
 PIECES = ["▁", "▁t", "he", "▁the", "er", "in", "▁a", "re", "on", "▁w", "or", "▁wor", "ld", "▁world", "l", "lo", "Hel"]
