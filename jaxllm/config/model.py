@@ -40,8 +40,8 @@ class ModelOptions(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
-        "Type of weights and activations. 'auto' follows the checkpoint; in place of float16 it is bfloat16 on TPU "
-        "and float32 on CPU, and on CPU float32 for models with recurrent layers.",
+        "Type of weights and activations. 'auto' follows the checkpoint, with two exceptions: float16 becomes bfloat16 "
+        "on TPU and float32 on CPU, and models with recurrent layers run in float32 on CPU.",
         synonyms={"half": "float16", "float": "float32"},
     )
     quantization: (
@@ -156,10 +156,10 @@ class CacheOptions(Section):
     enable_prefix_caching: bool = option(True, "Share the KV pages of equal prompt prefixes between requests.")
     prefix_cache_retention_interval: int | Literal["dense"] = option(
         0,
-        "Where prompts with an equal prefix can start that have sliding windows or recurrent layers: keep what that "
-        "needs every so many tokens, in whole pages, beside the places that are kept anyway: the end of prompts and "
-        "of answers, and where prompts began to differ. 'dense' keeps it everywhere, at the cost of other prefixes. "
-        "What is not kept can be found, too, until its room is needed.",
+        "For models with sliding windows or recurrent layers: keep what a cached prefix needs every this many tokens "
+        "(rounded up to whole pages). The ends of prompts and answers, and the places where prompts began to differ, "
+        "are always kept. 'dense' keeps every place, at the cost of other prefixes. Places that are not kept can still "
+        "be found until their room is needed.",
         minimum=0,
         synonyms={"None": "dense"},
     )

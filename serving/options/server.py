@@ -72,8 +72,8 @@ class ServerOptions(Section):
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = option(
         "auto",
-        "How chat templates get the contents of messages: as sent where the template takes that (auto), always as text "
-        "(string), or always as lists of parts (openai).",
+        "How the chat template receives message contents: as the client sent them if the template can read that "
+        "(auto), always as text (string), or always as lists of parts (openai).",
     )
     allow_special_tokens_in_content: bool = option(
         False, "Encode the text of a special token in a chat message, such as <|im_end|>, as the token."
@@ -100,8 +100,8 @@ class ServerOptions(Section):
     )
     reasoning_config: Mapping[str, Any] | None = option(
         None,
-        "How the model reasons: reasoning_parser, reasoning_start_str and reasoning_end_str, the text that ends "
-        "reasoning where thinking_token_budget is used up. See docs/reasoning.md.",
+        "How the model reasons: reasoning_parser, reasoning_start_str and reasoning_end_str (the text that ends "
+        "reasoning when thinking_token_budget is used up). See docs/reasoning.md.",
     )
     exclude_tools_when_tool_choice_none: bool = option(
         False, "Do not show the model the tools of requests with tool_choice='none'."
@@ -112,17 +112,17 @@ class ServerOptions(Section):
     response_role: str = option("assistant", "The role of messages that the model writes.")
     strict_fields: bool = option(
         False,
-        "Refuse requests with unknown fields, and with known ones that are not served, instead of ignoring these.",
+        "Reject requests with unknown fields, and with known fields that have no effect here, instead of ignoring them.",
     )
     ignore_unknown_fields: bool = option(
-        False, "Ignore unknown fields also where they look like misspellings, or are inside of others."
+        False, "Also ignore unknown fields that look like misspellings, and those inside other fields."
     )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
     enable_per_request_metrics: bool = option(
         False,
-        "Give the times of a request in its answer (metrics), in a stream beside the usage at its end; for chats and "
-        "completions with one answer.",
+        "Return the timings of a request as `metrics` in the response (in a stream, in the final usage chunk). For "
+        "chats and completions with a single choice.",
     )
     enable_tokenizer_info_endpoint: bool = option(False, "Offer /tokenizer_info: the tokenizer's settings.")
     enable_request_id_headers: bool = option(False, "Give every response an X-Request-Id header.")
