@@ -112,7 +112,7 @@ class ServerOptions(Section):
     response_role: str = option("assistant", "The role of messages that the model writes.")
     strict_fields: bool = option(
         False,
-        "Reject requests with unknown fields, and with known fields that have no effect here, instead of ignoring them.",
+        "Reject requests with unknown fields, and with known fields that have no effect, instead of ignoring them.",
     )
     ignore_unknown_fields: bool = option(
         False, "Also ignore unknown fields that look like misspellings, and those inside other fields."
