@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import EngineError
+from jaxllm.models.errors import is_failure
 from jaxllm.request import Request
 
 logger = logging.getLogger(__name__)
@@ -84,8 +85,11 @@ class Guard:
 
 
 def is_of_one_request(error: BaseException | None) -> bool:
-    """Whether an exception in host code for a request leaves the engine as it was: not where the step itself failed."""
-    return isinstance(error, Exception) and not isinstance(error, (EngineError, JaxRuntimeError))
+    """Whether an exception in host code for a request leaves the engine as it was: not where the step itself failed.
+
+    A panic of a library, such as the one that follows grammars, is one of a request as well.
+    """
+    return error is not None and is_failure(error) and not isinstance(error, (EngineError, JaxRuntimeError))
 
 
 @contextmanager
@@ -95,5 +99,7 @@ def fault_of_step(doing: str) -> Iterator[None]:
         yield
     except EngineError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise EngineError(f"{doing} failed: {type(error).__name__}: {error}") from error
