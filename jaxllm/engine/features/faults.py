@@ -39,12 +39,7 @@ class Faults:
         request = request if request.group is None else request.group.leader
         if request in self._requests:
             return
-        logger.error(
-            "an internal error ends request %s, and no other",
-            request.request_id,
-            exc_info=error,
-            extra={"request_id": request.request_id},
-        )
+        log_fault(request.request_id, error)
         self._requests[request] = None
 
     def take(self) -> list[Request]:
@@ -90,6 +85,16 @@ def is_of_one_request(error: BaseException | None) -> bool:
     A panic of a library, such as the one that follows grammars, is one of a request as well.
     """
     return error is not None and is_failure(error) and not isinstance(error, (EngineError, JaxRuntimeError))
+
+
+def log_fault(request_id: str, error: BaseException) -> None:
+    """Say that a request ends because of this exception."""
+    logger.error(
+        "an internal error ends request %s, and no other",
+        request_id,
+        exc_info=error,
+        extra={"request_id": request_id},
+    )
 
 
 @contextmanager
