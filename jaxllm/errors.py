@@ -3,6 +3,7 @@
 import reprlib
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 from jaxllm import tracebacks
 
@@ -43,8 +44,11 @@ class RequestError(JaxLLMError, ValueError):
 class RequestFaultError(RequestError):
     """Host code has failed for this request, which is not to blame; all others go on.
 
-    That is the operator's own code, such as a logits processor, or an internal error of the engine.
+    That is the operator's own code, such as a logits processor, or an internal error of the engine. `results` has what
+    came of the others of the same call of `LLM`, in their order, and None in place of what has failed.
     """
+
+    results: list[Any] | None = None
 
 
 def fault_message(request_id: str) -> str:

@@ -18,7 +18,7 @@ from jaxllm.engine.assembly import (
 from jaxllm.engine.control import EngineControl
 from jaxllm.engine.features.beam_search import BeamSearches
 from jaxllm.engine.features.constrained import ConstrainedDecoding, make_constraints
-from jaxllm.engine.features.faults import Faults
+from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.features import Features
 from jaxllm.engine.features.logprobs import PromptLogprobs, output_logprobs
 from jaxllm.engine.integrity import IntegrityCheck
@@ -121,8 +121,8 @@ class Engine(StepLoop[Dispatched]):
                 self.control.defer(request)
                 return
             features = self._features.prepare(request)
-        except Exception as error:
-            if isinstance(error, JaxLLMError):
+        except BaseException as error:
+            if isinstance(error, JaxLLMError) or not is_of_one_request(error):
                 raise
             raise RequestFaultError(fault_message(request.request_id)) from error
         self._turns.arrived(request.owner)
@@ -308,6 +308,9 @@ class Engine(StepLoop[Dispatched]):
             if request in finished or request.finish_reason is not None:
                 # It ended with this step, and nobody has been told.
                 self._ended.append(_refusal(request, told, is_fault=True))
+                if request not in finished:
+                    # The hook that has ended it failed behind that.
+                    self._forget([request])
             else:
                 self._refuse(request, told, None, is_fault=True)
         self._integrity.want()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
@@ -50,6 +51,8 @@ class KVManager:
         self._pool = PagePool(num_pages)
         self._cache = PrefixCache(self.groups.num_tables, 0 if 0 in self.groups.windows else num_pages)
         self.retention = Retention(self.groups, retention_interval)
+        keeps_all = [self.retention.keeps_all(group) for group in self.groups.all for _ in group.tables]
+        self._wanted: npt.NDArray[np.bool_] = np.array(keeps_all)  # of each table, whether every page is
 
     @property
     def num_free_pages(self) -> int:
@@ -183,7 +186,11 @@ class KVManager:
             new.append(digests[number])
             offset += stride
         self._cache.remember(new)
-        self._keep(self._cache.insert_each(new, pages))
+        inserted = self._cache.insert_each(new, pages)
+        if sum(map(len, inserted)) == pages.size:  # what is usual, at once
+            self._pool.keep_when_idle(pages, wanted=self._wanted)
+        else:
+            self._keep(inserted)
         if self.retention.is_sparse:
             for request, number in self.retention.concerned(requests, numbers):
                 self._retain(request, number, number + 1)
@@ -223,7 +230,7 @@ class KVManager:
     def release_some(self, pages: Int32Array) -> None:
         """Take back pages of several requests, which some of them may share."""
         if self._pool.have_one_holder(pages):
-            self._pool.release(pages)
+            self._pool.release_last(pages)
             return
         while len(pages):
             _, places = np.unique(pages, return_index=True)

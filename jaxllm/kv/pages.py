@@ -12,7 +12,7 @@ NULL_PAGE = 0
 """Where padding writes its keys and values. It is never handed out."""
 
 _SPARE, _WANTED = 1, 2
-"""Of pages with contents: whether these are expected to be found again."""
+"""Of pages with contents: whether these are expected to be found again. The second is the first and one more."""
 
 
 class PagePool:
@@ -77,26 +77,42 @@ class PagePool:
         left = self.ref_counts[pages] - 1
         assert left.size == 0 or left.min() >= 0, "a page was released more often than it was held"
         self.ref_counts[pages] = left
-        dropped = pages[left == 0]
-        contents = self._contents[dropped]
-        counts = np.bincount(contents, minlength=_WANTED + 1)
-        # Usually all are of one kind.
-        blank, spare, wanted = (
-            dropped if count == len(dropped) else dropped[contents == kind] for kind, count in enumerate(counts)
-        )
-        self._push_blank(blank)
-        self._idle.update(dict.fromkeys(wanted[::-1].tolist()))
-        # Of these, too, the last is evicted first.
-        self._spare.update(dict.fromkeys(spare.tolist()))
+        self._drop(pages[left == 0])
+
+    def release_last(self, pages: Int32Array) -> None:
+        """`release` of pages that have one holder each."""
+        self.ref_counts[pages] = 0
+        self._drop(pages)
+
+    def _drop(self, pages: Int32Array) -> None:
+        """Nobody holds these pages any more, in the order of their sequence."""
+        contents = self._contents[pages]
+        kinds = contents.tobytes()
+        for kind in (0, _SPARE, _WANTED):
+            count = kinds.count(kind)
+            if not count:
+                continue
+            # Usually all are of one kind.
+            own = pages if count == len(pages) else pages[contents == kind]
+            if not kind:
+                self._push_blank(own)
+            elif kind == _SPARE:
+                # Of these the last is evicted first.
+                self._spare.update(dict.fromkeys(own.tolist()))
+            else:
+                self._idle.update(dict.fromkeys(own[::-1].tolist()))
 
     def have_one_holder(self, pages: Int32Array) -> bool:
-        """Whether nobody shares any of these pages, which are held."""
-        return int(self.ref_counts[pages].max(initial=1)) == 1
+        """Whether each of these pages is held, and by nobody else."""
+        return bool((self.ref_counts[pages] == 1).all())
 
-    def keep_when_idle(self, pages: Sequence[int] | Int32Array, *, wanted: bool = True) -> None:
-        """Keep the contents of these held pages when their last holders leave, until `take` needs the room."""
+    def keep_when_idle(self, pages: Sequence[int] | Int32Array, *, wanted: bool | npt.NDArray[np.bool_] = True) -> None:
+        """Keep the contents of these held pages when their last holders leave, until `take` needs the room.
+
+        `wanted` is the same for all, or is broadcast to the shape of `pages`.
+        """
         assert self.ref_counts[pages].all()
-        self._contents[pages] = _WANTED if wanted else _SPARE
+        self._contents[pages] = wanted + _SPARE
 
     def want(self, pages: Sequence[int]) -> None:
         """Contents of these pages, which are held or idle, are expected to be found again."""

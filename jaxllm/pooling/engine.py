@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.features.faults import is_of_one_request, log_fault
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
@@ -62,8 +63,8 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         """Queue a request. Raises `RequestError`, and queues nothing, when it cannot be served."""
         try:
             self._limits.check(request)
-        except Exception as error:
-            if isinstance(error, JaxLLMError):
+        except BaseException as error:
+            if isinstance(error, JaxLLMError) or not is_of_one_request(error):
                 raise
             raise RequestFaultError(fault_message(request.request_id)) from error
         if request.params.task is None:
@@ -104,6 +105,9 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         for request, data in zip(step.requests, self.runner.collect(step), strict=True):
             if request.request_id in self._aborted:
                 self._aborted.remove(request.request_id)
+            elif isinstance(data, BaseException):
+                log_fault(request.request_id, data)
+                outputs.append(_fault(request.request_id))
             else:
                 outputs.append(_output(request.request_id, data, began))
         self._step = StepStats(
@@ -133,6 +137,10 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
 
 def _output(request_id: str, data: np.ndarray, began: float) -> EngineOutput:
     return EngineOutput(request_id, [], finish_reason="stop", scheduled_time=began, data=data)
+
+
+def _fault(request_id: str) -> EngineOutput:
+    return EngineOutput(request_id, [], finish_reason="abort", refusal=fault_message(request_id), is_fault=True)
 
 
 def _describe(resolved: ResolvedPoolingConfig, num_shapes: int) -> EngineInfo:

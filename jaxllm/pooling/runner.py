@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxllm.engine.features.faults import is_of_one_request
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
@@ -83,25 +84,41 @@ class PoolingRunner:
             hidden.copy_to_host_async()
         return DispatchedTexts(requests, bucket, results, hidden)
 
-    def collect(self, step: DispatchedTexts) -> list[np.ndarray]:
-        """Wait for a step: float32 [O] for each text, or [length, O] where its tokens were asked for."""
+    def collect(self, step: DispatchedTexts) -> list[np.ndarray | BaseException]:
+        """Wait for a step: float32 [O] for each text, or [length, O] where its tokens were asked for.
+
+        An exception where the host code for a text has failed, and for no other.
+        """
         results = np.asarray(step.results)
-        hidden: np.ndarray | None = None
-        first, found = 0, []
+        of_rest = [wants_tokens(each.params) for each in step.requests] if not self._shape.settings.of_tokens else []
+        hidden = np.asarray(step.hidden) if any(of_rest) else None
+        first = 0
+        found: list[np.ndarray | BaseException] = []
         for row, request in enumerate(step.requests):
             last = first + len(request.prompt_token_ids)
-            size, _ = self._wish(request.params)
-            # Copies: the whole of the step's results need not stay for the sake of one.
-            if not wants_tokens(request.params):
-                found.append(results[row, :size].copy())
-            elif self._shape.settings.of_tokens:
-                found.append(self._asked(results[first:last, :size].copy(), request))
-            else:
-                if hidden is None:
-                    hidden = np.asarray(step.hidden)
-                found.append(self._asked(self._tokens(hidden[first:last], request.params), request))
+            try:
+                found.append(self._result(request, row, results, None if hidden is None else hidden[first:last], first))
+            except BaseException as error:
+                if not is_of_one_request(error):
+                    raise
+                found.append(error)
             first = last
         return found
+
+    def _result(
+        self, request: PoolingRequest, row: int, results: np.ndarray, hidden: np.ndarray | None, first: int
+    ) -> np.ndarray:
+        """What was asked for of one text, whose tokens' results are from `first` on. Its `hidden` states: [length, D].
+
+        Copies: the whole of the step's results need not stay for the sake of one.
+        """
+        size, _ = self._wish(request.params)
+        if not wants_tokens(request.params):
+            return results[row, :size].copy()
+        if hidden is not None:
+            return self._asked(self._tokens(hidden, request.params), request)
+        last = first + len(request.prompt_token_ids)
+        return self._asked(results[first:last, :size].copy(), request)
 
     def close(self) -> None:
         """Free the device memory; the runner cannot be used any more."""

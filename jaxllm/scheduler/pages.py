@@ -82,7 +82,7 @@ class PageTables:
         for group, begins_held, _ in self._groups:
             if not group.window:
                 continue
-            begins = np.maximum(np.maximum(ends - group.window + 1, 0) // size - self._margin, 0)
+            begins = np.maximum(ends - (group.window - 1 + self._margin * size), 0) // size
             rows = np.flatnonzero((begins > begins_held[plan.slots]) & live)
             if not len(rows):
                 continue

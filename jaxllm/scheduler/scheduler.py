@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxllm.config import MAMBA_BLOCK_SIZE
-from jaxllm.errors import CapacityError, RequestError
+from jaxllm.errors import CapacityError, RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import FinishReason, Request
@@ -151,7 +151,9 @@ class Scheduler:
         """
         assert 0 < request.num_tokens < self.table.max_model_len
         if request.request_id in self._requests:
-            raise RequestError(f"request_id={request.request_id!r} is in use by an unfinished request", "request_id")
+            raise RequestError(
+                f"request_id={quoted(request.request_id)} is in use by an unfinished request", "request_id"
+            )
         share = self._shares.enter(request.owner)
         for each in request.sequences:
             each.share = share

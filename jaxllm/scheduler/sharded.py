@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.errors import RequestError
+from jaxllm.errors import RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.request import FinishReason, Request
@@ -95,7 +95,9 @@ class ShardedScheduler:
     def add(self, request: Request, *, held: bool = False) -> None:
         """See `Scheduler.add`."""
         if request.request_id in self._part_of:
-            raise RequestError(f"request_id={request.request_id!r} is in use by an unfinished request", "request_id")
+            raise RequestError(
+                f"request_id={quoted(request.request_id)} is in use by an unfinished request", "request_id"
+            )
         # Arrivals are counted here: they say who is first, and with which seed one samples who gave none.
         for each in request.sequences:
             each.arrival = self._arrivals

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from jaxllm.errors import ConfigError, RequestError
+from jaxllm.errors import ConfigError, RequestError, RequestFaultError
 from jaxllm.flags import FlagParser, add_engine_flags, given_options
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.cli.batch_file import BatchLine, ResultWriter, read_lines
@@ -157,13 +157,20 @@ def _stream(engine: "LLMEngine", request: "TextRequest") -> None:
 
 
 def _batch(engine: "LLMEngine", requests: Sequence["TextRequest"], writer: ResultWriter) -> None:
-    """Run all requests and write the results; what is finished is written even when interrupted."""
+    """Run all requests and write the results; what is finished is written even when interrupted.
+
+    Where the code here fails for a line, the others go on to their ends. Raises `RequestFaultError` for the first.
+    """
+    fault: RequestFaultError | None = None
     with GenerationProgress(len(requests), sys.stderr.isatty()) as bar, DeferredInterrupt() as interrupt:
         try:
             with Speed() as speed:
                 engine.add(requests)
                 while engine.has_unfinished_requests():
-                    outputs = engine.step()
+                    try:
+                        outputs = engine.step()
+                    except RequestFaultError as error:
+                        fault, outputs = fault or error, []  # what came of the others is in the next
                     for output in outputs:
                         speed.count(output)
                         writer.add(int(output.request_id), output)
@@ -171,6 +178,8 @@ def _batch(engine: "LLMEngine", requests: Sequence["TextRequest"], writer: Resul
                     interrupt.check()
         finally:
             writer.flush()
+    if fault is not None:
+        raise fault
 
 
 class Speed:

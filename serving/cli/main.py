@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, nearest
+from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, RequestFaultError, nearest
 from jaxllm.serving.cli.system_limits import exhausted
 from jaxllm.version import __version__
 
@@ -80,7 +80,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: `sys.argv[1:]`) and return the exit code.
 
-    0 success; 1 the engine failed; 2 a wrong argument, option or request, or one that does not fit; 130 interrupted.
+    0 success; 1 the engine failed, or its code for a request; 2 a wrong argument, option or request, or one that does
+    not fit; 130 interrupted.
     Other exceptions are bugs and keep their traceback.
     """
     open_standard_streams()
@@ -89,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Here, not at interpreter exit, so that a closed pipe is noticed where it can be handled.
         sys.stdout.flush()
         return code
+    except (EngineError, RequestFaultError) as error:
+        return _fail(error, 1)
     except (ConfigError, RequestError, CapacityError) as error:
         return _fail(error, 2)
-    except EngineError as error:
-        return _fail(error, 1)
     except KeyboardInterrupt:
         sys.stderr.write("\n")
         return 130

@@ -43,8 +43,9 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.canary.checker import CanaryChecker
 
 TEXT_THREADS = 2
-TEMPLATE_THREADS = 2
 """Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""
+TEMPLATE_THREADS = 2
+"""Threads that wait for templates of requests, which processes render."""
 CANARY_SECONDS = 1.0
 """After the engine is ready, the process that tries grammars is started, if no grammar has come before."""
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from jaxllm.errors import EngineError, RequestError
+from jaxllm.errors import EngineError, RequestError, RequestFaultError
 from jaxllm.serving.llm.interrupts import DeferredInterrupt
 from jaxllm.serving.llm.progress import GenerationProgress, UseTqdm
 from jaxllm.serving.llm.weights import check_runs, halted
@@ -57,7 +57,7 @@ class OfflineRuns:
             check_runs(engine.engine)
             queued, self._queued = self._queued, {}
             finished = {name: output for name, output in queued.items() if output is not None}
-            failed = next((output for output in finished.values() if isinstance(output, RequestError)), None)
+            failed = next((output for output in finished.values() if _is_refusal(output)), None)
             if failed is not None:
                 engine.abort_request(list(queued))
                 raise failed
@@ -71,15 +71,19 @@ class OfflineRuns:
         finished: dict[str, Any],
         use_tqdm: UseTqdm,
     ) -> list[Any]:
-        """Add `requests`, and run until those of `order` are in `finished`: these, in that order."""
+        """Add `requests`, and run until those of `order` are in `finished`: these, in that order.
+
+        One that is refused ends all of them, as the caller is to blame. Where the code here has failed for one, the
+        others go on to their ends, and are with the error.
+        """
         names = set(order)
         with GenerationProgress(len(order), use_tqdm) as progress, DeferredInterrupt() as interrupt:
             check_runs(engine.engine)
             try:
-                progress.update(finished.values())
+                progress.update(found for found in finished.values() if not isinstance(found, RequestError))
                 engine.add(requests)
                 while len(finished) < len(names) and engine.has_unfinished_requests():
-                    outputs = self._step(engine, names)
+                    outputs = self._step(engine, names, finished)
                     finished.update((output.request_id, output) for output in outputs)
                     progress.update(outputs)
                     interrupt.check()
@@ -87,6 +91,11 @@ class OfflineRuns:
                 with suppress(EngineError):  # the one on its way says more
                     engine.abort_request(names)
                 raise
+        fault = next((found for found in finished.values() if isinstance(found, RequestFaultError)), None)
+        if fault is not None:
+            found = [finished.get(name) for name in order]
+            fault.results = [None if isinstance(each, RequestFaultError) else each for each in found]
+            raise fault
         return [finished[name] for name in order]
 
     def stream(
@@ -125,10 +134,12 @@ class OfflineRuns:
         """Run one step for those who read streams. By whoever holds the lock."""
         self._step(engine, ())
 
-    def _step(self, engine: TextEngine[Request], names: Collection[str]) -> list[Any]:
+    def _step(
+        self, engine: TextEngine[Request], names: Collection[str], faults: dict[str, Any] | None = None
+    ) -> list[Any]:
         """Run one step: the outputs of `names`. Those of others are put where their readers look.
 
-        Raises `RequestError` when one of `names` is refused.
+        Raises `RequestError` when one of `names` is refused; a `RequestFaultError` is put into `faults`.
         """
         while self._left:
             engine.abort_request(self._left.popleft())
@@ -136,11 +147,13 @@ class OfflineRuns:
         strangers: list[tuple[str, RequestError]] = []
         own: list[RequestError] = []
         for name, error in refused:
-            failure = RequestError(f"request {name}: {error}", error.parameter)
+            failure = type(error)(f"request {name}: {error}", error.parameter)
             if name in self._streams:
                 self._streams[name].append(failure)
             elif name in self._queued:
                 self._queued[name] = failure
+            elif name in names and faults is not None and isinstance(failure, RequestFaultError):
+                faults[name] = failure
             elif name in names:
                 own.append(failure)
             else:
@@ -172,3 +185,7 @@ class OfflineRuns:
                     engine.abort_request(self._left.popleft())
             finally:
                 self.lock.release()
+
+
+def _is_refusal(output: Any) -> bool:
+    return isinstance(output, RequestError) and not isinstance(output, RequestFaultError)

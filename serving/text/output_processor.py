@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jaxllm.errors import RequestError, RequestFaultError, fault_message
+from jaxllm.models.errors import is_failure
 from jaxllm.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import EndReason, Measurements, Meter
@@ -107,7 +108,9 @@ class OutputProcessor:
                     self._refuse(sequence, kind(output.refusal, output.refused_parameter), output, processed)
                 else:
                     self._take(output, sequence, now, processed)
-            except Exception as error:  # noqa: BLE001  (`_fail` logs it and ends the request)
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 self._fail(sequence, error, output, processed)
         processed.measurements = None if meter is None else meter.read()
         return processed
@@ -121,7 +124,7 @@ class OutputProcessor:
         reason: EndReason = "error" if isinstance(error, RequestFaultError) else "abort"
         processed.aborted += [child for child in self.abort([request_id], reason) if child != ended]
 
-    def _fail(self, sequence: Sequence, error: Exception, output: EngineOutput, processed: Processed) -> None:
+    def _fail(self, sequence: Sequence, error: BaseException, output: EngineOutput, processed: Processed) -> None:
         """What a request has brought cannot be read: it ends, and all others go on."""
         request = sequence.state.request
         logger.error(

@@ -173,6 +173,75 @@ def test_a_hook_that_fails_ends_requests_of_its_feature_only(
     same_but(set(), answers, undisturbed)
 
 
+def test_a_hook_that_fails_when_it_has_ended_a_request(
+    engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, ended = ConstrainedDecoding.on_accept, []
+
+    def on_accept(*arguments: Any) -> list[Request]:
+        found = original(*arguments)
+        ended.extend(found)
+        assert not found, "injected"
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConstrainedDecoding, "on_accept", on_accept)
+        grammar: dict[str, Any] = {"structured_outputs": {"regex": "[a-z]{3}"}}
+        _, faults = drive(engine, [request("short", prompts[1], max_tokens=30, ignore_eos=True, **grammar)])
+    assert [each.request_id for each in ended] == ["short"]
+    assert faults == {"short"}
+
+
+def test_a_hook_that_fails_in_a_step_without_its_requests_is_logged(
+    engine: Engine, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        # One waits for its grammar while the other runs.
+        patch.setattr(Constraints, "ready", lambda self: [])
+        patch.setattr(ConstrainedDecoding, "on_scheduled", lambda *arguments: 1 // 0)
+        engine.add_request(request("held", prompts[1], structured_outputs={"regex": "[a-z]{3}"}))
+        engine.add_request(request("runs", prompts[2], temperature=0, max_tokens=3, ignore_eos=True))
+        while "runs" in engine.unfinished_ids():
+            assert not any(output.is_fault for output in engine.step())
+    assert "ConstrainedDecoding has failed in a step without a request of its own" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    engine.abort_request("held")
+    finish(engine)
+
+
+class PanicException(BaseException):
+    """No `Exception`, and of no class that could be imported."""
+
+
+@pytest.mark.parametrize("method", ["take", "forced", "fill"])
+def test_a_library_that_panics_ends_one_request(
+    engine: Engine,
+    prompts: list[list[int]],
+    undisturbed: dict[str, Answer],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    def panics(*arguments: object) -> None:
+        raise PanicException("index out of bounds")
+
+    wanted = {"fill": "budget"}.get(method, "forced tokens")
+    asked = every_kind(prompts)
+    with monkeypatch.context() as patch:
+        begin = Constraints.start if wanted != "budget" else Constraints.begin
+
+        def started(self: Constraints, asking: Request, *rest: Any) -> Any:
+            result = begin(self, asking, *rest)
+            if asking.request_id == wanted:
+                assert asking.constraint is not None
+                patch.setattr(asking.constraint, method, panics)
+            return result
+
+        patch.setattr(Constraints, begin.__name__, started)
+        answers, faults = drive(engine, asked)
+    assert faults == {wanted}
+    same_but(faults, answers, undisturbed)
+
+
 def of_request(name: str) -> Callable[..., bool]:
     """Whether a call is about this request, a group or a constraint of it."""
 

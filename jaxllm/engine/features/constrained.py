@@ -95,9 +95,11 @@ class ConstrainedDecoding(StepFeature):
 
     def on_ended(self, request: Request) -> None:
         """Forget a request."""
-        self._constraints.forget(request)
-        if self._processing is not None:
-            self._processing.forget(request)
+        try:
+            self._constraints.forget(request)
+        finally:
+            if self._processing is not None:
+                self._processing.forget(request)
 
     def on_step_begin(self) -> None:
         """Release requests whose grammars are compiled, and reject those whose grammars are wrong."""
@@ -171,7 +173,7 @@ class ConstrainedDecoding(StepFeature):
         """`Constraints.fill`; where it fails, request by request, and whose own fails may take any token and ends."""
         try:
             return self._constraints.fill(requests)
-        except Exception as error:
+        except BaseException as error:
             if not is_of_one_request(error):
                 raise
         masks: npt.NDArray[np.int32] = np.full((len(requests), self._constraints.num_words), -1, np.int32)

@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import EngineError
+from jaxllm.models.errors import is_failure
 from jaxllm.request import Request
 
 logger = logging.getLogger(__name__)
@@ -38,12 +39,7 @@ class Faults:
         request = request if request.group is None else request.group.leader
         if request in self._requests:
             return
-        logger.error(
-            "an internal error ends request %s, and no other",
-            request.request_id,
-            exc_info=error,
-            extra={"request_id": request.request_id},
-        )
+        log_fault(request.request_id, error)
         self._requests[request] = None
 
     def take(self) -> list[Request]:
@@ -84,8 +80,21 @@ class Guard:
 
 
 def is_of_one_request(error: BaseException | None) -> bool:
-    """Whether an exception in host code for a request leaves the engine as it was: not where the step itself failed."""
-    return isinstance(error, Exception) and not isinstance(error, (EngineError, JaxRuntimeError))
+    """Whether an exception in host code for a request leaves the engine as it was: not where the step itself failed.
+
+    A panic of a library, such as the one that follows grammars, is one of a request as well.
+    """
+    return error is not None and is_failure(error) and not isinstance(error, (EngineError, JaxRuntimeError))
+
+
+def log_fault(request_id: str, error: BaseException) -> None:
+    """Say that a request ends because of this exception."""
+    logger.error(
+        "an internal error ends request %s, and no other",
+        request_id,
+        exc_info=error,
+        extra={"request_id": request_id},
+    )
 
 
 @contextmanager
@@ -95,5 +104,7 @@ def fault_of_step(doing: str) -> Iterator[None]:
         yield
     except EngineError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise EngineError(f"{doing} failed: {type(error).__name__}: {error}") from error

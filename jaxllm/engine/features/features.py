@@ -52,7 +52,7 @@ class Features:
                 feature.requests.discard(request)
                 try:
                     feature.on_ended(request)
-                except Exception as error:
+                except BaseException as error:
                     if not is_of_one_request(error):
                         raise
                     logger.exception("%s has failed to forget request %s", _name(feature), request.request_id)
@@ -116,11 +116,13 @@ class Features:
         """What a hook returns; None where it failed, which is then the fault of the requests `concerned`."""
         try:
             return hook(*arguments)
-        except Exception as error:
+        except BaseException as error:
             if not is_of_one_request(error):
                 raise
             requests = concerned.requests if isinstance(concerned, StepPlan) else concerned
             leaders = {each if each.group is None else each.group.leader for each in requests}
+            if not leaders & feature.requests:
+                logger.exception("%s has failed in a step without a request of its own", _name(feature))
             for request in leaders & feature.requests:
                 self._faults.record(request, error)
             return None

@@ -11,6 +11,7 @@ from jaxllm.errors import ConfigError, PromptTooLongError, RequestError
 from jaxllm.load import load_engine
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.pooling.runner import PoolingRunner
 from tests.jaxllm.pooling.driving import engine_of, pool, request, run
 
 random = np.random.default_rng(3)
@@ -49,6 +50,33 @@ def test_whole_texts_are_packed_in_order(engine: PoolingEngine) -> None:
     assert [set(step) for step in steps] == [{"0", "1", "2"}, {"3"}, {"4", "5", "6", "7"}, {"8", "9"}]
     stats = engine.stats()
     assert stats.num_waiting == stats.num_running == stats.num_compilations == 0
+
+
+@pytest.mark.parametrize("error", [IndexError("injected"), MemoryError()])
+def test_a_text_whose_result_cannot_be_read_ends_alone(
+    engine: PoolingEngine, monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = pool(engine, TEXTS[:3])
+    original = PoolingRunner._result
+
+    def failing(self: PoolingRunner, asked: Any, *rest: Any) -> Any:
+        if asked.request_id == "1":
+            raise error
+        return original(self, asked, *rest)
+
+    monkeypatch.setattr(PoolingRunner, "_result", failing)
+    for index, text in enumerate(TEXTS[:3]):
+        engine.add_request(request(str(index), text))
+    found = {output.request_id: output for output in engine.step()}
+    first, wrong, last = (found[name] for name in "012")
+    assert wrong.is_fault
+    assert wrong.refusal == "internal error; the server's log has the details of request 1"
+    assert wrong.finish_reason == "abort"
+    for output, vector in ((first, expected[0]), (last, expected[2])):
+        assert output.data is not None
+        assert np.array_equal(output.data, vector)
+    assert "an internal error ends request 1" in caplog.text
+    assert not engine.has_unfinished_requests()
 
 
 def test_aborted_texts_end_and_give_nothing(engine: PoolingEngine) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.validation import RequestLimits
+from jaxllm.outputs import EngineOutput
 from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.cli import main as cli
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, field_docs, given_sampling
@@ -218,3 +219,29 @@ def test_every_sampling_field_has_a_flag_and_a_text() -> None:
     assert missing == {"detokenize", "seed", "stream_interval", "thinking_token_budget", *INTERNAL_FIELDS}
     assert set(field_docs(SamplingParams)) == set(SamplingParams.__struct_fields__)
     assert given_sampling(parser.parse_args(["--min-p", "0.1"])) == {"min_p": 0.1}
+
+
+def test_a_line_that_the_code_fails_for_does_not_lose_the_others(
+    engine: Any, backwards: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("the cat\nOnce\nupon a time\n", encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    original = engine.step
+
+    def step() -> list[EngineOutput]:
+        failed = [name for name in engine.running if name == "1"]
+        for name in failed:
+            del engine.running[name]
+        refused = [
+            EngineOutput(name, [], finish_reason="abort", refusal="internal error", is_fault=True) for name in failed
+        ]
+        return [*refused, *original()]
+
+    engine.step = step
+    assert cli.main(["generate", "--prompts-file", str(tmp_path / "prompts.txt"), "--output", str(out)]) == 1
+    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(line["index"], line["text"]) for line in found] == [
+        (0, backwards("the cat")),
+        (2, backwards("upon a time")),
+    ]
+    assert "request 1: internal error" in capsys.readouterr().err

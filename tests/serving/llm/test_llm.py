@@ -18,7 +18,8 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.config import ModelOptions
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.errors import ConfigError, EngineError, RequestError
+from jaxllm.errors import ConfigError, EngineError, RequestError, RequestFaultError
+from jaxllm.outputs import EngineOutput
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.loading import default_params, read_default_params
 from jaxllm.serving.text.input_processor import InputProcessor
@@ -114,6 +115,59 @@ def test_a_chat_template_for_all(make: Make, tmp_path: Path) -> None:
     assert output.prompt == "the cat!"
     (output,) = llm.chat(talk, SamplingParams(max_tokens=1), use_tqdm=False, chat_template="own")
     assert output.prompt == "own"
+
+
+def fail_in_step(scripted: Any, number: int, names: set[str], *, is_fault: bool) -> None:
+    """Let the engine end these requests in the step of this number."""
+    original = scripted.step
+
+    def step() -> list[EngineOutput]:
+        ended = [name for name in scripted.running if name in names] if scripted.steps == number else []
+        for name in ended:
+            del scripted.running[name]
+        refused = [
+            EngineOutput(name, [], finish_reason="abort", refusal="internal error", is_fault=is_fault) for name in ended
+        ]
+        return [*refused, *original()]
+
+    scripted.step = step
+
+
+@pytest.mark.parametrize("names", [{"1"}, {"0", "3"}, {"0", "1", "2", "3"}])
+def test_what_fails_for_one_prompt_does_not_lose_the_others(make: Make, names: set[str]) -> None:
+    scripted, llm = make()
+    fail_in_step(scripted, 1, names, is_fault=True)
+    prompts: list[Prompt] = [[109], [106], [103], [112]]
+    with pytest.raises(RequestFaultError, match=r"request \d: internal error") as caught:
+        llm.generate(prompts, use_tqdm=False)
+    assert caught.value.results is not None
+    found = [None if each is None else len(each.outputs[0].token_ids) for each in caught.value.results]
+    assert found == [None if str(place) in names else length for place, length in enumerate((10, 7, 4, 13))]
+    assert not scripted.aborted
+    assert lengths(llm.generate([[103]], use_tqdm=False)) == [4]
+
+
+def test_what_fails_while_it_is_queued(make: Make) -> None:
+    scripted, llm = make()
+    fail_in_step(scripted, 1, {"0"}, is_fault=True)
+    llm.enqueue([[109], [106]])
+    # Beneath another call, whose result is there.
+    assert lengths(llm.generate([[103]], use_tqdm=False)) == [4]
+    with pytest.raises(RequestFaultError, match="request 0: internal error") as caught:
+        llm.wait_for_completion(use_tqdm=True)
+    assert caught.value.results is not None
+    assert caught.value.results[0] is None
+    assert lengths(caught.value.results[1:]) == [7]
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_a_request_that_is_refused_ends_its_call(make: Make) -> None:
+    scripted, llm = make()
+    fail_in_step(scripted, 1, {"1"}, is_fault=False)
+    with pytest.raises(RequestError, match="request 1: internal error") as caught:
+        llm.generate([[109], [106]], use_tqdm=False)
+    assert not isinstance(caught.value, RequestFaultError)
+    assert scripted.aborted == ["0"]
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

@@ -42,6 +42,11 @@ def outputs_of(name: str, tokens: list[int]) -> list[EngineOutput]:
     ]
 
 
+class PanicException(BaseException):
+    """What libraries in Rust raise: no `Exception`, and of a class that cannot be imported."""
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, PanicException])
 @pytest.mark.parametrize(("owner", "method", "params", "stream"), PARTS)
 def test_only_the_request_that_fails_ends(
     tokenizer: Tokenizer,
@@ -50,6 +55,7 @@ def test_only_the_request_that_fails_ends(
     method: str,
     params: dict[str, Any],
     stream: bool,
+    kind: type[BaseException],
 ) -> None:
     inputs, processor = InputProcessor(tokenizer, LIMITS), OutputProcessor(tokenizer, measure=True)
     tokens = tokenizer.encode([TEXT])[0]
@@ -58,7 +64,7 @@ def test_only_the_request_that_fails_ends(
         (prepared,) = inputs.prepare([[5, 6, 7]], asked, [name], stream=stream)
         processor.add(prepared)
     children, fails = processor.running(), [False]
-    monkeypatch.setattr(owner, method, failing(getattr(owner, method), fails))
+    monkeypatch.setattr(owner, method, failing(getattr(owner, method), fails, kind))
     total = Processed()
     for index, step in enumerate(zip(*(outputs_of(child, tokens) for child in children), strict=True)):
         for output in step:
@@ -81,10 +87,10 @@ def test_only_the_request_that_fails_ends(
     assert not any(each.request_id == "bad" and each.finished for each in total.outputs)
 
 
-def failing(original: Callable[..., Any], fails: list[bool]) -> Callable[..., Any]:
+def failing(original: Callable[..., Any], fails: list[bool], kind: type[BaseException]) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         if fails[0]:
-            raise ZeroDivisionError("injected")
+            raise kind("injected")
         return original(*args, **kwargs)
 
     return method
