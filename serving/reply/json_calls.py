@@ -82,6 +82,8 @@ class _JsonCall:
         source = self._source
         if not (yield from source.match("{")):
             return False
+        while (yield from source.match("{")):
+            pass
         if not (yield from self._members()):
             return self._started
         if not (yield from source.match("}")) and not (yield from self._at_stop()):
@@ -115,7 +117,8 @@ class _JsonCall:
 
     def _value(self, key: str) -> Parsing[bool]:
         source = self._source
-        if key == self._keys.name and self._name is None:
+        named = key == self._keys.name or (key == _WRAPPED and (yield from source.peek()) != "{")
+        if named and self._name is None:
             name = yield from json_string(source)
             self._name = None if name is None or any(stop in name for stop in self._stops) else name
             return bool(self._name)
@@ -195,13 +198,17 @@ def named_call(
     stops: Sequence[str] = (),
     outside: Sequence[str] = (),
 ) -> Parsing[bool]:
-    """Read the arguments of a call whose name was read; False, and anything may have been read: there are none."""
+    """Read the arguments of a call whose name was read; False, and anything may have been read: there are none.
+
+    Where the text is over, the call has begun, and none of its arguments came.
+    """
     if not name:
         return False
     yield from source.skip()
-    if (yield from source.peek()) == "{":
+    if (following := (yield from source.peek())) in ("{", ""):
         yield calls.start(name, call_id)
-        yield from json_text(source, calls.arguments, stops, outside)
+        if following:
+            yield from json_text(source, calls.arguments, stops, outside)
         return True
     arguments = yield from held_arguments(source, stops)
     if arguments is None:
