@@ -65,7 +65,8 @@ def make_parser(
             if (most_calls is None or index < most_calls) and not isinstance(part, left_out):
                 yield part
 
-    return SourceParser(wanted)
+    # Each part costs one generator less where all are wanted.
+    return SourceParser(parse if most_calls is None and not left_out else wanted)
 
 
 def _calls_begin(source: Source, parsing: Parsing[None], ends: tuple[str, ...]) -> Parsing[bool]:

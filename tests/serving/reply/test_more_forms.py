@@ -1,4 +1,3 @@
-# ruff: noqa: RUF001  (DeepSeek's tokens are written with a wide bar)
 """Forms of calls that models write beside those that their families are known for, and texts cut short."""
 
 import json
