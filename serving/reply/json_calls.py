@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from jaxllm.serving.reply.calls import Calls
-from jaxllm.serving.reply.json_text import json_text
+from jaxllm.serving.reply.json_text import held_json, json_text
 from jaxllm.serving.reply.json_values import held_arguments, json_string, json_value
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -99,7 +99,7 @@ class _JsonCall:
             if (yield from source.comes("}")):
                 return True
             key = yield from json_string(source)
-            if key not in self._keys and key != _WRAPPED and not self._started:
+            if key not in self._keys and key != _WRAPPED and not self._may_have_more:
                 return False
             yield from source.skip()
             if key is None or not (yield from source.match(":")):
@@ -110,6 +110,11 @@ class _JsonCall:
             yield from source.skip()
             if not (yield from source.match(",")):
                 return True
+
+    @property
+    def _may_have_more(self) -> bool:
+        """Whether a key that no call has changes nothing: arguments were there, or must still come."""
+        return self._started or (self._needs_arguments and self._name is not None)
 
     def _at_stop(self) -> Parsing[bool]:
         every = (*self._stops, *self._outside)
@@ -131,7 +136,7 @@ class _JsonCall:
                 return (yield from json_text(source, self._calls.arguments, self._stops, self._outside))
             self._arguments = yield from held_arguments(source, self._stops)
             return self._arguments is not None
-        known = self._started or key in (self._keys.id, *self._keys.others)
+        known = self._may_have_more or key in (self._keys.id, *self._keys.others)
         value = (yield from json_value(source, self._stops)) if known else None
         if key == self._keys.id and value is not None:
             self._id = value.strip("\"'")
@@ -172,11 +177,12 @@ def json_calls(
     yield from source.skip()
     listed = yield from source.match("[")
     yield from source.skip()
-    if not (yield from json_call(
+    while not (yield from json_call(
         source, calls, needs_arguments=needs_arguments, keys=keys, stops=stops, outside=outside
     )):  # fmt: skip
-        source.back(start)
-        return False
+        if not listed or needs_arguments or not (yield from _pass_over_object(source, stops, outside)):
+            source.back(start)
+            return False
     while True:
         start = source.at
         yield from source.skip()
@@ -187,6 +193,17 @@ def json_calls(
         if not (yield from json_call(source, calls, keys=keys, stops=stops, outside=outside)):
             source.at = start
             return True
+
+
+def _pass_over_object(source: Source, stops: Sequence[str], outside: Sequence[str]) -> Parsing[bool]:
+    """Read over an object of a list that is no call, and what joins it to the next; False: there is none of these."""
+    if not (yield from source.comes("{")) or (yield from held_json(source, stops, outside)) is None:
+        return False
+    yield from source.skip()
+    if not (yield from source.match(",", ";")):
+        return False
+    yield from source.skip()
+    return (yield from source.comes("{"))
 
 
 def named_call(
