@@ -82,8 +82,8 @@ class _JsonCall:
         source = self._source
         if not (yield from source.match("{")):
             return False
-        while (yield from source.match("{")):
-            pass
+        # Some templates show calls in two pairs of braces, which models then write.
+        yield from source.match("{")
         if not (yield from self._members()):
             return self._started
         if not (yield from source.match("}")) and not (yield from self._at_stop()):
