@@ -170,6 +170,8 @@ _CORES: Final = os.cpu_count() or 1
 def _source(form: StructuredOutputsParams, is_special: Any) -> str:
     try:
         return source_of(form, is_special)
+    except RecursionError:
+        raise _error(form, "its parts are too deep inside one another") from None
     except ValueError as error:
         if isinstance(error, RequestError):
             raise

@@ -18,8 +18,12 @@ like to go on with spaces until they run out of tokens."""
 
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords whose values are no schemas."""
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+"""Keywords whose values have schemas under names that are no keywords."""
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 """What llguidance makes a string follow."""
+_MARKED_RULE = re.compile(r"^[ \t]*[?!]\w+[ \t]*:", re.MULTILINE)
+"""Begins a rule of Lark's, by which llguidance does not tell its language from GBNF."""
 
 IsSpecial = Callable[[str], bool]
 """Whether a text is one special token."""
@@ -66,11 +70,14 @@ def _readable(schema: Any, form: StructuredOutputsParams) -> Any:
         return [_readable(item, form) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    read = {
-        name: value if name in _VALUES else _readable(value, form)
-        for name, value in schema.items()
-        if name != "format" or not isinstance(value, str) or value in _FORMATS
-    }
+    read: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _VALUES:
+            read[name] = value
+        elif name in _BY_NAME and isinstance(value, dict):
+            read[name] = {key: _readable(inner, form) for key, inner in value.items()}
+        elif name != "format" or (isinstance(value, str) and value in _FORMATS):
+            read[name] = _readable(value, form)
     if form.disable_additional_properties and isinstance(read.get("properties"), dict):
         read.setdefault("additionalProperties", False)
     return read
@@ -95,7 +102,7 @@ def _of_grammar(form: StructuredOutputsParams, is_special: IsSpecial) -> str:
     if form.grammar.lstrip().startswith("{"):
         raise RequestError("grammar: must be in Lark's form or in GBNF, not JSON", "grammar")
     lark = form.grammar
-    if not is_lark_syntax(lark):
+    if not is_lark_syntax(lark) and not _MARKED_RULE.search(lark):
         try:
             lark = lark_of_gbnf(lark)
         except ValueError as error:

@@ -22,6 +22,14 @@ def is_gguf(name: str | Path) -> bool:
     return str(name).lower().endswith(GGUF)
 
 
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have, as it is too long, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def advice_for_other_weights(folder: Path) -> str:
     """What to do about the weights in `folder`, as the end of a message; empty if there are none."""
     return advice_for_names(file.name for file in folder.glob("*"))

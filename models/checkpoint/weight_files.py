@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxllm.models.checkpoint.config_file import ConfigFile
-from jaxllm.models.checkpoint.other_formats import advice_for_other_weights, is_gguf
+from jaxllm.models.checkpoint.other_formats import advice_for_other_weights, is_file, is_gguf
 from jaxllm.models.checkpoint.safetensors_file import Tensor, read_header
 from jaxllm.models.errors import ModelError
 
@@ -57,19 +57,11 @@ def _indexed(folder: Path, index: ConfigFile) -> list[Path]:
     for name in names:
         if Path(name).name != name or "\\" in name:
             raise ModelError(f"{index.source}: {name[:200]!r} is not the name of a file beside it")
-    lost = [name[:200] for name in names if not _is_file(folder / name)]
+    lost = [name[:200] for name in names if not is_file(folder / name)]
     if lost:
         some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
         raise ModelError(f"{index.source}: {len(lost)} of {len(names)} files are missing: {some}")
     return [folder / name for name in names]
-
-
-def _is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have, as it is too long, is none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def read_tensors(path: Path) -> list[Tensor]:

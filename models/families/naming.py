@@ -35,7 +35,9 @@ def architecture_of(file: ConfigFile) -> str:
     Raises `ModelError` where neither is there. A name that is not known is returned: looking it up says what is.
     """
     given = file.values.get("architectures")
-    names = [given] if isinstance(given, str) else file.texts("architectures") if given else []
+    names = [name for name in (given if isinstance(given, list) else [given]) if name]
+    if not all(isinstance(name, str) for name in names):
+        raise file.wrong("architectures", "a list of strings")
     if not names:
         return _of_type(file)
     known = known_architectures()

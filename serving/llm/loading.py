@@ -12,6 +12,7 @@ from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError, RequestError
 from jaxllm.info import EngineInfo
 from jaxllm.model_files import model_folder, tokenizer_folder
+from jaxllm.models.checkpoint.other_formats import is_file
 from jaxllm.models.errors import ModelError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.serving.text.cached_tokenizer import load_quickly, prepare_templates
@@ -41,7 +42,7 @@ def default_params(options: ModelOptions, folder: Path) -> SamplingParams:
         case "vllm":
             found = SamplingParams()
         case name:
-            if not _is_file(Path(name) / "generation_config.json"):
+            if not is_file(Path(name) / "generation_config.json"):
                 raise ConfigError(
                     f"generation_config={name!r}: 'auto', 'vllm', or a folder with generation_config.json"
                 )
@@ -51,14 +52,6 @@ def default_params(options: ModelOptions, folder: Path) -> SamplingParams:
         return msgspec.structs.replace(found, **_ours(given))
     except (AttributeError, TypeError, RequestError) as error:
         raise ConfigError(f"override_generation_config={dict(given)!r}: {error}") from error
-
-
-def _is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
 
 
 def _ours(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def tagged_calls(
         if is_call:
             called = True
             yield from close(source, ends)
-        if is_call or marker in dropped or (called and marker.startswith(("<", "["))):
+        if is_call or marker in dropped or (called and marker.startswith(("<", "[", "]<"))):
             space = yield from source.skip()
             make = behind(space, content) if spoken else content
         else:

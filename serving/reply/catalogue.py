@@ -60,7 +60,7 @@ TOOL_FORMATS: Final[Mapping[str, FormatEntry]] = {
     "mistral_v11": FormatEntry("mistral:MistralNamed", "newer Mistral, Magistral", "`[TOOL_CALLS]name[ARGS]{...}`"),
     "olmo3": FormatEntry("pythonic:olmo3", "OLMo 3", "`<function_calls>name(a=1)`, one in a line"),
     "openai": FormatEntry("harmony:Harmony", "gpt-oss (harmony)", "a message `to=functions.name`"),
-    "phi4_mini_json": FormatEntry("json_tags:phi4_mini", "Phi-4-mini", '`functools[{"name": ...}]`'),
+    "phi4_mini_json": FormatEntry("json_tags:phi4_mini", "Phi-4-mini", '`functools[{"name": ...}]`, or in tokens'),
     "plamo3": FormatEntry("named_json:plamo3", "PLaMo 3", "name and arguments, in tags"),
     "poolside_v1": FormatEntry("value_tag_families:glm45", "Laguna", "as `glm45`"),
     "pythonic": FormatEntry("pythonic:Pythonic", "Llama 3.2 (small)", '`[name(a=1, b="x")]` as the reply'),

@@ -46,7 +46,10 @@ def make_parser(
         calls.begun = lambda source, ends: _calls_begin(source, tools.parse(source, calls), ends)
     left_out = (ReasoningDelta,) * (not include_reasoning) + (ContentDelta,) * (not include_content)
 
+    tokens = {marker for each in (tools, reasoning) if each is not None for marker in each.markers}
+
     def parse(source: Source) -> Parsing[None]:
+        source.tokens = tuple(tokens)
         if reasoning is not None:
             yield from reasoning.parse(source, calls, inside=inside)
         if tools is not None:
@@ -62,7 +65,8 @@ def make_parser(
             if (most_calls is None or index < most_calls) and not isinstance(part, left_out):
                 yield part
 
-    return SourceParser(wanted)
+    # Each part costs one generator less where all are wanted.
+    return SourceParser(parse if most_calls is None and not left_out else wanted)
 
 
 def _calls_begin(source: Source, parsing: Parsing[None], ends: tuple[str, ...]) -> Parsing[bool]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from jaxllm.serving.reply.calls import Calls
-from jaxllm.serving.reply.json_text import json_text
+from jaxllm.serving.reply.json_text import held_json, json_text
 from jaxllm.serving.reply.json_values import held_arguments, json_string, json_value
 from jaxllm.serving.reply.source import Parsing, Source
 
@@ -82,6 +82,8 @@ class _JsonCall:
         source = self._source
         if not (yield from source.match("{")):
             return False
+        # Some templates show calls in two pairs of braces, which models then write.
+        yield from source.match("{")
         if not (yield from self._members()):
             return self._started
         if not (yield from source.match("}")) and not (yield from self._at_stop()):
@@ -97,7 +99,7 @@ class _JsonCall:
             if (yield from source.comes("}")):
                 return True
             key = yield from json_string(source)
-            if key not in self._keys and key != _WRAPPED and not self._started:
+            if key not in self._keys and key != _WRAPPED and not self._may_have_more:
                 return False
             yield from source.skip()
             if key is None or not (yield from source.match(":")):
@@ -109,13 +111,19 @@ class _JsonCall:
             if not (yield from source.match(",")):
                 return True
 
+    @property
+    def _may_have_more(self) -> bool:
+        """Whether a key that no call has changes nothing: arguments were there, or must still come."""
+        return self._started or (self._needs_arguments and self._name is not None)
+
     def _at_stop(self) -> Parsing[bool]:
         every = (*self._stops, *self._outside)
         return bool(every) and (yield from self._source.comes(*every))
 
     def _value(self, key: str) -> Parsing[bool]:
         source = self._source
-        if key == self._keys.name and self._name is None:
+        named = key == self._keys.name or (key == _WRAPPED and (yield from source.peek()) != "{")
+        if named and self._name is None:
             name = yield from json_string(source)
             self._name = None if name is None or any(stop in name for stop in self._stops) else name
             return bool(self._name)
@@ -128,7 +136,7 @@ class _JsonCall:
                 return (yield from json_text(source, self._calls.arguments, self._stops, self._outside))
             self._arguments = yield from held_arguments(source, self._stops)
             return self._arguments is not None
-        known = self._started or key in (self._keys.id, *self._keys.others)
+        known = self._may_have_more or key in (self._keys.id, *self._keys.others)
         value = (yield from json_value(source, self._stops)) if known else None
         if key == self._keys.id and value is not None:
             self._id = value.strip("\"'")
@@ -169,11 +177,12 @@ def json_calls(
     yield from source.skip()
     listed = yield from source.match("[")
     yield from source.skip()
-    if not (yield from json_call(
+    while not (yield from json_call(
         source, calls, needs_arguments=needs_arguments, keys=keys, stops=stops, outside=outside
     )):  # fmt: skip
-        source.back(start)
-        return False
+        if not listed or needs_arguments or not (yield from _pass_over_object(source, stops, outside)):
+            source.back(start)
+            return False
     while True:
         start = source.at
         yield from source.skip()
@@ -186,6 +195,17 @@ def json_calls(
             return True
 
 
+def _pass_over_object(source: Source, stops: Sequence[str], outside: Sequence[str]) -> Parsing[bool]:
+    """Read over an object of a list that is no call, and what joins it to the next; False: there is none of these."""
+    if not (yield from source.comes("{")) or (yield from held_json(source, stops, outside)) is None:
+        return False
+    yield from source.skip()
+    if not (yield from source.match(",", ";")):
+        return False
+    yield from source.skip()
+    return (yield from source.comes("{"))
+
+
 def named_call(
     source: Source,
     calls: Calls,
@@ -195,13 +215,17 @@ def named_call(
     stops: Sequence[str] = (),
     outside: Sequence[str] = (),
 ) -> Parsing[bool]:
-    """Read the arguments of a call whose name was read; False, and anything may have been read: there are none."""
+    """Read the arguments of a call whose name was read; False, and anything may have been read: there are none.
+
+    Where the text is over, the call has begun, and none of its arguments came.
+    """
     if not name:
         return False
     yield from source.skip()
-    if (yield from source.peek()) == "{":
+    if (following := (yield from source.peek())) in ("{", ""):
         yield calls.start(name, call_id)
-        yield from json_text(source, calls.arguments, stops, outside)
+        if following:
+            yield from json_text(source, calls.arguments, stops, outside)
         return True
     arguments = yield from held_arguments(source, stops)
     if arguments is None:

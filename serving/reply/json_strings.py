@@ -53,8 +53,7 @@ class JsonStrings:
                 source.at = end
             if found is None or found.lastgroup:
                 if not (yield from self._more()):
-                    self._out.append(source.text[source.at :])
-                    source.at = len(source.text)
+                    self._out.append(source.rest(stops))
                     return False
             elif found[0] == quote:
                 if (yield from self._ends_here()):

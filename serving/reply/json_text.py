@@ -92,7 +92,9 @@ class _JsonText(JsonStrings):
                 if not (yield from self._reach()):
                     break
                 character = source.text[source.at]
-            if character in self._firsts and (yield from self._stands_at_stop()):
+            if character in self._firsts and not (character == "{" and self._next is _Next.VALUE) and (
+                yield from self._stands_at_stop()
+            ):  # fmt: skip
                 break
             if character in QUOTES:
                 self._lead()

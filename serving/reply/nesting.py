@@ -1,6 +1,7 @@
 """Where a value in brackets ends, found while its text comes."""
 
 import re
+from functools import lru_cache
 
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -64,5 +65,6 @@ class Nesting:
         return False
 
 
+@lru_cache(maxsize=64)
 def _pattern(characters: str) -> re.Pattern[str]:
-    return re.compile(f"[{re.escape(characters)}]")  # re keeps what it has compiled
+    return re.compile(f"[{re.escape(characters)}]")

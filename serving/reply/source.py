@@ -31,7 +31,7 @@ class Source:
     A reader may go back to an `at` it has remembered, until `commit` forgets what was read.
     """
 
-    __slots__ = ("at", "dropped", "ended", "held", "reread", "text")
+    __slots__ = ("at", "dropped", "ended", "held", "reread", "text", "tokens")
 
     def __init__(self) -> None:
         self.text = ""
@@ -39,6 +39,8 @@ class Source:
         self.ended = False
         self.dropped: tuple[str, ...] = ()
         """Markup around the answer that is no part of it."""
+        self.tokens: tuple[str, ...] = ()
+        """Texts with a meaning of which longer markers are made."""
         self.held = False
         """Whether nothing may be forgotten, since a reader tries what comes."""
         self.reread = 0
@@ -141,10 +143,17 @@ class Source:
             self.at += len(shown)
             self.commit()
             if not (yield from self.more()):
-                if self.at < len(self.text):
-                    yield make(self.text[self.at :])
-                self.at = len(self.text)
+                if rest := self.rest(markers):
+                    yield make(rest)
                 return None, ""
+
+    def rest(self, markers: Sequence[str]) -> str:
+        """Read all that is left of a text that is over, and leave out a marker of several tokens that it cuts short."""
+        begun = marker_searches(tuple(markers))[1](self.text, self.at)
+        is_cut = begun is not None and any(token in begun[0] for token in self.tokens)
+        text = self.text[self.at : begun.start() if is_cut and begun is not None else None]
+        self.at = len(self.text)
+        return text
 
     def pass_over(self, markers: Sequence[str]) -> Parsing[None]:
         """Leave out what comes before one of `markers`, or all there is."""

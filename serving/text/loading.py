@@ -46,12 +46,19 @@ def _of_folder(folder: Path) -> Any:
     names = _object(folder / "config.json")
     config = _configuration(names)
     config.name_or_path = str(folder)
-    has_class = any(isinstance(each.get("tokenizer_class"), str) for each in (options, names))
+    has_class = any(_is_known(each.get("tokenizer_class")) for each in (options, names))
     is_own = not config.model_type or "auto_map" in options
     if not has_class and is_own and (folder / "tokenizer.json").is_file():
         # Nobody says whose it is, or code that is not run does, and it is complete without that.
         return transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
     return transformers.AutoTokenizer.from_pretrained(str(folder), config=config, trust_remote_code=False)
+
+
+def _is_known(tokenizer_class: Any) -> bool:
+    """Whether it is a class of `transformers`: others are code beside the files, which is not run."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    return isinstance(tokenizer_class, str) and tokenizer_class_from_name(tokenizer_class) is not None
 
 
 def _configuration(names: dict[str, Any]) -> Any:

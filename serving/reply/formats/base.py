@@ -35,7 +35,10 @@ class ToolFormat(Protocol):
         """Whether the grammar of `call` has place for reasoning before it."""
 
     def parse(self, source: Source, calls: Calls) -> Parsing[None]:
-        """Read a reply to its end. What is no call is content, to the last character."""
+        """Read a reply to its end. What is no call is content, to the last character.
+
+        A marker of several tokens that the end of the text cuts short is left out.
+        """
 
     def call(self, lark: Lark, name: str, schema: Mapping[str, Any]) -> str:
         """The grammar of a call of a function whose parameters have this JSON schema, as an expression."""

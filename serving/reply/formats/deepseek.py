@@ -60,6 +60,9 @@ def _call(source: Source, calls: Calls) -> Parsing[bool]:
     if name == "function" and (yield from source.peek()) not in ("{", "`"):
         name = yield from source.run(NAME)
         yield from source.skip()
+        if not (yield from source.peek()):
+            # More of the name may have been to come.
+            name = ""
     if (yield from source.match("```")):
         yield from source.match("json")
     if not (yield from named_call(source, calls, name, stops=_STOPS, outside=("```",))):

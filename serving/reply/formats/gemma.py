@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxllm.serving.reply.calls import NAME, Calls, new_call_id, tagged_calls
 from jaxllm.serving.reply.json_values import json_string
@@ -22,6 +22,10 @@ _DEEPEST = 64
 
 class _NoValueError(Exception):
     """What was read is no value."""
+
+
+class _OverError(_NoValueError):
+    """The text is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,11 @@ def _call(source: Source, calls: Calls, quote: str, ends: tuple[str, ...]) -> Pa
         yield from source.skip()
         if name:
             found = {} if (yield from source.comes(*ends)) else (yield from _Values(source, quote, ends).read(_DEEPEST))
+    except _OverError:
+        # What is read of arguments is no JSON before they are closed.
+        yield calls.start(name)
+        source.at = len(source.text)
+        return True
     except _NoValueError:
         found = None
     if not isinstance(found, dict):
@@ -152,6 +161,9 @@ class _Values:
             return (yield from (self._object(depth - 1) if following == "{" else self._list(depth - 1)))
         return _Bare((yield from self._plain(_PLAIN)))
 
+    def _fail(self) -> Parsing[NoReturn]:
+        raise _NoValueError if (yield from self._source.peek()) else _OverError
+
     def _plain(self, pattern: re.Pattern[str]) -> Parsing[str]:
         """Read characters of a pattern, and any that begin no markup."""
         source, start = self._source, self._source.at
@@ -162,13 +174,13 @@ class _Values:
             source.at += 1
         text = source.text[start : source.at].strip()
         if not text:
-            raise _NoValueError
+            yield from self._fail()
         return text
 
     def _quoted(self) -> Parsing[str]:
         found = yield from self._source.take_until(self._quote, *self._ends)
         if found is None:
-            raise _NoValueError
+            raise _OverError
         if found[1] != self._quote:
             self._source.at -= len(found[1])
         return found[0]
@@ -188,7 +200,7 @@ class _Values:
             key = yield from self._key()
             yield from source.skip()
             if not (yield from source.match(":")):
-                raise _NoValueError
+                yield from self._fail()
             yield from source.skip()
             if (yield from source.comes(*self._ends)):
                 return found
@@ -216,7 +228,7 @@ class _Values:
         if (yield from self._closes(closing)):
             return True
         if not (yield from self._source.match(",")):
-            raise _NoValueError
+            yield from self._fail()
         return False
 
     def _key(self) -> Parsing[str]:

@@ -17,7 +17,7 @@ _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrai
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _HEAD_BEGINS = (_START, _CHANNEL, " to=")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
-_FUNCTION = re.compile(r"to=functions\.([\w.\-]+)")
+_RECIPIENT = re.compile(r"to=(functions\.)?([\w.\-]+)")
 
 
 class Harmony:
@@ -39,13 +39,13 @@ class Harmony:
         last: type[ReasoningDelta | ContentDelta] | None = None
         while (yield from source.peek()):
             head = yield from _head(source)
-            called = _FUNCTION.search(head) if calls.enabled else None
+            called = _called(head, calls) if calls.enabled else None
             if called is None:
                 make = ReasoningDelta if _is_reasoning(head) else ContentDelta
                 yield from _body(source, behind("\n", make) if make is last else make)
                 last = make
                 continue
-            yield calls.start(called[1])
+            yield calls.start(called)
             yield from _arguments(source, calls)
             last = None
 
@@ -57,6 +57,12 @@ class Harmony:
         )
         head = lark.text(f"{_CHANNEL}commentary to=functions.{name} {_CONSTRAIN}json{_MESSAGE}")
         return f"{reasoning}? {head} {lark.json(schema)}"
+
+
+def _called(head: str, calls: Calls) -> str | None:
+    """The function that a message calls; the name of one that is known may stand alone."""
+    found = _RECIPIENT.search(head)
+    return found[2] if found is not None and (found[1] or found[2] in calls.schemas) else None
 
 
 def _arguments(source: Source, calls: Calls) -> Parsing[None]:

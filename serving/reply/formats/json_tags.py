@@ -67,9 +67,9 @@ def _tagged(begin: str, end: str, space: str = "\n") -> JsonTags:
     return JsonTags(begins=(begin,), ends=(end,), separator="\n", before=f"{begin}{space}", after=f"{space}{end}")
 
 
-def _listed(begin: str, end: str = "") -> JsonTags:
+def _listed(begin: str, end: str) -> JsonTags:
     """A list between two tags."""
-    return JsonTags(begins=(begin,), ends=(end,) * bool(end), opening=f"{begin}[", closing=f"]{end}")
+    return JsonTags(begins=(begin,), ends=(end,), opening=f"{begin}[", closing=f"]{end}")
 
 
 def longcat() -> JsonTags:
@@ -88,8 +88,11 @@ def jamba() -> JsonTags:
 
 
 def phi4_mini() -> JsonTags:
-    """`functools[{"name": ..., "arguments": {...}}]`: Phi-4-mini."""
-    return _listed("functools")
+    """`functools[{"name": ..., "arguments": {...}}]`, or tokens around the list: Phi-4-mini."""
+    begin, end = "<|tool_call|>", "<|/tool_call|>"
+    return JsonTags(
+        begins=("functools", begin), ends=(end,), opening="functools[", closing="]", tokens=("functools", begin, end)
+    )
 
 
 def internlm() -> JsonTags:

@@ -75,7 +75,7 @@ def _list(source: Source, calls: Calls, style: Pythonic, *, leading: bool = Fals
     begin, bracket = source.at, style.bracket
     known = calls.schemas if leading and not style.leading else None
     yield from source.skip()
-    if bracket and not (yield from source.match(bracket)):
+    if not (yield from source.match("[")) and bracket:
         source.back(begin)
         return False
     first = True
@@ -90,11 +90,18 @@ def _list(source: Source, calls: Calls, style: Pythonic, *, leading: bool = Fals
         yield calls.start(found[0])
         yield calls.arguments(found[1])
         source.commit()
-        if not bracket:
-            continue
         yield from source.skip()
-        if (yield from source.match(",", "]")) != ",":
+        if (yield from _joint(source)) == "]":
             return True
+
+
+def _joint(source: Source) -> Parsing[str | None]:
+    """Read over what joins calls, or ends their list."""
+    joint = yield from source.match(",", ";", "]")
+    if joint in (",", ";"):
+        yield from source.skip()
+        return (yield from source.match("]")) or joint
+    return joint
 
 
 def _call(source: Source, ends: tuple[str, ...], known: Container[str] | None) -> Parsing[tuple[str, str] | None]:

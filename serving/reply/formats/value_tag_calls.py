@@ -42,7 +42,11 @@ class ValueTagCall:
         if tag not in tags.heads or tags.bare_name:
             yield from source.skip()
             if (yield from source.comes("{", "[")):
-                return (yield from json_calls(source, self._calls, stops=(*tags.begins, *tags.last, tags.tail)))
+                stops = (*tags.begins, *tags.last, tags.tail)
+                if (yield from json_calls(source, self._calls, stops=stops)):
+                    return True
+                source.at = start
+                return False
             source.at = start
         name = (yield from self._name()) if tag in tags.heads or (yield from self._head()) else ""
         if not name:
@@ -78,14 +82,15 @@ class ValueTagCall:
         source, tags = self._source, self._tags
         if not tags.bare_name:
             text = yield from source.run(_ATTRIBUTES)
-            name = _attribute(text) if tags.attributes else text.strip()
+            name = _attribute(text)
             return name if name and (yield from source.match(tags.behind_name)) else ""
         yield from source.skip()
         name = yield from source.run(NAME)
         yield from source.skip()
         if tags.behind_name and (yield from source.match(tags.behind_name)):
             return name
-        return name if (yield from source.comes(*(() if tags.behind_name else tags.keys), tags.tail)) else ""
+        following = () if tags.behind_name else (*tags.keys, '{"')
+        return name if (yield from source.comes(*following, tags.tail)) else ""
 
     def _parameters(self) -> Parsing[bool]:
         """Read all parameters, and over the call's end if it has its own; False: the text ended before."""
@@ -102,10 +107,18 @@ class ValueTagCall:
             # What stands between parameters is none of them.
             found = yield from source.take_until(*tags.keys, *tags.call_ends)
             if found is None:
+                self._leave_out_begun_tag()
                 return False
             source.at -= len(found[1])
             marker = yield from source.match(*tags.keys, tags.tail)
         return True
+
+    def _leave_out_begun_tag(self) -> None:
+        """Read what is left of a text that ends within a tag of this call."""
+        source, tags = self._source, self._tags
+        begun = source.text[source.at :].strip()
+        if any(tag.startswith(begun) for tag in (*tags.keys, *tags.key_ends, *tags.call_ends)):
+            source.at = len(source.text)
 
     def _parameter(self, types: Mapping[str, set[str]]) -> Parsing[str | None]:
         """Read a parameter whose tag has begun; returns the tag of this call that follows."""
@@ -113,7 +126,7 @@ class ValueTagCall:
         text = yield from source.run(_ATTRIBUTES)
         if not (yield from self._behind_key()):
             return None
-        key = _attribute(text) if tags.attributes else text.strip() if tags.bare_name else text
+        key = text.strip() if tags.bare_name else _attribute(text)
         if tags.padding:
             yield from source.match(tags.padding)
         quoted = tags.cdata and (yield from source.match(_CDATA))
@@ -197,8 +210,7 @@ class ValueTagCall:
         source = self._source
         found = yield from self._take(ends)
         if found is None:
-            yield self._calls.arguments(source.text[source.at :])
-            source.at = len(source.text)
+            yield self._calls.arguments(source.rest(ends))
             return None
         yield self._calls.arguments(as_json(found[0].removesuffix(self._tags.padding), types))
         return found[1]

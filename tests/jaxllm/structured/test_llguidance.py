@@ -30,6 +30,32 @@ def test_an_unknown_format_is_an_annotation(format: str) -> None:
     check(StructuredOutputsParams(structural_tag=tag))
 
 
+@pytest.mark.parametrize("format", [["date"], None, 5, {"x": 1}])
+def test_a_format_that_is_no_text_says_nothing(format: Any) -> None:
+    assert source({"type": "string", "format": format}) == source({"type": "string"})
+
+
+@pytest.mark.parametrize("name", ["default", "enum", "const", "examples", "format"])
+def test_names_of_properties_and_definitions_are_no_keywords(name: str) -> None:
+    text = {"type": "string", "format": "byte"}
+    for schema in (
+        {"type": "object", "properties": {name: text}},
+        {"$defs": {name: text}, "$ref": f"#/$defs/{name}"},
+        {"definitions": {name: {"type": "array", "items": text}}, "$ref": f"#/definitions/{name}"},
+    ):
+        check(StructuredOutputsParams(json=schema))
+
+
+def test_a_grammar_that_is_too_deep_is_an_error_of_the_request() -> None:
+    chain = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(5000)) + 'r5000 ::= "a"'
+    with pytest.raises(RequestError, match="too deep inside one another"):
+        check(StructuredOutputsParams(grammar=chain))
+
+
+def test_a_grammar_without_rules_of_gbnf_is_larks() -> None:
+    check(StructuredOutputsParams(grammar='start: x\n?x: "a"\n'))
+
+
 @pytest.mark.parametrize("format", ["date", "date-time", "time", "duration", "email", "ipv4", "ipv6", "uri", "uuid"])
 def test_known_formats_are_followed(format: str) -> None:
     assert source({"type": "string", "format": format}) != source({"type": "string"})

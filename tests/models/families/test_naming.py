@@ -40,7 +40,7 @@ def test_types_mean_what_they_mean_in_transformers() -> None:
     assert checked > 80
 
 
-@pytest.mark.parametrize("given", [None, [], "absent"])
+@pytest.mark.parametrize("given", [None, [], "", [""], [None], "absent"])
 @pytest.mark.parametrize(
     ("kind", "architecture"),
     [

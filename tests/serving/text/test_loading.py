@@ -65,6 +65,15 @@ def test_files_of_a_tokenizer_alone_are_enough(tmp_path: Path, tokenizer: Tokeni
     assert found.encode([TEXT]) == tokenizer.encode([TEXT])
 
 
+@pytest.mark.parametrize("name", ["OwnTokenizer", "OwnTokenizerFast", None, ""])
+def test_a_class_that_is_code_beside_complete_files_is_not_needed(
+    tmp_path: Path, name: str | None, tokenizer: Tokenizer
+) -> None:
+    options = {"tokenizer_class": name, "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    found = Tokenizer.load(save(tmp_path, {"model_type": "unknown"}, tokenizer_config=options))
+    assert found.encode([TEXT]) == tokenizer.encode([TEXT])
+
+
 def test_the_class_follows_from_the_type_of_the_model(tmp_path: Path) -> None:
     found = Tokenizer.load(save(tmp_path, {"model_type": "qwen2", "max_window_layers": "x"}))
     assert type(found.hf).__name__ == "Qwen2Tokenizer"
