@@ -13,7 +13,7 @@ from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.parts import ReplyParser, ToolCallStart, fold, read_whole
 
 Render = Callable[..., str]
-"""Makes the text of messages and tools, as `jinja_renderer` says."""
+"""Makes the text of messages, with `tools` and `add_generation_prompt`; it raises what the template raises."""
 
 _NAME: Final = "find_place"
 _ARGUMENTS: Final = {"place": "Oak Hill", "days": 3}
@@ -38,24 +38,6 @@ _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
 _END_MARKS = re.compile(r"(\s|<[^<>\s]+>|\[[^\[\]\s]+\])*")
 """What may stand behind a call: tokens that end a turn."""
 _BOUNDARY = re.compile(r".*[\n>\]]", re.DOTALL)
-
-
-def jinja_renderer(template: str) -> Render:
-    """Renders as the model's tokenizer would; it raises what the template raises."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    def render(messages: Sequence[Any], *, tools: Sequence[Any], add_generation_prompt: bool) -> str:
-        texts, _ = render_jinja_template(
-            [list(messages)],
-            tools=list(tools),
-            chat_template=template,
-            add_generation_prompt=add_generation_prompt,
-            bos_token="",
-            eos_token="",
-        )
-        return str(texts[0])
-
-    return render
 
 
 def format_of_calls(render: Render, make: Callable[[str], ToolFormat], reasoning: ReasoningFormat | None) -> str | None:

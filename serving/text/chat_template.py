@@ -11,7 +11,7 @@ from jaxllm.serving.text.templates import rendering
 Apply = Callable[[str, rendering.Conversation], str]
 """Renders a template, within limits."""
 
-_LONGEST_SOURCE: Final = 2**18
+_LONGEST_SOURCE: Final = 2**17
 """Characters of a template whose source is looked at; longer ones are only tried."""
 
 
@@ -33,7 +33,7 @@ class ChatTemplate:
     @cached_property
     def source(self) -> TemplateFacts:
         """What the source says."""
-        # Jinja's import takes longer than all else that is needed to generate without conversations.
+        # Jinja is imported when it is needed, as in `rendering.apply`.
         from jaxllm.serving.text.template_source import read_source
 
         return read_source(self.text) if len(self.text) <= _LONGEST_SOURCE else TemplateFacts()

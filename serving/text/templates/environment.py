@@ -276,6 +276,11 @@ def _environment() -> ChatEnvironment:
     return ChatEnvironment()
 
 
+def parsed(template: str) -> nodes.Template:
+    """The syntax tree of a template. Raises Jinja's errors, and others of Python's for what is too deep or too long."""
+    return _environment().parse(template)
+
+
 @lru_cache(maxsize=_CACHED)
 def compiled(template: str) -> Template:
     """A template made ready; the last ones are remembered. Raises Jinja's errors."""

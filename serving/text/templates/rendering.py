@@ -5,8 +5,6 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxllm.serving.text.templates.environment import render
-
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 """Stands where a message is to be continued. It ends with a space: templates that trim their contents show that."""
@@ -37,6 +35,9 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 def apply(template: str, given: Conversation) -> str:
     """The prompt. Raises `TemplateLimitError`, `ValueError`, and whatever the template raises."""
+    # Jinja's import takes longer than all else that is needed to generate without conversations.
+    from jaxllm.serving.text.templates.environment import render
+
     for name in given.variables:
         if name in _OWN:
             raise ValueError(f"{name} is set by the request itself, not by an argument of the template")
