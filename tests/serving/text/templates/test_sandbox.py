@@ -10,6 +10,7 @@ import pytest
 
 from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.serving.text.templates import sandbox as module
+from jaxllm.serving.text.templates.budget import TemplateLimitError
 from jaxllm.serving.text.templates.rendering import Conversation
 from jaxllm.serving.text.templates.sandbox import TemplateSandbox
 
@@ -35,11 +36,11 @@ def test_templates_are_rendered_by_one_process_after_another(
     (first,) = processes()
     with pytest.raises(RequestError, match="no such role"):
         sandbox.apply("{{ raise_exception('no such role') }}", TALK)
-    with pytest.raises(RequestError, match=r"repeats, more than|processor time"):
+    with pytest.raises(TemplateLimitError, match=r"repeats, more than|processor time"):
         sandbox.apply(LOOP, TALK)
     assert processes() == [first]
     monkeypatch.setattr(module, "SECONDS", 0.05)
-    with pytest.raises(RequestError, match="too much time or memory, and was ended"):
+    with pytest.raises(TemplateLimitError, match="too much time or memory, and was ended"):
         sandbox.apply(LOOP, TALK)
     monkeypatch.setattr(module, "SECONDS", 30.0)
     assert sandbox.apply("x", TALK) == "x"
