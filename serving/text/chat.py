@@ -6,11 +6,11 @@ from typing import Any
 
 from jaxllm.errors import ConfigError, QueueFullError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
-from jaxllm.serving.text.chat_template import Apply
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.messages import Conversation, normalise_messages
-from jaxllm.serving.text.template_input import CONTENT_FORMATS, fit_messages, fit_tools
 from jaxllm.serving.text.templates import rendering
+from jaxllm.serving.text.templates.chat_template import Apply
+from jaxllm.serving.text.templates.fitting import CONTENT_FORMATS, fit_messages, fit_tools
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.serving.text.chat import render_chat
-from jaxllm.serving.text.template_facts import TemplateFacts
-from jaxllm.serving.text.template_trials import Form, TemplateTrials
 from jaxllm.serving.text.templates import rendering
 from jaxllm.serving.text.templates.budget import TemplateLimitError
+from jaxllm.serving.text.templates.facts import TemplateFacts
 from jaxllm.serving.text.templates.rendering import Conversation
+from jaxllm.serving.text.templates.trials import Form, TemplateTrials
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-from jaxllm.serving.text.template_facts import TemplateFacts
 from jaxllm.serving.text.templates.environment import parsed
+from jaxllm.serving.text.templates.facts import TemplateFacts
 
 _CONTENT = "content"
 _PASSES_ON = {"trim", "list", "default", "d", "selectattr", "rejectattr", "select", "reject", "map"}

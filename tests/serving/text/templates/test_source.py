@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxllm.serving.text.template_facts import TemplateFacts
-from jaxllm.serving.text.template_source import read_source
+from jaxllm.serving.text.templates.facts import TemplateFacts
+from jaxllm.serving.text.templates.source import read_source
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final
 
-from jaxllm.serving.text.template_facts import TemplateFacts
-from jaxllm.serving.text.template_trials import TemplateTrials
 from jaxllm.serving.text.templates import rendering
+from jaxllm.serving.text.templates.facts import TemplateFacts
+from jaxllm.serving.text.templates.trials import TemplateTrials
 
 Apply = Callable[[str, rendering.Conversation], str]
 """Renders a template, within limits."""
@@ -34,7 +34,7 @@ class ChatTemplate:
     def source(self) -> TemplateFacts:
         """What the source says."""
         # Jinja is imported when it is needed, as in `rendering.apply`.
-        from jaxllm.serving.text.template_source import read_source
+        from jaxllm.serving.text.templates.source import read_source
 
         return read_source(self.text) if len(self.text) <= _LONGEST_SOURCE else TemplateFacts()
 

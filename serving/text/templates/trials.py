@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from jaxllm.errors import CapacityError
-from jaxllm.serving.text.template_facts import TemplateFacts
 from jaxllm.serving.text.templates.budget import TemplateLimitError
+from jaxllm.serving.text.templates.facts import TemplateFacts
 
 Messages = list[dict[str, Any]]
 _ONE, _TWO = "qzxwordone", "qzxwordtwo"
