@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, RequestError
 from jaxllm.serving.reply.calls import Calls, tagged_calls
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS, FormatEntry, page_table
 from jaxllm.serving.reply.compose import make_parser
@@ -151,6 +151,17 @@ SPELLED = f'<tool_call>{{"name": "{{{{ f.name }}}}", "arguments": "{TEXT}"}}</to
 )
 def test_a_format_is_guessed_by_a_call_that_it_reads_back(text: str, expected: str | None) -> None:
     assert guess_tool_format(text, renderer(text)) == expected
+
+
+def test_a_template_that_takes_too_long_is_rendered_once() -> None:
+    rendered = []
+
+    def endless(messages: list[Any], **_: Any) -> str:
+        rendered.append(messages)
+        raise RequestError("too long")
+
+    assert guess_tool_format(HERMES, endless) is None
+    assert len(rendered) == 1
 
 
 def test_guesses(demo_folder: Path) -> None:
