@@ -57,6 +57,8 @@ def render_chat(
     listed = fit_tools(tools, template) if tools else None
     plain = fit_messages(normalise_messages(messages), template, chat_template_content_format, tools=listed is not None)
     kwargs = dict(chat_template_kwargs or {})
+    for name in rendering.OWN & kwargs.keys():
+        raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
     disguise = None
     if not allow_special_tokens and tokenizer.control.concerns([plain, listed, kwargs.get("documents")]):
         disguise = Disguise(tokenizer.control, template.text)

@@ -46,6 +46,7 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[Any] | None = None,
         add_generation_prompt: bool = False,

@@ -8,7 +8,7 @@ import msgspec
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 """Stands where a message is to be continued. It ends with a space: templates that trim their contents show that."""
-_OWN: Final = frozenset(
+OWN: Final = frozenset(
     (
         "messages",
         "conversation",
@@ -19,6 +19,7 @@ _OWN: Final = frozenset(
         "tokenize",
     )
 )
+"""What a conversation says itself, so that no further variable may have the name."""
 _ITEM: Final = 8
 
 
@@ -39,7 +40,7 @@ def apply(template: str, given: Conversation) -> str:
     from jaxllm.serving.text.templates.environment import render
 
     for name in given.variables:
-        if name in _OWN:
+        if name in OWN:
             raise ValueError(f"{name} is set by the request itself, not by an argument of the template")
     plain = _Plain()
     messages = [_message(plain.of(each)) for each in given.messages]
