@@ -115,7 +115,7 @@ class ServerOptions(Section):
         "Refuse requests with unknown fields, and with known ones that are not served, instead of ignoring these.",
     )
     ignore_unknown_fields: bool = option(
-        False, "Ignore unknown fields also where they look like misspellings, or are inside of others."
+        False, "Ignore unknown fields even where they look like misspellings, or stand inside other fields."
     )
     return_tokens_as_token_ids: bool = option(False, "Show tokens in logprobs as token_id:NUMBER instead of text.")
     enable_force_include_usage: bool = option(False, "Give the usage in all chunks of a stream, and at its end.")
