@@ -34,7 +34,7 @@ def render(server: ServerState, body: ChatCompletionRequest | TokenizeRequest) -
         server.tokenizer,
         messages,
         chat_template=body.chat_template or server.llm.chat_template,
-        chat_template_content_format=server.options.chat_template_content_format,
+        chat_template_content_format=getattr(server.options, "chat_template_content_format", "auto"),
         add_generation_prompt=not go_on if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=go_on,
         tools=tool_dictionaries(body.tools) if body.tools and _shows_tools(body, server.options) else None,
