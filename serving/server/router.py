@@ -28,7 +28,6 @@ OPERATIONS = (
         methods=("POST",),
         handler=routes.reset_prefix_cache,
         tag="Operation",
-        operator=True,
         response=answers.CacheReset,
     ),
     Operation(path="/scale", handler=scaling.show_scale, tag="Operation", response=scaling.ScaleAnswer),
