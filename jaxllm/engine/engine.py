@@ -161,50 +161,56 @@ class Engine(StepLoop[Dispatched]):
         if self.control.is_halted:
             ended, self._ended, self._step = self._ended, [], StepStats()
             return ended
-        self._features.on_step_begin()
-        self._end_faulty()
+        if self._features.active:
+            self._features.on_step_begin()
+            self._end_faulty()
         outputs = super().step()
-        if not self._step.num_steps:
+        if self._features.active and not self._step.num_steps:
             self._features.on_idle()
             self._end_faulty()
-        self._integrity.check_if_due()
+        if self._integrity.wanted:
+            self._integrity.check_if_due()
         return outputs
 
     def _start(self) -> bool:
         began = time.monotonic()
-        if self._under_way:
+        if self._under_way and self._features.active:
             _, last = self._under_way[-1]
             self._features.before_schedule(last)
             self._end_faulty()
-        if self._under_way and not self._knows_tokens and self._must_wait(self._under_way[-1][1]):
-            return False
+        if self._under_way and not self._knows_tokens:
+            _, last = self._under_way[-1]
+            if self.runner.must_wait(self.scheduler.table) or self._turns.must_wait(last.plan, last.bucket.tokens):
+                return False
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self._note_admissions(plan, began)
-        self._features.on_scheduled(plan)
+        if self._features.active:
+            self._features.on_scheduled(plan)
         self._under_way.append((began, self.runner.dispatch(plan, self.scheduler.table)))
-        # Only now: the plan names slots, and theirs are theirs until it is dispatched.
-        self._end_faulty()
+        if self._faults.requests:
+            # Only now: the plan names slots, and theirs are theirs until it is dispatched.
+            self._end_faulty()
         return True
 
-    def _must_wait(self, last: Dispatched) -> bool:
-        """Whether the step behind the last one is to be scheduled when that has ended."""
-        return self.runner.must_wait(self.scheduler.table) or self._turns.must_wait(last.plan, last.bucket.tokens)
-
     def _complete(self, began: float, step: Dispatched) -> list[EngineOutput]:
-        self._features.before_collect(step)
-        self._end_faulty()
+        if self._features.active:
+            self._features.before_collect(step)
+            self._end_faulty()
         # A feature hears of a step to its end, even if its last request ends meanwhile.
         features = self._features.active
         plan, result = step.plan, self.runner.collect(step)
-        self._features.on_collected(features, step, result)
-        self._end_faulty()
+        if features:
+            self._features.on_collected(features, step, result)
+            self._end_faulty()
         finished = self.scheduler.update(plan, result.token_ids, result.counts)
-        finished += self._features.on_accept(features, step)
+        if features:
+            finished += self._features.on_accept(features, step)
         outputs = self._outputs(plan, result, finished)
-        self._features.on_outputs(features, plan, result, outputs)
-        if self._faults:
+        if features:
+            self._features.on_outputs(features, plan, result, outputs)
+        if self._faults.requests:
             outputs = self._without_faulty(outputs, finished)
         if finished:
             self._forget(finished)
@@ -294,7 +300,7 @@ class Engine(StepLoop[Dispatched]):
 
     def _end_faulty(self) -> None:
         """End the requests whose host code has failed; a coming output of each says so."""
-        if not self._faults:
+        if not self._faults.requests:
             return
         for request in self._faults.take():
             self._refuse(request, fault_message(request.request_id), None, is_fault=True)

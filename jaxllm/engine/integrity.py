@@ -18,18 +18,19 @@ class IntegrityCheck:
     def __init__(self, check: Callable[[], None]) -> None:
         """`check` raises `AssertionError`."""
         self._check = check
-        self._wanted = False
+        self.wanted = False
+        """Whether something has failed since the last check."""
         self._not_before = 0.0
 
     def want(self) -> None:
         """Something has failed."""
-        self._wanted = True
+        self.wanted = True
 
     def check_if_due(self) -> None:
         """Check, if it is wanted and the last time is not too near. Raises `EngineError`."""
-        if not self._wanted or (began := time.monotonic()) < self._not_before:
+        if not self.wanted or (began := time.monotonic()) < self._not_before:
             return
-        self._wanted = False
+        self.wanted = False
         try:
             self._check()
         except AssertionError as error:

@@ -3,9 +3,11 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any, Final
 
+from jaxllm.errors import RequestError
 from jaxllm.serving.reply.catalogue import TOOL_FORMATS
 from jaxllm.serving.reply.compose import make_parser
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
@@ -13,7 +15,10 @@ from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.parts import ReplyParser, ToolCallStart, fold, read_whole
 
 Render = Callable[..., str]
-"""Makes the text of messages and tools, as `jinja_renderer` says."""
+"""Makes the text of messages, with `tools` and `add_generation_prompt`.
+
+It raises what the template raises, and `RequestError` for one that takes too long.
+"""
 
 _NAME: Final = "find_place"
 _ARGUMENTS: Final = {"place": "Oak Hill", "days": 3}
@@ -40,39 +45,22 @@ _END_MARKS = re.compile(r"(\s|<[^<>\s]+>|\[[^\[\]\s]+\])*")
 _BOUNDARY = re.compile(r".*[\n>\]]", re.DOTALL)
 
 
-def jinja_renderer(template: str) -> Render:
-    """Renders as the model's tokenizer would; it raises what the template raises."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    def render(messages: Sequence[Any], *, tools: Sequence[Any], add_generation_prompt: bool) -> str:
-        texts, _ = render_jinja_template(
-            [list(messages)],
-            tools=list(tools),
-            chat_template=template,
-            add_generation_prompt=add_generation_prompt,
-            bos_token="",
-            eos_token="",
-        )
-        return str(texts[0])
-
-    return render
-
-
 def format_of_calls(render: Render, make: Callable[[str], ToolFormat], reasoning: ReasoningFormat | None) -> str | None:
     """The format that reads a call back, and itself writes calls most like it; None: none does.
 
     `make` makes a format by its name.
     """
     formats = dict[str, ToolFormat]()
-    for answer, before in _answers(render):
-        formats = formats or _formats(make)
-        found = {
-            name: _unlike(tools, answer)
-            for name, tools in formats.items()
-            if _reads_back(tools, reasoning, answer, before)
-        }
-        if found:
-            return min(found, key=lambda name: found[name])
+    with suppress(RequestError):
+        for answer, before in _answers(render):
+            formats = formats or _formats(make)
+            found = {
+                name: _unlike(tools, answer)
+                for name, tools in formats.items()
+                if _reads_back(tools, reasoning, answer, before)
+            }
+            if found:
+                return min(found, key=lambda name: found[name])
     return None
 
 
@@ -121,6 +109,9 @@ def _answers(render: Render) -> Iterator[tuple[str, str]]:
 def _try(render: Render, messages: Sequence[Any], *, add_generation_prompt: bool = False) -> str | None:
     try:
         return render(messages, tools=[_TOOL], add_generation_prompt=add_generation_prompt)
+    except RequestError:
+        # The next try would take as long.
+        raise
     # A template is a program of somebody else's: it raises what it likes.
     except Exception:  # noqa: BLE001
         return None

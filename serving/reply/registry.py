@@ -13,7 +13,7 @@ from jaxllm.errors import ConfigError, nearest
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS, FormatEntry
 from jaxllm.serving.reply.formats.base import ReasoningFormat, ToolFormat
-from jaxllm.serving.reply.guess import Render, format_of_calls, jinja_renderer
+from jaxllm.serving.reply.guess import Render, format_of_calls
 from jaxllm.serving.reply.reasoning_config import NOTHING_SAID, ReasoningConfig
 
 _FORMATS = "jaxllm.serving.reply.formats"
@@ -94,7 +94,7 @@ class ReplyFormats:
         `config` completes what is said of reasoning.
 
         Plugins are files of Python with further formats by name: `TOOL_FORMATS` and `REASONING_FORMATS`.
-        `render` renders the template.
+        `render` renders the template; without it, the format of calls is not guessed.
         """
         reasoning = reasoning or config.parser or None
         more_tools = load_plugin(tool_plugin, "tool_parser_plugin", "TOOL_FORMATS")
@@ -161,16 +161,16 @@ def _run_file(file: str, option: str) -> ModuleType:
     return module
 
 
-def guess_tool_format(template: str, render: Render | None = None) -> str | None:
+def guess_tool_format(template: str, render: Render | None) -> str | None:
     """The name of the format in which a chat template writes calls; None: in none that is known.
 
-    `render` renders the template, as `guess.jinja_renderer` does without it.
+    `render` renders the template; without it, nothing can be found out.
     """
-    if "tool_calls" not in template:
+    if render is None or "tool_calls" not in template:
         return None
     name = guess_reasoning_format(template)
     reasoning = None if name is None else reasoning_format(name)
-    return format_of_calls(render or jinja_renderer(template), tool_format, reasoning)
+    return format_of_calls(render, tool_format, reasoning)
 
 
 def guess_reasoning_format(template: str) -> str | None:

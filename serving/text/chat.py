@@ -6,11 +6,11 @@ from typing import Any
 
 from jaxllm.errors import ConfigError, QueueFullError, RequestError, nearest, quoted, shortened
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES, named_template
-from jaxllm.serving.text.chat_template import Apply
 from jaxllm.serving.text.control_tokens import Disguise
 from jaxllm.serving.text.messages import Conversation, normalise_messages
-from jaxllm.serving.text.template_input import CONTENT_FORMATS, fit_messages, fit_tools
 from jaxllm.serving.text.templates import rendering
+from jaxllm.serving.text.templates.chat_template import Apply
+from jaxllm.serving.text.templates.fitting import CONTENT_FORMATS, fit_messages, fit_tools
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 
@@ -57,6 +57,8 @@ def render_chat(
     listed = fit_tools(tools, template) if tools else None
     plain = fit_messages(normalise_messages(messages), template, chat_template_content_format, tools=listed is not None)
     kwargs = dict(chat_template_kwargs or {})
+    for name in rendering.OWN & kwargs.keys():
+        raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
     disguise = None
     if not allow_special_tokens and tokenizer.control.concerns([plain, listed, kwargs.get("documents")]):
         disguise = Disguise(tokenizer.control, template.text)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.serving.text.chat_template import ChatTemplate
 from jaxllm.serving.text.control_tokens import ChatPrompt, ControlTokens
 from jaxllm.serving.text.length import TextLength
 from jaxllm.serving.text.library import failing_as
 from jaxllm.serving.text.loading import ADVICE, load_fast
+from jaxllm.serving.text.templates.chat_template import ChatTemplate
 
 _PROBES = ("Hello, world! 1 + 1 = 2\n", "a")
 

@@ -24,10 +24,8 @@ class Faults:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[Request, None] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._requests)
+        self.requests: dict[Request, None] = {}
+        """What was recorded since the last `take`, in order."""
 
     def guard(self, request: Request) -> "Guard":
         """A context in which an exception is this request's fault, and is not raised."""
@@ -37,14 +35,14 @@ class Faults:
         """A request must end because of this exception."""
         # Of a group of sequences the leader is the request.
         request = request if request.group is None else request.group.leader
-        if request in self._requests:
+        if request in self.requests:
             return
         log_fault(request.request_id, error)
-        self._requests[request] = None
+        self.requests[request] = None
 
     def take(self) -> list[Request]:
         """The requests recorded since the last call."""
-        found, self._requests = list(self._requests), {}
+        found, self.requests = list(self.requests), {}
         return found
 
     def one_by_one(self, requests: Sequence[Request], work: Callable[[Request], Result]) -> list[Result | None]:

@@ -35,7 +35,7 @@ def refusal(headers: Sequence[tuple[bytes, bytes]], http_version: str) -> Refusa
     if len(hosts) > 1:
         return 400, f"there are {len(hosts)} Host headers; send one"
     if hosts and not _HOST.fullmatch(hosts[0].strip()):
-        return 400, f"Host: {_shown(hosts[0])} is not the name of a host"
+        return 400, "the Host header is not the name of a host"
     if len(lengths) > 1:
         return 400, "there is more than one Content-Length header"
     transfer = _transfer(b",".join(codings), http_version, has_length=bool(lengths)) if codings else None

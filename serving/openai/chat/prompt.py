@@ -63,9 +63,6 @@ async def count_tokens(server: ServerState, body: ChatCompletionRequest) -> int:
 
 def _template_kwargs(body: ChatCompletionRequest | TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
     given = body.chat_template_kwargs or {}
-    for name in ("chat_template", "tokenize", "tools", "conversation"):
-        if name in given:
-            raise RequestError(f"chat_template_kwargs.{name}: not an argument of templates", "chat_template_kwargs")
     kwargs = {**(options.default_chat_template_kwargs or {}), **given}
     if body.enable_thinking is not None and "enable_thinking" not in given:
         kwargs["enable_thinking"] = body.enable_thinking

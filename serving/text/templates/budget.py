@@ -3,7 +3,7 @@
 import time
 from typing import Any, Final
 
-from jinja2.exceptions import SecurityError
+from jaxllm.errors import RequestError
 
 SECONDS: Final = 2.0
 """Of processor time, beside what the input's size allows."""
@@ -22,7 +22,7 @@ _COPIES: Final = 16
 """Copies are short-lived, unless a template keeps them."""
 
 
-class TemplateLimitError(SecurityError):
+class TemplateLimitError(RequestError):
     """A template has used up its time, or has made too much text."""
 
 

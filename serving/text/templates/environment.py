@@ -7,29 +7,23 @@ two looks a template can do nothing that takes long: sums of texts are short, an
 
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 from jinja2 import Template, nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
 from jaxllm.serving.text.templates.budget import Budget, TemplateLimitError, size_of
+from jaxllm.serving.text.templates.counting import COMPARED, GROWN, JOINED, MADE, TICK, WRITTEN, with_counting
 from jaxllm.serving.text.templates.filters import guarded_filters
-from jaxllm.serving.text.templates.guards import check_operation, check_value, guarded_call
+from jaxllm.serving.text.templates.guards import check_compared, check_operation, check_value, guarded_call
 
-_CHAIN: Final = 16
-"""Texts that are added before somebody looks how long they are together."""
-_TICK, _WRITTEN, _JOINED, _GROWN, _MADE = (f"counted {name}" for name in ("tick", "output", "part", "sum", "list"))
-"""Names that no template can write."""
 _MOST_FORMAT: Final = 256
 _CACHED: Final = 32
-
-AnyExpr = TypeVar("AnyExpr", bound=nodes.Expr)
 
 
 class BudgetContext(Context):
@@ -66,11 +60,12 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], cache_size=0)
         self.filters = {
             **guarded_filters(),
-            _TICK: _tick,
-            _WRITTEN: _written,
-            _JOINED: _joined,
-            _GROWN: _grown,
-            _MADE: _made,
+            TICK: _tick,
+            WRITTEN: _written,
+            JOINED: _joined,
+            GROWN: _grown,
+            MADE: _made,
+            COMPARED: _compared,
         }
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -84,8 +79,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def _generate(
         self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
     ) -> str:
-        counted = _Counting().visit(source)
-        assert isinstance(counted, nodes.Template)
+        counted = with_counting(source)
         counted.set_environment(self)
         return super()._generate(counted, name, filename, defer_init=defer_init)
 
@@ -99,6 +93,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         budget = _budget(context)
         budget.spend(1)
         found = guarded_call(budget, called, args, named)
+        if found is NotImplemented and not isinstance(called, Macro):
+            # Jinja's own arguments are values that are there already.
+            check_compared(budget, *args, *(named[name] for name in named if name not in ("_loop_vars", "_block_vars")))
         if found is NotImplemented and isinstance(getattr(called, "__self__", called), _Dictionary):
             budget.has_made = True
         return super().call(context, called, *args, **named) if found is NotImplemented else found
@@ -153,81 +150,11 @@ def _made(context: BudgetContext, value: Any) -> Any:
     return value
 
 
-class _Counting(NodeTransformer):
-    """Puts the counting into a template."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 (the name is Jinja's)
-        self.generic_visit(node)
-        if node.test is not None:
-            node.test = nodes.And(_call(_TICK, nodes.Const(1)), node.test)
-        return _ticking(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        return _ticking(self.generic_visit(node))
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
-        return _ticking(self.generic_visit(node))
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:  # noqa: N802
-        return _ticking(self.generic_visit(node))
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
-        plain = (nodes.TemplateData, nodes.Const)
-        node.nodes = [
-            each if isinstance(each, plain) else _call(_WRITTEN, self._in_sum(each) if _terms(each) <= _CHAIN
-                                                       else self.visit(each))
-            for each in node.nodes
-        ]  # fmt: skip
-        return node
-
-    def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
-        return _call(_GROWN, self._in_sum(node))
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        parts = [each if isinstance(each, nodes.Const) else _call(_JOINED, self.visit(each)) for each in node.nodes]
-        while len(parts) > _CHAIN:
-            chunks = [parts[start : start + _CHAIN] for start in range(0, len(parts), _CHAIN)]
-            parts = [_call(_GROWN, nodes.Concat(chunk, lineno=node.lineno)) for chunk in chunks]
-        return _call(_GROWN, nodes.Concat(parts, lineno=node.lineno))
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        return self._container(node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        return self._container(node) if node.ctx == "load" else node
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
-        return self._container(node)
-
-    def _container(self, node: AnyExpr) -> nodes.Expr:
-        self.generic_visit(node)
-        is_plain = all(isinstance(each, (nodes.Const, nodes.Pair)) for each in node.iter_child_nodes())
-        return node if is_plain and not isinstance(node, nodes.Dict) else _call(_MADE, node)
-
-    def _in_sum(self, node: nodes.Expr, terms: int = 0) -> nodes.Expr:
-        """A sum within a sum that is looked at as a whole."""
-        if not isinstance(node, nodes.Add) or terms >= _CHAIN:
-            visited: nodes.Expr = self.visit(node)
-            return visited
-        node.left = self._in_sum(node.left, terms + 1)
-        node.right = self._in_sum(node.right, terms + 1)
-        return node
-
-
-def _terms(node: nodes.Node) -> int:
-    return 1 + sum(1 for _ in node.find_all(nodes.Add)) if isinstance(node, nodes.Add) else 1
-
-
-def _call(name: str, value: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno or 1)
-
-
-def _ticking(node: Any) -> Any:
-    """A loop, macro or block that counts each time its body begins, with the fixed text in it."""
-    size = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-    line = node.lineno
-    node.body = [nodes.ExprStmt(_call(_TICK, nodes.Const(1 + size, lineno=line)), lineno=line), *node.body]
-    return node
+@pass_context
+def _compared(context: BudgetContext, value: Any) -> Any:
+    """What is compared with another value, or is a key."""
+    check_compared(context.budget, value)
+    return value
 
 
 class _Dictionary:
@@ -274,6 +201,11 @@ def _strftime_now(form: str) -> str:
 @lru_cache(maxsize=1)
 def _environment() -> ChatEnvironment:
     return ChatEnvironment()
+
+
+def parsed(template: str) -> nodes.Template:
+    """The syntax tree of a template. Raises Jinja's errors, and others of Python's for what is too deep or too long."""
+    return _environment().parse(template)
 
 
 @lru_cache(maxsize=_CACHED)

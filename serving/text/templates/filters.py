@@ -12,6 +12,7 @@ from jinja2.utils import _PassArg
 from jaxllm.serving.text.templates.budget import Budget, TemplateLimitError, size_of
 from jaxllm.serving.text.templates.guards import (
     _replaced,
+    check_compared,
     check_format,
     check_value,
     check_width,
@@ -22,7 +23,7 @@ from jaxllm.serving.text.templates.guards import (
 Filter = Callable[..., Any]
 Check = Callable[..., None]
 
-_UNCHECKED = frozenset(["length", "count", "trim", "first", "last", "default", "d", "items", "abs", "float", "attr"])
+_UNCHECKED = frozenset(["length", "count", "first", "last", "default", "d", "items", "abs", "float"])
 """They make nothing larger."""
 _LAZY = frozenset(["map", "select", "reject", "selectattr", "rejectattr"])
 _NESTING = frozenset(("batch", "slice", "groupby"))
@@ -87,8 +88,8 @@ _CHECKS: dict[str, Check] = {
     "int": _as_integer,
     "sum": _summed,
 }
-_LISTED = frozenset(("join", "replace"))
-"""They may be given a generator, or what is no text."""
+_LISTED = frozenset(("join", "replace", "sort", "unique", "groupby", "min", "max"))
+"""They may be given a generator, whose items are looked at before."""
 
 
 def to_json(
@@ -122,6 +123,15 @@ def guarded_filters() -> Mapping[str, Filter]:
     return {**made, "tojson": _guarded_json}
 
 
+def _to_compare(budget: Budget, items: Iterable[Any], *others: Any) -> Iterable[Any]:
+    """The items, each of which a test may compare with the others."""
+    large = [each for each in others if not isinstance(each, str)]
+    for item in counted(budget, items):
+        if large:
+            check_compared(budget, item, *large)
+        yield item
+
+
 def _guarded(name: str, original: Filter) -> Filter:
     check: Check = _CHECKS.get(name, _items_only)
     takes, is_lazy = _PassArg.from_obj(original), name in _LAZY
@@ -131,7 +141,7 @@ def _guarded(name: str, original: Filter) -> Filter:
         if name in _LISTED and not isinstance(value, (str, list, tuple, dict)) and isinstance(value, Iterable):
             value = [*counted(budget, value)]
         if is_lazy:
-            value = counted(budget, value) if isinstance(value, Iterable) else value
+            value = _to_compare(budget, value, *args, *named.values()) if isinstance(value, Iterable) else value
         else:
             check(budget, value, *args, **named)
         if name in _NESTING:

@@ -5,7 +5,7 @@ of built-in types that are not listed are refused.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ _SEARCH: Final = 1 << 28
 _BITS: Final = 1 << 14
 """Of an integer that is a product or a power."""
 _LONG: Final = 512
+_VIEWS: Final = (KeysView, ValuesView, ItemsView)
 _DIGITS: Final = re.compile(r"\d{5}|[{][^{}]*:[^{}]*[{]|%[^a-zA-Z%]*\*")
 """Widths of five digits or more, or widths taken from arguments."""
 
@@ -57,6 +58,18 @@ def check_value(budget: Budget, value: Any) -> None:
         size = size_of(value, budget.largest)
         budget.copied(size)
         budget.spend(size)
+
+
+def check_compared(budget: Budget, *values: Any) -> None:
+    """Raise `TemplateLimitError` for values too large to be compared, or looked up, which takes time with their size.
+
+    One value may be in a list many times, in several depths: then its size is far above what it takes to make it.
+    """
+    for value in values:
+        if isinstance(value, _VIEWS):
+            check_value(budget, list(value))
+        elif not isinstance(value, (str, bytes)):
+            check_value(budget, value)
 
 
 def _padded(budget: Budget, text: Any, *args: Any, **named: Any) -> None:
@@ -138,6 +151,10 @@ def guarded_call(budget: Budget, called: Any, args: tuple[Any, ...], named: dict
     named.pop("_loop_vars", None)
     named.pop("_block_vars", None)
     name = called.__name__
+    check_compared(budget, *args, *named.values())
+    if isinstance(owner, (list, tuple)):
+        # `index` and `count` compare with what is in them.
+        check_compared(budget, owner)
     if name in _PLAIN:
         if isinstance(owner, (str, bytes)) and len(owner) > _LONG:
             budget.spend(len(owner) // 8)

@@ -59,13 +59,16 @@ def _limit(size: int) -> None:
 
 
 def _answer(job: bytes) -> dict[str, str]:
+    from jaxllm.serving.text.templates.budget import TemplateLimitError
     from jaxllm.serving.text.templates.rendering import Conversation, apply
 
     try:
         given: dict[str, Any] = json.loads(job)
         return {"text": apply(given.pop("template"), Conversation(**given))}
     except MemoryError:
-        return {"error": "the template takes too much memory"}
+        return {"limit": "the template takes too much memory"}
+    except TemplateLimitError as error:
+        return {"limit": str(error)}
     # A template is a program of somebody else's: it raises what it likes.
     except Exception as error:  # noqa: BLE001
         return {"error": " ".join(str(error)[:2000].split()) or type(error).__name__}

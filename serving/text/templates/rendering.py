@@ -5,12 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxllm.serving.text.templates.environment import render
-
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 """Stands where a message is to be continued. It ends with a space: templates that trim their contents show that."""
-_OWN: Final = frozenset(
+OWN: Final = frozenset(
     (
         "messages",
         "conversation",
@@ -21,6 +19,7 @@ _OWN: Final = frozenset(
         "tokenize",
     )
 )
+"""What a conversation says itself, so that no further variable may have the name."""
 _ITEM: Final = 8
 
 
@@ -37,8 +36,11 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 def apply(template: str, given: Conversation) -> str:
     """The prompt. Raises `TemplateLimitError`, `ValueError`, and whatever the template raises."""
+    # Jinja's import takes longer than all else that is needed to generate without conversations.
+    from jaxllm.serving.text.templates.environment import render
+
     for name in given.variables:
-        if name in _OWN:
+        if name in OWN:
             raise ValueError(f"{name} is set by the request itself, not by an argument of the template")
     plain = _Plain()
     messages = [_message(plain.of(each)) for each in given.messages]

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from jaxllm.errors import QueueFullError, RequestError
+from jaxllm.serving.text.templates.budget import TemplateLimitError
 from jaxllm.serving.text.templates.process import LENGTH, read_whole, write_whole
 from jaxllm.serving.text.templates.rendering import Conversation
 
@@ -79,7 +80,10 @@ class TemplateSandbox:
         self._closed = False
 
     def apply(self, template: str, given: Conversation) -> str:
-        """The prompt, as `rendering.apply` makes it. Raises `RequestError`, and `QueueFullError` for no process."""
+        """The prompt, as `rendering.apply` makes it.
+
+        Raises `RequestError`, of which some are `TemplateLimitError`, and `QueueFullError` for no process.
+        """
         job = json.dumps({"template": template, **msgspec.to_builtins(given)}).encode()
         process = self._take()
         answer = process.ask(job)
@@ -93,8 +97,10 @@ class TemplateSandbox:
         if closed:
             raise QueueFullError("the server is shutting down")
         if not answer:
-            raise RequestError("it takes too much time or memory, and was ended", "chat_template")
+            raise TemplateLimitError("it takes too much time or memory, and was ended", "chat_template")
         told: dict[str, str] = json.loads(answer)
+        if "limit" in told:
+            raise TemplateLimitError(told["limit"], "chat_template")
         if "error" in told:
             raise RequestError(told["error"], "chat_template")
         return told["text"]

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from jaxllm.errors import ConfigError
+from jaxllm.errors import ConfigError, RequestError
 from jaxllm.serving.reply.calls import Calls, tagged_calls
 from jaxllm.serving.reply.catalogue import REASONING_FORMATS, TOOL_FORMATS, FormatEntry, page_table
 from jaxllm.serving.reply.compose import make_parser
 from jaxllm.serving.reply.formats.hermes import Hermes
 from jaxllm.serving.reply.formats.mistral import MistralNamed
+from jaxllm.serving.reply.guess import Render
 from jaxllm.serving.reply.lark import Lark
 from jaxllm.serving.reply.parts import FunctionCall, Reply, read_whole
 from jaxllm.serving.reply.registry import (
@@ -22,7 +23,18 @@ from jaxllm.serving.reply.registry import (
     tool_format,
 )
 from jaxllm.serving.reply.source import Parsing, Source
+from jaxllm.serving.text.templates.rendering import Conversation, apply
 from tests.conftest import RunPython
+
+
+def renderer(text: str) -> Render:
+    """Renders this template, as a server does."""
+
+    def render(messages: list[Any], *, tools: list[Any], add_generation_prompt: bool) -> str:
+        given = Conversation(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        return apply(text, given)
+
+    return render
 
 
 class Shouting(Hermes):
@@ -138,11 +150,24 @@ SPELLED = f'<tool_call>{{"name": "{{{{ f.name }}}}", "arguments": "{TEXT}"}}</to
     ],
 )
 def test_a_format_is_guessed_by_a_call_that_it_reads_back(text: str, expected: str | None) -> None:
-    assert guess_tool_format(text) == expected
+    assert guess_tool_format(text, renderer(text)) == expected
+
+
+def test_a_template_that_takes_too_long_is_rendered_once() -> None:
+    rendered = []
+
+    def endless(messages: list[Any], **_: Any) -> str:
+        rendered.append(messages)
+        raise RequestError("too long")
+
+    assert guess_tool_format(HERMES, endless) is None
+    assert len(rendered) == 1
 
 
 def test_guesses(demo_folder: Path) -> None:
-    assert guess_tool_format((demo_folder / "chat_template.jinja").read_text()) == "hermes"
+    text = (demo_folder / "chat_template.jinja").read_text()
+    assert guess_tool_format(text, renderer(text)) == "hermes"
+    assert guess_tool_format(text, None) is None
     assert guess_reasoning_format("{{ '<think>' }}") == "qwen3"
     assert guess_reasoning_format("<|channel|>analysis") == "openai"
     assert guess_reasoning_format("{{ messages }}") is None
@@ -213,7 +238,7 @@ def test_names_go_before_guesses() -> None:
     assert ReplyFormats.choose(None, "granite", "").explicit
     assert isinstance(ReplyFormats.choose("mistral", None, "[TOOL_CALLS]' + name + '[ARGS]'").tools, MistralNamed)
     assert not isinstance(ReplyFormats.choose("mistral", None, "[TOOL_CALLS]").tools, MistralNamed)
-    guessed = ReplyFormats.choose("auto", "auto", f"{HERMES} <think>")
+    guessed = ReplyFormats.choose("auto", "auto", f"{HERMES} <think>", render=renderer(HERMES))
     assert isinstance(guessed.tools, Hermes)
     assert not guessed.explicit
     assert ReplyFormats.choose(None, None, "") == ReplyFormats()

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from jaxllm.serving.text.cached_tokenizer import load_quickly
 tokenizer = load_quickly(Path(sys.argv[1]), Path(sys.argv[2]))
-assert "transformers" not in sys.modules
+assert not {"jinja2", "transformers"} & set(sys.modules)
 print(tokenizer.encode(["1 + 2 ="]), tokenizer.eos_token_id)
 """
 

@@ -80,8 +80,6 @@ def test_what_a_template_raises_is_the_requests_error(tokenizer: Tokenizer) -> N
         render_chat(tokenizer, TALK, chat_template="{% for %}")
     with pytest.raises(RequestError, match="the chat template refuses"):
         render_chat(tokenizer, TALK, chat_template="{{ 1 / 0 }}")
-    with pytest.raises(RequestError, match="the chat template refuses"):
-        render_chat(tokenizer, TALK, chat_template_kwargs={"tokenize": True})
 
 
 def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
@@ -89,3 +87,12 @@ def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
     assert load_chat_template(str(tmp_path / "a.jinja")) == load_chat_template("{{ messages }}") == "{{ messages }}"
     with pytest.raises(ConfigError, match="neither Jinja text nor a readable file"):
         load_chat_template("missing.jinja")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"])
+def test_names_of_the_conversation_itself_are_no_variables(tokenizer: Tokenizer, name: str) -> None:
+    with pytest.raises(RequestError, match=rf"chat_template_kwargs\.{name}: not an argument") as refused:
+        render_chat(tokenizer, [{"role": "user", "content": "a"}], chat_template_kwargs={name: []})
+    assert refused.value.parameter == "chat_template_kwargs"
+    variable = {"self": 1}
+    assert render_chat(tokenizer, [{"role": "user", "content": "a"}], chat_template_kwargs=variable)

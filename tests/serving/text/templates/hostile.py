@@ -89,4 +89,32 @@ TEXTS = [
     "{{ " + "~".join(["'a' * 4000000"] * 60) + " }}",
     "{{ " + "+".join(["'a' * 4000000"] * 60) + " }}",
 ]
-HOSTILE = [*LOOPS, *TEXTS]
+
+
+def compared(use: str, base: str = "[1]", step: str = "[ns.x, ns.x]") -> str:
+    """A template that uses two equal values, `a` and `b`, in which each part is there many times."""
+    return doubled(base, step, "{% set a = ns.x %}") + doubled(base, step, "{% set b = ns.x %}{{ " + use + " }}")
+
+
+COMPARISONS = [
+    compared("a == b"),
+    compared("a < b"),
+    compared("a in [b]"),
+    compared("a is eq(b)"),
+    compared("a is in([b])"),
+    compared("[a].index(b)"),
+    compared("[a].count(b)"),
+    compared("[a]|select('eq', b)|list"),
+    compared("[{'x': a}]|rejectattr('x', 'ne', b)|list"),
+    compared("[a, b]|map('list')|sort|length"),
+    compared("[a, b]|map('list')|max|length"),
+    compared("a|trim|length"),
+    compared("a.items() == b.items()", step="dict(a=ns.x, b=ns.x)"),
+    compared("{a: 1}|length", "(1,)", "(ns.x, ns.x)"),
+    compared("{'a': 1}[a]", "(1,)", "(ns.x, ns.x)"),
+    compared("{'a': 1}.get(a)", "(1,)", "(ns.x, ns.x)"),
+    compared("dict([(a, 1)])|length", "(1,)", "(ns.x, ns.x)"),
+    compared("[a]|map('list')|unique|list|length", "(1,)", "(ns.x, ns.x)"),
+    doubled("[1]", "[ns.x, ns.x]", "{% for each in [ns.x] * 2 %}{{ loop.changed(each) }}{% endfor %}"),
+]
+HOSTILE = [*LOOPS, *TEXTS, *COMPARISONS]

@@ -47,6 +47,9 @@ def test_a_hostile_template_ends_soon_and_with_little_memory(template: str) -> N
         ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
         ("a{{- undefined_name -}}b", "ab"),
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
+        ("{{ messages == [messages[0]] }}{{ messages[0] in messages }}{{ 1 < 2 <= x|default(2) }}", "TrueTrueTrue"),
+        ("{% set k = 'role' %}{{ messages[0][k] }}{{ {k: 1}[k] }}{{ 3 is divisibleby(messages|length) }}", "user1True"),
+        ("{{ [3, 1]|sort }}{{ messages|map(attribute='role')|unique|list }}{{ [[2], [1]]|max }}", "[1, 3]['user'][2]"),
     ],
 )
 def test_what_templates_do_works(template: str, text: str) -> None:

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final
 
-from jaxllm.serving.text.template_facts import TemplateFacts
-from jaxllm.serving.text.template_trials import TemplateTrials
 from jaxllm.serving.text.templates import rendering
+from jaxllm.serving.text.templates.facts import TemplateFacts
+from jaxllm.serving.text.templates.trials import TemplateTrials
 
 Apply = Callable[[str, rendering.Conversation], str]
 """Renders a template, within limits."""
 
-_LONGEST_SOURCE: Final = 2**18
+_LONGEST_SOURCE: Final = 2**17
 """Characters of a template whose source is looked at; longer ones are only tried."""
 
 
@@ -33,8 +33,8 @@ class ChatTemplate:
     @cached_property
     def source(self) -> TemplateFacts:
         """What the source says."""
-        # Jinja's import takes longer than all else that is needed to generate without conversations.
-        from jaxllm.serving.text.template_source import read_source
+        # Jinja is imported when it is needed, as in `rendering.apply`.
+        from jaxllm.serving.text.templates.source import read_source
 
         return read_source(self.text) if len(self.text) <= _LONGEST_SOURCE else TemplateFacts()
 
@@ -46,6 +46,7 @@ class ChatTemplate:
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         *,
         tools: list[Any] | None = None,
         add_generation_prompt: bool = False,

@@ -6,9 +6,11 @@ import pytest
 
 from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.serving.text.chat import render_chat
-from jaxllm.serving.text.template_facts import TemplateFacts
-from jaxllm.serving.text.template_trials import Form, TemplateTrials
 from jaxllm.serving.text.templates import rendering
+from jaxllm.serving.text.templates.budget import TemplateLimitError
+from jaxllm.serving.text.templates.facts import TemplateFacts
+from jaxllm.serving.text.templates.rendering import Conversation
+from jaxllm.serving.text.templates.trials import Form, TemplateTrials
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 Message = dict[str, Any]
@@ -266,6 +268,19 @@ def test_a_template_that_takes_long_is_not_tried_further() -> None:
     assert trials.form("user", Form.PARTS) is Form.TEXT
     assert not trials.knows_developer
     assert len(rendered) == 3
+
+
+def test_a_template_that_goes_beyond_its_limits_is_not_tried_again(tokenizer: Tokenizer) -> None:
+    rendered = []
+
+    def endless(template: str, given: Conversation) -> str:
+        rendered.append(template)
+        raise TemplateLimitError("too long")
+
+    with pytest.raises(RequestError, match="too long"):
+        render_chat(tokenizer, [{"role": "user", "content": "a"}], chat_template="x", apply=endless)
+    # Once to find out what it takes, and once for the request.
+    assert len(rendered) == 2
 
 
 def test_a_full_queue_says_nothing_about_a_template() -> None:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from jinja2 import Environment, TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
+from jinja2 import nodes
 
-from jaxllm.serving.text.template_facts import TemplateFacts
+from jaxllm.serving.text.templates.environment import parsed
+from jaxllm.serving.text.templates.facts import TemplateFacts
 
 _CONTENT = "content"
 _PASSES_ON = {"trim", "list", "default", "d", "selectattr", "rejectattr", "select", "reject", "map"}
@@ -14,24 +13,17 @@ _PASSES_ON = {"trim", "list", "default", "d", "selectattr", "rejectattr", "selec
 _TAKES_PARTS = {"selectattr", "rejectattr", "map", "first", "last"}
 
 
-class _Generation(Extension):
-    """The block with which `transformers` marks what the assistant writes."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes of the block."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+_MOST_RENAMINGS = 8
+"""Assignments in a row, from the last to the first, by which a content is followed; sources may be hostile."""
 
 
 def read_source(template: str) -> TemplateFacts:
     """The facts; of a template that is not valid, none."""
     try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols", _Generation]).parse(template)
+        tree = parsed(template)
         return TemplateFacts(frozenset(_values(tree)), frozenset(_fields(tree)), _reads_parts(tree))
-    # Sources that are nested too deeply are refused when they are rendered.
-    except (TemplateError, RecursionError):
+    # Not only Jinja's errors: of nesting too deep, say, or numbers too long. Rendering refuses them with a reason.
+    except Exception:  # noqa: BLE001
         return TemplateFacts()
 
 
@@ -85,10 +77,11 @@ def _content_names(tree: nodes.Node) -> set[str]:
     """Variables that hold a content, by assignment."""
     names = {_CONTENT}
     assignments = [each for each in tree.find_all(nodes.Assign) if isinstance(each.target, nodes.Name)]
-    size = 0
-    while size != len(names):
-        size = len(names)
-        names |= {each.target.name for each in assignments if _is_content(each.node, names)}  # type: ignore[attr-defined]
+    for _ in range(_MOST_RENAMINGS):
+        more = {each.target.name for each in assignments if _is_content(each.node, names)} - names  # type: ignore[attr-defined]
+        if not more:
+            break
+        names |= more
     return names
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxllm.serving.text.template_source import read_source
+from jaxllm.serving.text.templates.facts import TemplateFacts
+from jaxllm.serving.text.templates.source import read_source
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,20 @@ def test_values_and_fields() -> None:
     assert facts.values >= set("abcdfg")
     assert not facts.values & {*"ehij", "comment", "role", "kind"}
     assert facts.fields >= {"role", "kind", "i", "j"}
+
+
+@pytest.mark.parametrize(
+    "source", ["{{" + "1" * 5000 + "}}", "{{" + "(" * 5000 + "a", "{% if a %}" * 5000, "{{ \ud800 }}"]
+)
+def test_what_cannot_be_read_has_no_facts(source: str) -> None:
+    assert read_source(source) == TemplateFacts()
+
+
+def test_renamed_contents_are_followed_a_few_steps_only() -> None:
+    def chain(length: int) -> str:
+        names = "".join(f"{{% set a{each} = a{each + 1} %}}" for each in range(length))
+        return f"{names}{{% set a{length} = content %}}{{% for part in a0 %}}{{% endfor %}}"
+
+    assert read_source(chain(4)).reads_parts
+    # Each step looks at all assignments.
+    assert not read_source(chain(1000)).reads_parts

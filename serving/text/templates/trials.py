@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from jaxllm.errors import CapacityError
-from jaxllm.serving.text.template_facts import TemplateFacts
+from jaxllm.serving.text.templates.budget import TemplateLimitError
+from jaxllm.serving.text.templates.facts import TemplateFacts
 
 Messages = list[dict[str, Any]]
 _ONE, _TWO = "qzxwordone", "qzxwordtwo"
@@ -198,6 +199,10 @@ class TemplateTrials:
             return self._render(messages, tools=tools, add_generation_prompt=True)
         except CapacityError:
             raise
+        except TemplateLimitError:
+            # It would go beyond the limits of each trial, one after the other.
+            self._seconds_left = 0.0
+            return None
         # A template is a program of somebody else's: it raises what it likes.
         except Exception:  # noqa: BLE001
             return None

@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.serving.text.chat_template import ChatTemplate
-from jaxllm.serving.text.template_trials import INSTRUCTIONS, Form
+from jaxllm.serving.text.templates.chat_template import ChatTemplate
+from jaxllm.serving.text.templates.trials import INSTRUCTIONS, Form
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 """How contents are given to templates: as sent where the template takes that, always as text, always as parts."""
