@@ -9,7 +9,6 @@ from jaxllm.models.errors import is_failure
 from jaxllm.serving.text.tokenizer import Tokenizer, failing_on_ids
 
 _NO_CHARACTER: Final = "\ufffd"
-_LONGEST_CHARACTER: Final = 4
 _NEAR: Final = 16
 """Tokens that are looked at, of which the first may be within a character too."""
 
@@ -127,7 +126,7 @@ def begun_character(tokenizer: Tokenizer, token_ids: Sequence[int]) -> Sequence[
     last = token_ids[-_NEAR:]
     if not tokenizer.decode(last, skip_special_tokens=False).endswith(_NO_CHARACTER):
         return ()
-    for length in range(1, min(_LONGEST_CHARACTER, len(last)) + 1):
+    for length in range(1, len(last) + 1):
         if not tokenizer.decode(last[:-length], skip_special_tokens=False).endswith(_NO_CHARACTER):
             return last[-length:]
     return ()
