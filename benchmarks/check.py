@@ -14,10 +14,10 @@ import numpy as np
 from benchmarks.shared.counting import counting_calls, counting_transfers
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
-from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.resolved import resolve_config
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.resolved import resolve_config
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 ACCEPTED = Path(__file__).parent / "accepted.json"
 STEPS = 16

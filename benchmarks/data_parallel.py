@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.shared.reference_model import VOCAB_SIZE, write_reference_model
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
-from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.serving.ipc.client.router import Router
 from jaxllm.serving.llm.async_llm import AsyncLLM
 

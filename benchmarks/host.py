@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.shared.stand_in_device import HEADROOM, Clock, stand_in_engine
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 RUNNING = (1, 64, 256, 1024)
 CONTEXTS = (100, 10_000, 100_000)

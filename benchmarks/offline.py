@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.shared.reference_model import write_reference_model
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 CONTEXTS = (100, 10_000, 100_000)
 _CONFIG = {

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.request import Request
-from jaxllm.runtime.sampling.rows import SamplingRows, SamplingState, empty_state
-from jaxllm.runtime.sampling.sampler import SampledRows, sample
-from jaxllm.runtime.sampling.table import SamplingTable
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.executor.sampler.rows import SamplingRows, SamplingState, empty_state
+from jaxllm.executor.sampler.sampler import SampledRows, sample
+from jaxllm.executor.sampler.table import SamplingTable
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 FILTERS: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
 CASES: dict[str, dict[str, Any]] = {

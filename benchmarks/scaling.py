@@ -16,8 +16,8 @@ from benchmarks.shared.reference_model import HIDDEN, VOCAB_SIZE, layer_paramete
 from benchmarks.shared.scaling_plot import plot
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 256, 1024, 3000)

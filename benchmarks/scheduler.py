@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.scheduler import Scheduler
 
 RUNNING = (64, 256, 1024)

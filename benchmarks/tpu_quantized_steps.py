@@ -27,13 +27,13 @@ def compile_one(chip: str, quantization: str, kv_cache_dtype: str) -> dict[str, 
     prepare(chip)
     from benchmarks.tpu.moved import moved_bytes
     from jaxllm.config import EngineConfig
+    from jaxllm.executor.compile.buckets import Bucket
+    from jaxllm.executor.compile.executables import compiler_options
+    from jaxllm.executor.compile.generation import generation_programs
+    from jaxllm.executor.largest_step import PROVISIONAL_PAGES
+    from jaxllm.executor.memory.capacity import bytes_on_device
+    from jaxllm.executor.resolved import resolve_config
     from jaxllm.planning.hlo import parse
-    from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
-    from jaxllm.runtime.memory.capacity import bytes_on_device
-    from jaxllm.runtime.programs.buckets import Bucket
-    from jaxllm.runtime.programs.executables import compiler_options
-    from jaxllm.runtime.programs.generation import generation_programs
-    from jaxllm.runtime.resolved import resolve_config
 
     target = find_target(chip, None, 1)
     with tempfile.TemporaryDirectory() as folder:

@@ -123,12 +123,12 @@ def compile_one(name: str) -> Row:
     """Compile one step in this process."""
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError
+    from jaxllm.executor.compile.buckets import Bucket
+    from jaxllm.executor.resolved import resolve_config
     from jaxllm.planning.links import network_of
     from jaxllm.planning.memory import compile_step, measure
     from jaxllm.planning.report import compiler_estimate
     from jaxllm.planning.roofline import estimate
-    from jaxllm.runtime.programs.buckets import Bucket
-    from jaxllm.runtime.resolved import resolve_config
 
     model, where, step, *stage = name.split("/")
     (chip, topology), mesh, (tokens, rows) = SLICES[where], mesh_of(name), STEPS[step]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxllm.config import EngineConfig
     from jaxllm.errors import CapacityError, ConfigError, EngineError, JaxLLMError, RequestError
     from jaxllm.pooling.params import PoolingParams
-    from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+    from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
     from jaxllm.serving.llm.arguments import AsyncEngineArgs, EngineArgs
     from jaxllm.serving.llm.async_llm import AsyncLLM
     from jaxllm.serving.llm.async_llm_engine import AsyncLLMEngine
@@ -63,8 +63,8 @@ _EXPORTS = {
     "PromptType": "jaxllm.serving.text.prompts",
     "RequestError": "jaxllm.errors",
     "RequestOutput": "jaxllm.serving.text.outputs",
-    "RequestOutputKind": "jaxllm.sampling_params",
-    "SamplingParams": "jaxllm.sampling_params",
+    "RequestOutputKind": "jaxllm.requests.sampling_params",
+    "SamplingParams": "jaxllm.requests.sampling_params",
     "ScoringOutput": "jaxllm.serving.pooling.outputs",
     "ScoringRequestOutput": "jaxllm.serving.pooling.outputs",
     "StructuredOutputsParams": "jaxllm.structured.params",
@@ -111,7 +111,7 @@ __all__ = [
 ]
 
 # Names where vLLM has them, such as `jaxllm.engine.arg_utils`: behind this package's own modules.
-__path__.append(f"{__path__[0]}/serving/vllm")
+__path__.append(f"{__path__[0]}/compat/vllm/modules")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,20 @@
 """The errors a caller can meet. Each says what was given, what is allowed, and what to do about it."""
 
+import functools
+import inspect
+import linecache
+import os
 import reprlib
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
 
-from jaxllm import tracebacks
+Class = TypeVar("Class", bound=type)
+
+_PACKAGE = str(Path(__file__).parent)
+_SOURCES = tuple(f"{folder}{os.sep}" for folder in {_PACKAGE, str(Path(_PACKAGE).resolve())})
 
 
 class JaxLLMError(Exception):
@@ -17,12 +26,12 @@ class JaxLLMError(Exception):
 
         Raises `AttributeError`, as if it were not there, where full tracebacks are wanted.
         """
-        if tracebacks.are_full():
+        if full_tracebacks():
             raise AttributeError("_render_traceback_")
         return self._short_traceback
 
     def _short_traceback(self) -> list[str]:
-        line = tracebacks.callers_line(self.__traceback__)
+        line = callers_line(self.__traceback__)
         return [f"{type(self).__name__}: {self}", *([f"  {line}"] if line else [])]
 
 
@@ -150,3 +159,54 @@ def nearest(name: str, known: Iterable[str], *, alike: float = 0.6) -> str:
     if not close:
         return ""
     return f"; did you mean {' or '.join(repr(match) for match in close)}?"
+
+
+def full_tracebacks() -> bool:
+    """Whether the caller wants to see every frame: JAXLLM_FULL_TRACEBACKS=1, for those who work on jaxllm."""
+    return os.environ.get("JAXLLM_FULL_TRACEBACKS", "") not in ("", "0")
+
+
+def without_internals(error: Exception) -> Exception:
+    """The error without its traceback and its causes, to be raised from the method that was called."""
+    error.__cause__, error.__suppress_context__ = None, True
+    return error.with_traceback(None)
+
+
+def short_for(kinds: tuple[type[Exception], ...]) -> Callable[[Class], Class]:
+    """A class decorator: errors of these kinds leave the public methods of the class without internal frames."""
+
+    def decorate(cls: Class) -> Class:
+        for name, value in list(vars(cls).items()):
+            if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
+                setattr(cls, name, _shortened(value, kinds))
+        return cls
+
+    return decorate
+
+
+def _shortened(function: Callable[..., Any], kinds: tuple[type[Exception], ...]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except kinds as error:
+            if full_tracebacks():
+                raise
+            found = without_internals(error)
+        raise found
+
+    return call
+
+
+def callers_line(trace: TracebackType | None) -> str | None:
+    """The line that called jaxllm, but not of what runs notebooks: `line 3: llm.generate("")`."""
+    found = None
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name.startswith(_SOURCES):
+            break
+        if "IPython" not in name:
+            text = linecache.getline(name, trace.tb_lineno).strip()
+            found = f"line {trace.tb_lineno}: {text}" if text else None
+        trace = trace.tb_next
+    return found

@@ -4,9 +4,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.garbage import paused, trim_heap
 from jaxllm.errors import ConfigError
-from jaxllm.garbage import paused, trim_heap
-from jaxllm.progress import Progress, silent
+from jaxllm.executor.progress import Progress, silent
 
 if TYPE_CHECKING:
     from jaxllm.engine.engine import Engine
@@ -20,7 +20,7 @@ def choose_runner(config: EngineConfig) -> Literal["generate", "pooling"]:
     """
     if config.model.runner != "auto":
         return config.model.runner
-    from jaxllm.model_files import model_folder
+    from jaxllm.executor.model_files import model_folder
     from jaxllm.models.checkpoint.checkpoint import read_config
     from jaxllm.models.errors import ModelError
     from jaxllm.pooling.settings import chosen_runner
@@ -71,7 +71,7 @@ def follow_engine(config: EngineConfig, progress: Progress = silent) -> None:
     with closing_on_error(group):
         _check_generates(config)
         from jaxllm.engine.assembly import resolve_on_devices
-        from jaxllm.runtime.build import follow
+        from jaxllm.executor.build import follow
 
         resolved = resolve_on_devices(over_all_devices(config, group), group.place.size)
         follow(resolved, group, progress)

@@ -9,7 +9,7 @@ residuals, is computed once.
 
 With a data axis, every data shard is a row of that axis: devices with requests, KV pages and a copy of the weights of
 their own, but for experts, which all devices share. A step is one program, in which the data axis is manual
-(`jaxllm.runtime.programs.data_shards`): a layer sees the tokens of its shard alone, and only experts ask for others'.
+(`jaxllm.executor.compile.data_shards`): a layer sees the tokens of its shard alone, and only experts ask for others'.
 """
 
 from collections.abc import Callable, Mapping, Sequence

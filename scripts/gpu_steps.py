@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxllm.config import EngineConfig
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.executables import compiler_options
-from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.resolved import resolve_config
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.compile.executables import compiler_options
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.resolved import resolve_config
 from scripts.described_gpus import GPUS, Gpu
 from scripts.first_light import LLAMA_8B
 

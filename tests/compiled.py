@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxllm.runtime.programs.executables import use_compilation_cache
+from jaxllm.executor.compile.executables import use_compilation_cache
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,7 +52,7 @@ class Jaxllm:
         """See `SteppedEngine`."""
         import numpy as np
 
-        from jaxllm.request import Request
+        from jaxllm.requests.request import Request
 
         params = self._params(temperature=0.0, max_tokens=output_tokens, ignore_eos=True)
         self._counts[request_id] = 0

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import jaxllm
-from jaxllm.runtime.programs.executables import Executables
+from jaxllm.executor.compile.executables import Executables
 
 PACKAGE = Path(jaxllm.__file__).resolve().parent
 FOLDERS = tuple(str(folder.resolve()) for folder in (PACKAGE, *(path for path in PACKAGE.iterdir() if path.is_dir())))

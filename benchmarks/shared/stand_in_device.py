@@ -15,18 +15,18 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
+from jaxllm.executor.compile.buckets import Bucket, Buckets
+from jaxllm.executor.compile.compilations import CompilationWatch
+from jaxllm.executor.compile.executables import Executables
+from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.runner import Runner
+from jaxllm.executor.sampler.logprobs import no_logprobs
+from jaxllm.executor.sampler.rows import SamplingState
+from jaxllm.executor.sampler.sampler import SampledRows
+from jaxllm.executor.sampler.table import SamplingTable
+from jaxllm.executor.step_program import DeviceState, StepShape, set_pages
 from jaxllm.models.cache import Cache
-from jaxllm.runtime.device_calls import DeviceCalls
-from jaxllm.runtime.programs.buckets import Bucket, Buckets
-from jaxllm.runtime.programs.compilations import CompilationWatch
-from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.resolved import resolve_config
-from jaxllm.runtime.runner import Runner
-from jaxllm.runtime.sampling.logprobs import no_logprobs
-from jaxllm.runtime.sampling.rows import SamplingState
-from jaxllm.runtime.sampling.sampler import SampledRows
-from jaxllm.runtime.sampling.table import SamplingTable
-from jaxllm.runtime.step import DeviceState, StepShape, set_pages
 
 NUM_PARAMETERS = 291
 """Arrays of Llama-3-8B."""

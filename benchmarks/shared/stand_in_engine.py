@@ -16,9 +16,9 @@ import jaxllm.models
 from benchmarks.shared.stand_in_server import STEP_MS
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
-from jaxllm.info import EngineInfo
-from jaxllm.outputs import EngineOutput
-from jaxllm.progress import Progress
+from jaxllm.executor.progress import Progress
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.ipc.engine_process.__main__ import main
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import (

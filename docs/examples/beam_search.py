@@ -1,7 +1,7 @@
 """Finds the most likely continuations by a beam search."""
 
 from jaxllm import LLM
-from jaxllm.sampling_params import BeamSearchParams
+from jaxllm.requests.sampling_params import BeamSearchParams
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxllm.beam.policy import Beam, BeamSearch, Candidates, Hypothesis
-from jaxllm.outputs import RankedSequence, TokenLogprobs
-from jaxllm.request import Request, SequenceGroup
+from jaxllm.requests.outputs import RankedSequence, TokenLogprobs
+from jaxllm.requests.request import Request, SequenceGroup
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jaxllm.errors import RequestError
-from jaxllm.info import EngineInfo
-from jaxllm.value_checks import number
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.value_checks import number
 
 EarlyStopping = bool | Literal["never"]
 

@@ -91,7 +91,7 @@ def option_fields() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
 
 
 # Of the package `jaxllm`: objects that are options, where vLLM has them.
-__path__.append(f"{__path__[0]}/../serving/vllm/config")
+__path__.append(f"{__path__[0]}/../compat/vllm/modules/config")
 __getattr__ = exported(
     __name__,
     dict.fromkeys(
@@ -100,6 +100,6 @@ __getattr__ = exported(
             "KernelConfig", "PoolerConfig", "ProfilerConfig", "SpeculativeConfig", "StructuredOutputsConfig",
             "VllmConfig", "WeightTransferConfig",
         ),
-        "jaxllm.serving.vllm.config.objects",
+        "jaxllm.compat.vllm.modules.config.objects",
     ),
 )  # fmt: skip

@@ -7,8 +7,8 @@ from jaxllm.doctor.attention_cases import check_cases, resolve_model
 from jaxllm.doctor.latent_cases import decode_bandwidth
 from jaxllm.doctor.result import Context, Outcome
 from jaxllm.doctor.timing import share
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import chip_of
-from jaxllm.runtime.resolved import ResolvedConfig
 
 
 def run(context: Context) -> Outcome:

@@ -87,11 +87,11 @@ def generate(wanted: Wanted) -> Answers:
 
     from jaxllm.config import EngineConfig
     from jaxllm.engine.engine import Engine
+    from jaxllm.executor.resolved import resolve_config
     from jaxllm.models.causal_lm import abstract_model
     from jaxllm.models.sharding import working_sizes
-    from jaxllm.request import Request
-    from jaxllm.runtime.resolved import resolve_config
-    from jaxllm.sampling_params import SamplingParams
+    from jaxllm.requests.request import Request
+    from jaxllm.requests.sampling_params import SamplingParams
 
     warnings: list[str] = []
     logging.getLogger("jaxllm").addHandler(_Collector(warnings))

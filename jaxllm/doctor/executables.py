@@ -7,7 +7,7 @@ import msgspec
 from jaxllm.doctor.engine_run import Answers, engine_answers
 from jaxllm.doctor.greedy import CACHE, FIRST
 from jaxllm.doctor.result import Context, Outcome
-from jaxllm.runtime.programs.executables import ENGINES
+from jaxllm.executor.compile.executables import ENGINES
 
 
 def run(context: Context) -> Outcome:

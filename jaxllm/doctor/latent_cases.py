@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxllm.doctor.timing import best_seconds
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions, find_latent
 from jaxllm.pallas_kernels.latent_attention.cases import CASES, LAYER, Case, Inputs, make_inputs, minimum_bytes
-from jaxllm.runtime.resolved import ResolvedConfig
 
 _DECODES = {"cpu": (4, 256)}
 _OTHER_DECODES = (64, 1024)

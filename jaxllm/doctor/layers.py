@@ -11,14 +11,14 @@ from flax import nnx
 
 from jaxllm.doctor.attention_cases import resolve_model
 from jaxllm.doctor.result import Context, Outcome
+from jaxllm.executor.kernels.native import begin_kernels
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.batch import Batch
 from jaxllm.models.cache import Cache, make_cache
 from jaxllm.models.causal_lm import CausalLM, load_model
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
-from jaxllm.runtime.native import begin_kernels
-from jaxllm.runtime.resolved import ResolvedConfig
 
 LIMITS: dict[str, dict[str, float]] = {"float32": {"cpu": 1e-4}, "bfloat16": {}, "float16": {}}
 """Root mean square of the differences of logits, as a share of that of the logits."""

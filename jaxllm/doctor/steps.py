@@ -11,14 +11,14 @@ import numpy as np
 from jaxllm.config import EngineConfig
 from jaxllm.doctor.result import Context, Outcome
 from jaxllm.engine.engine import Engine
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.pallas_kernels.chips import chip_of
 from jaxllm.planning.memory import measure
 from jaxllm.planning.roofline import CONTEXT, estimate
 from jaxllm.planning.target import find_target
-from jaxllm.request import Request
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 LARGEST_RATIO = 3.0
 """Measured times beyond this many times the planned ones are called slow, where these are not tiny."""

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config import EngineConfig
-from jaxllm.info import StageInfo
+from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.executor.runner import Runner
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool
-from jaxllm.runtime.memory.capacity import bytes_on_device
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
-from jaxllm.runtime.runner import Runner
+from jaxllm.requests.engine_info import StageInfo
 from jaxllm.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
     resolved = resolve_config(config, processes=processes)
     if resolved.platform != "cpu":
         # Only here: a start on CPU need not wait for the imports.
+        from jaxllm.executor.kernels.verification import with_tested_kernels
+        from jaxllm.executor.sampler.self_test import with_tested_sampling
         from jaxllm.planning.fit import fit_here
-        from jaxllm.runtime.sampling.self_test import with_tested_sampling
-        from jaxllm.runtime.tested import with_tested_kernels
 
         resolved = with_tested_sampling(with_tested_kernels(fit_here(resolved)))
     return resolved

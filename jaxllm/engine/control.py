@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.progress import Progress, silent
-from jaxllm.request import Request
+from jaxllm.executor.progress import Progress, silent
+from jaxllm.requests.request import Request
 
 if TYPE_CHECKING:
     from jaxllm.engine.engine import Engine
-    from jaxllm.runtime.resolved import ResolvedConfig
-    from jaxllm.runtime.weights.store import WeightStore
+    from jaxllm.executor.resolved import ResolvedConfig
+    from jaxllm.executor.weights.store import WeightStore
 
 PauseMode = Literal["abort", "wait", "keep"]
 """What becomes of requests when an engine pauses: they end, or go on to their ends first, or go on later."""
@@ -268,7 +268,7 @@ class EngineControl:
                 raise RequestError(
                     "an engine on several hosts neither sleeps nor takes other weights: start it again instead"
                 )
-            from jaxllm.runtime.weights.store import WeightStore
+            from jaxllm.executor.weights.store import WeightStore
 
             self._store = WeightStore(self._resolved, self._engine.runner.calls)
         return self._store

@@ -27,12 +27,12 @@ from jaxllm.engine.stats import StepStats
 from jaxllm.engine.turns import Turns
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
-from jaxllm.outputs import EngineOutput
-from jaxllm.progress import Progress, silent
-from jaxllm.request import FinishReason, Request, as_request_ids
-from jaxllm.runtime.build import build_runner
-from jaxllm.runtime.resolved import ResolvedConfig
-from jaxllm.runtime.runner import Dispatched, Runner, StepResult
+from jaxllm.executor.build import build_runner
+from jaxllm.executor.progress import Progress, silent
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.runner import Dispatched, Runner, StepResult
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import FinishReason, Request, as_request_ids
 from jaxllm.scheduler.plan import StepPlan
 
 if TYPE_CHECKING:

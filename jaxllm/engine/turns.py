@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from jaxllm.owner import Owner
+from jaxllm.requests.owners import Owner
 from jaxllm.scheduler.plan import StepPlan
 
 LONG_STEP_SECONDS = 0.02

@@ -7,10 +7,10 @@ from typing import Final, Self
 import numpy as np
 
 from jaxllm.errors import PromptTooLongError, RequestError
-from jaxllm.info import EngineInfo
-from jaxllm.prompt_embeds import FIELD, NO_TOKEN, PromptEmbeds
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.prompt_embeds import FIELD, NO_TOKEN, PromptEmbeds
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.structured.backend import DEFAULT_BACKEND
 
 _TOKEN_FIELDS: Final = (

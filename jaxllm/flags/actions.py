@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jaxllm.compat.vllm.options import Meaningless, add_translated
 from jaxllm.errors import ConfigError
 from jaxllm.flags.rewriting import merged
-from jaxllm.foreign import Meaningless, add_translated
 
 
 class Ignore(argparse.Action):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from jaxllm.compat.vllm.options import MEANINGLESS, TRANSLATED, Meaningless
 from jaxllm.config import EngineConfig, Section
 from jaxllm.flags.actions import Ignore, Objects, Texts, Translate
 from jaxllm.flags.flag import Flag
-from jaxllm.foreign import MEANINGLESS, TRANSLATED, Meaningless
 
 LONGEST_LIST = 60
 """Columns that the values of an option may take where help shows its flag."""

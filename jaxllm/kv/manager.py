@@ -10,7 +10,7 @@ from jaxllm.kv.pages import NULL_PAGE, Int32Array, PagePool
 from jaxllm.kv.prefix import PrefixCache, extend_digest, extend_digests
 from jaxllm.kv.retention import Retention
 from jaxllm.kv.snapshots import SnapshotPool
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 
 
 class KVManager:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxllm.kv.groups import CacheGroups, TableGroup
 from jaxllm.kv.pages import NULL_PAGE, Int32Array
 from jaxllm.kv.snapshots import SnapshotPool
-from jaxllm.prompt_embeds import PromptEmbeds
+from jaxllm.requests.prompt_embeds import PromptEmbeds
 
 _UNSALTED = bytes(32)
 

@@ -16,7 +16,7 @@ All other pages can be found, too, until their room is needed, but they are the 
 from collections.abc import Iterator, Sequence
 
 from jaxllm.kv.groups import CacheGroups, TableGroup
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 
 
 class Retention:

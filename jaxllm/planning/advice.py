@@ -5,15 +5,15 @@ from typing import Any
 
 from jaxllm.config import EngineConfig, option_fields
 from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.largest_step import PROVISIONAL_PAGES
+from jaxllm.executor.memory.capacity import bytes_on_device, count_pages
+from jaxllm.executor.memory.memory import usable_bytes
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.sharding import working_sizes
 from jaxllm.planning.memory import CompiledStep, MemoryUse, memory_limit
 from jaxllm.planning.target import TargetDevices, find_target
-from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages
-from jaxllm.runtime.memory.memory import usable_bytes
-from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 USUAL_TEMPORARIES = 0.02
 """Share of a device's memory that a step is taken to need where it could not be compiled."""

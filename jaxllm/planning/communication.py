@@ -7,10 +7,10 @@ Sampling sends a few numbers per row, which is not counted. Stages give each oth
 
 import jax.numpy as jnp
 
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.sharding import token_axis
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.planning.links import Network, sum_seconds
-from jaxllm.runtime.resolved import ResolvedConfig
 
 
 def summed_bytes(resolved: ResolvedConfig, tokens: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """An engine's configuration that fits its devices: how many of them, and how long requests may be.
 
 All of it is known before weights are loaded, from shapes alone, but for what a step needs for itself, which is
-estimated: once the compiler has said it, `jaxllm.runtime.build` counts again.
+estimated: once the compiler has said it, `jaxllm.executor.build` counts again.
 """
 
 import logging
@@ -11,16 +11,16 @@ from dataclasses import replace
 import jax
 
 from jaxllm.errors import CapacityError
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.devices import split_over, tensor_parallel_size
+from jaxllm.executor.memory.capacity import bytes_on_device, count_pages, shortened
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.sharding import working_sizes
 from jaxllm.pallas_kernels.chips import chip_of
 from jaxllm.planning.advice import advise, usual_temporaries
 from jaxllm.planning.memory import MemoryUse, memory_limit, too_large, usable_memory
 from jaxllm.planning.step_size import with_step_size, with_step_size_of_bundle
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.devices import split_over, tensor_parallel_size
-from jaxllm.runtime.memory.capacity import bytes_on_device, count_pages, shortened
-from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)
 

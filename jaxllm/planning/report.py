@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from jaxllm.errors import CapacityError
+from jaxllm.executor.compile.buckets import Bucket, Buckets
+from jaxllm.executor.compile.executables import without_compilation_cache
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.planning.advice import advise
 from jaxllm.planning.links import network_of
 from jaxllm.planning.memory import CompiledStep, MemoryUse, compile_step, measure
@@ -14,9 +17,6 @@ from jaxllm.planning.roofline import CONTEXT, StepEstimate, estimate
 from jaxllm.planning.schedule import Collective
 from jaxllm.planning.staged import check_fits, fullest, sized, together
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.programs.buckets import Bucket, Buckets
-from jaxllm.runtime.programs.executables import without_compilation_cache
-from jaxllm.runtime.resolved import ResolvedConfig
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import msgspec
 
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.memory.capacity import slot_bytes
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_shape import latent_sizes
@@ -22,9 +25,6 @@ from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.tuning import nearest_share
 from jaxllm.planning.communication import communication_seconds
-from jaxllm.runtime.memory.capacity import slot_bytes
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import ResolvedConfig
 
 if TYPE_CHECKING:
     from jaxllm.pallas_kernels.linear.weight_type import WeightType

@@ -5,13 +5,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from jaxllm.errors import CapacityError
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.memory.capacity import count_pages, shortened, with_snapshots
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import Chip
 from jaxllm.planning.communication import handover_seconds
 from jaxllm.planning.memory import CompiledStep, MemoryUse, too_large
 from jaxllm.planning.roofline import StepEstimate
-from jaxllm.runtime.memory.capacity import count_pages, shortened, with_snapshots
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import ResolvedConfig
 
 
 def check_fits(memories: Sequence[MemoryUse]) -> None:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from jaxllm.bundle.manifest import read_manifest
 from jaxllm.errors import CapacityError
+from jaxllm.executor.memory.capacity import count_pages, slot_bytes
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.step_size import usual_step_sizes
 from jaxllm.planning.memory import MemoryUse, estimate_memory
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.memory.capacity import count_pages, slot_bytes
-from jaxllm.runtime.resolved import ResolvedConfig
-from jaxllm.runtime.step_size import usual_step_sizes
 
 STEP_SHARE = 1 / 8
 """Of the memory beside the weights, what a step of a default size may take for itself: the rest is KV cache."""

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import chip_of
 from jaxllm.planning.roofline import estimate
-from jaxllm.runtime.memory.capacity import bytes_on_device
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import ResolvedConfig
 
 
 def planned_step_seconds(resolved: ResolvedConfig, parameters: Any, buckets: Iterable[Bucket]) -> dict[int, float]:

@@ -5,18 +5,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.errors import ConfigError
+from jaxllm.executor.compile.cached import cached_executables
+from jaxllm.executor.compile.compilations import CompilationWatch
+from jaxllm.executor.compile.executables import use_compilation_cache
+from jaxllm.executor.compile.first_run import run_at_start
+from jaxllm.executor.kernels.native import begin_kernels
+from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.executor.progress import Progress, silent
 from jaxllm.models.errors import ModelError
 from jaxllm.models.pooling_model import load_pooling_model
 from jaxllm.pooling.programs import pooling_programs
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.runner import PoolingRunner
-from jaxllm.progress import Progress, silent
-from jaxllm.runtime.memory.capacity import bytes_on_device
-from jaxllm.runtime.native import begin_kernels
-from jaxllm.runtime.programs.cached import cached_executables
-from jaxllm.runtime.programs.compilations import CompilationWatch
-from jaxllm.runtime.programs.executables import use_compilation_cache
-from jaxllm.runtime.programs.first_run import run_at_start
 
 
 def build_pooling_runner(resolved: ResolvedPoolingConfig, progress: Progress = silent) -> PoolingRunner:

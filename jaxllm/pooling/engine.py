@@ -12,16 +12,16 @@ from jaxllm.engine.features.faults import is_of_one_request, log_fault
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
-from jaxllm.info import EngineInfo, PoolingInfo
-from jaxllm.outputs import EngineOutput
+from jaxllm.executor.progress import Progress, silent
 from jaxllm.pooling.build import build_pooling_runner
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.queue import PoolingQueue
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.resolved import ResolvedPoolingConfig, resolve_pooling_config
 from jaxllm.pooling.runner import DispatchedTexts, PoolingRunner
-from jaxllm.progress import Progress, silent
-from jaxllm.request import as_request_ids
+from jaxllm.requests.engine_info import EngineInfo, PoolingInfo
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import as_request_ids
 
 
 class PoolingEngine(StepLoop[DispatchedTexts]):
@@ -54,7 +54,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         resolved = resolve_pooling_config(config)
         if resolved.common.platform != "cpu":
             # Only here: a start on CPU need not wait for the import.
-            from jaxllm.runtime.tested import with_tested_kernels
+            from jaxllm.executor.kernels.verification import with_tested_kernels
 
             resolved = dataclasses.replace(resolved, common=with_tested_kernels(resolved.common))
         return cls(resolved, build_pooling_runner(resolved, progress))

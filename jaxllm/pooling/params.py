@@ -4,9 +4,9 @@ from typing import Any, ClassVar, Final, Literal, get_args
 
 import msgspec
 
-from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError, nearest, quoted
-from jaxllm.sampling_params import RequestOutputKind
+from jaxllm.requests.checked_names import CheckedNames, repr_of_changes
+from jaxllm.requests.sampling_params import RequestOutputKind
 
 PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
 """A vector per text, class scores per text, one score per text, and the first two for every token."""

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxllm.executor.compile.buckets import Bucket, Buckets
+from jaxllm.executor.compile.program import Program, ProgramSet, of_leaves
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.pooling_model import PoolingModel, abstract_pooling_model
 from jaxllm.pooling.resolved import ResolvedPoolingConfig
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape, make_finish, make_step
-from jaxllm.runtime.programs.buckets import Bucket, Buckets
-from jaxllm.runtime.programs.program import Program, ProgramSet, of_leaves
-from jaxllm.runtime.resolved import ResolvedConfig
 
 
 def pooling_programs(resolved: ResolvedPoolingConfig) -> ProgramSet[None]:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxllm.owner import NOBODY, Owner
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.requests.owners import NOBODY, Owner
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

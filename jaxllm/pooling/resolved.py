@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pooling.override import override
 from jaxllm.pooling.settings import PoolingSettings, read_settings
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 
 
 @dataclass(frozen=True)

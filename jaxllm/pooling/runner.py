@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from jaxllm.engine.features.faults import is_of_one_request
+from jaxllm.executor.compile.buckets import Bucket, Buckets
+from jaxllm.executor.compile.compilations import CompilationWatch
+from jaxllm.executor.compile.executables import Executables
+from jaxllm.executor.compile.first_run import first_run
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.pooling.step import FINISH_ROWS, PoolingShape
-from jaxllm.runtime.programs.buckets import Bucket, Buckets
-from jaxllm.runtime.programs.compilations import CompilationWatch
-from jaxllm.runtime.programs.executables import Executables
-from jaxllm.runtime.programs.first_run import first_run
 
 
 @dataclass(frozen=True)

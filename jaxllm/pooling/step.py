@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.models.batch import PackedSequences
 from jaxllm.models.pooling_model import PoolingModel
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 from jaxllm.pooling.settings import PoolingSettings
-from jaxllm.runtime.inputs import PackedLayout
-from jaxllm.runtime.programs.buckets import Bucket
 
 FINISH_ROWS = 64
 """Hidden states of single tokens that one call of `make_finish`'s function takes."""

@@ -18,8 +18,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.processors.interface import AdapterLogitsProcessor, BatchUpdate
 from jaxllm.processors.loading import label
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import jax

@@ -5,7 +5,7 @@ from collections.abc import Container
 import numpy as np
 
 from jaxllm.kv.manager import KVManager
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.groups import SequenceGroups
 from jaxllm.scheduler.queue import RunningOrder

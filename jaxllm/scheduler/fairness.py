@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.kv.pages import Int32Array
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.shares import Shares
 from jaxllm.scheduler.table import RequestTable
 

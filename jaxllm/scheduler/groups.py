@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import NULL_PAGE
-from jaxllm.request import SequenceGroup
+from jaxllm.requests.request import SequenceGroup
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 

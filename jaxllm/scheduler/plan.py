@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.kv.pages import Int32Array
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from jaxllm.kv.pages import Int32Array
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 
 Policy = Literal["fcfs", "priority"]
 OrderKey = Callable[[Request], tuple[int, int]]

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.kv.manager import KVManager
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.queue import RunningOrder
 from jaxllm.scheduler.shares import Shares
 from jaxllm.scheduler.table import RequestTable

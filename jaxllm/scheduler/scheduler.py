@@ -14,7 +14,7 @@ from jaxllm.config import MAMBA_BLOCK_SIZE
 from jaxllm.errors import CapacityError, RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
-from jaxllm.request import FinishReason, Request
+from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import Fairness, in_order

@@ -12,7 +12,7 @@ import numpy as np
 from jaxllm.errors import RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
-from jaxllm.request import FinishReason, Request
+from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.table import RequestTable

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.kv.pages import Int32Array
-from jaxllm.owner import Owner
+from jaxllm.requests.owners import Owner
 
 DEBT_STEPS = 4
 """Steps of tokens that an owner may owe the others when it comes back; more is forgotten."""

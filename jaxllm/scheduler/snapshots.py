@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.kv.snapshots import SnapshotPool
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 

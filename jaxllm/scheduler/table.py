@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.pages import NULL_PAGE, Int32Array
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 
 MAX_STOP_IDS = 8
 """Stop ids of a request that are compared in one array operation; a request with more is checked in Python."""

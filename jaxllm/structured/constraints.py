@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.config import StructuredOptions
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from jaxllm.structured.backend import Grammar, Vocabulary, make_backend, mask_words
 from jaxllm.structured.compiler import GrammarCompiler
 from jaxllm.structured.constraint import Constraint

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from jaxllm.checked_names import CheckedNames, repr_of_changes
 from jaxllm.errors import RequestError
-from jaxllm.value_checks import wrong
+from jaxllm.requests.checked_names import CheckedNames, repr_of_changes
+from jaxllm.requests.value_checks import wrong
 
 MAX_SOURCE: Final = 1 << 17
 """Most bytes of one schema, regular expression or grammar."""

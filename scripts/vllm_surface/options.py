@@ -3,11 +3,11 @@
 import ast
 import re
 
+from jaxllm.compat.vllm.options import OF_SCRIPTS, TRANSLATED, drop_meaningless
+from jaxllm.compat.vllm.options.environment import HARMLESS, VARIABLES
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, engine_flags
-from jaxllm.foreign import OF_SCRIPTS, TRANSLATED, drop_meaningless
-from jaxllm.foreign.environment import HARMLESS, VARIABLES
 from jaxllm.serving.cli import serve
 from jaxllm.serving.options.foreign import meaningless_flags
 from jaxllm.serving.options.server import server_flags

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import ConfigError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.bench.datasets.request import LoadRequest
 from jaxllm.serving.bench.offline_options import LatencyOptions, ThroughputOptions
 from jaxllm.serving.bench.percentiles import percentiles

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from jaxllm.errors import RequestError, nearest
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.messages import normalise_messages
 from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput, TokenChoices
 

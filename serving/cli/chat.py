@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.cli.api_client import DEFAULT_URL, ApiClient, add_client_flags, client_sampling
 from jaxllm.serving.cli.terminal import Terminal, say, show_answer
 

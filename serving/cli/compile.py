@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.output)
     resolved, target = find_config(args)
     from jaxllm.bundle.write import check_target
+    from jaxllm.executor.bundles import compile_bundle
     from jaxllm.planning.memory import sized_for
-    from jaxllm.runtime.bundles import compile_bundle
     from jaxllm.serving.llm.progress import LoadProgress
 
     check_target(folder)

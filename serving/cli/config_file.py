@@ -5,10 +5,10 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxllm.compat.vllm.options import MEANINGLESS, Meaningless, drop_meaningless
 from jaxllm.errors import ConfigError, nearest
 from jaxllm.flags import Flag
 from jaxllm.flags.rewriting import merged
-from jaxllm.foreign import MEANINGLESS, Meaningless, drop_meaningless
 
 
 def read_config(

@@ -7,9 +7,9 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Final
 
+from jaxllm.compat.vllm.options import MEANINGLESS, TRANSLATED, Meaningless
+from jaxllm.compat.vllm.options.environment import VARIABLES
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
-from jaxllm.foreign import MEANINGLESS, TRANSLATED, Meaningless
-from jaxllm.foreign.environment import VARIABLES
 from jaxllm.serving.options.foreign import meaningless_flags
 from jaxllm.serving.options.server import server_flags
 

@@ -13,7 +13,7 @@ import msgspec
 
 from jaxllm.errors import ConfigError, RequestError, RequestFaultError
 from jaxllm.flags import FlagParser, add_engine_flags, given_options
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.cli.batch_file import BatchLine, ResultWriter, read_lines
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, given_sampling
 from jaxllm.serving.llm.interrupts import DeferredInterrupt

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import msgspec
 
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.llm import LLM
 
 

@@ -13,8 +13,8 @@ import msgspec
 
 from jaxllm.config import option_fields
 from jaxllm.flags import integer
-from jaxllm.repetition import RepetitionDetectionParams
-from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
+from jaxllm.requests.repetition import RepetitionDetectionParams
+from jaxllm.requests.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.structured.params import StructuredOutputsParams
 
 _HIDDEN = {*INTERNAL_FIELDS, "detokenize", "thinking_token_budget"}

@@ -10,8 +10,8 @@ from jaxllm.planning.target import find_target, is_absent, prepare
 
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
+    from jaxllm.executor.resolved import ResolvedConfig
     from jaxllm.planning.target import TargetDevices
-    from jaxllm.runtime.resolved import ResolvedConfig
 
 DEVICE = "device"
 """An engine's option, which is another one here."""
@@ -48,9 +48,9 @@ def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevice
         given["model"] = args.model_tag
     config = EngineConfig.from_options(given)
     prepare(args.device)
+    from jaxllm.executor.devices import local_devices, tensor_parallel_size
+    from jaxllm.executor.resolved import resolve_config
     from jaxllm.planning.fit import choose_devices
-    from jaxllm.runtime.devices import local_devices, tensor_parallel_size
-    from jaxllm.runtime.resolved import resolve_config
 
     count = (tensor_parallel_size(config.parallel) or 1) * config.parallel.pipeline_parallel_size
     if not is_absent(args.device):

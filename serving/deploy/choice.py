@@ -11,7 +11,7 @@ from jaxllm.serving.deploy.hardware import Slice, slices_of
 
 if TYPE_CHECKING:
     # They load JAX, which a wrong flag should not have to wait for.
-    from jaxllm.runtime.resolved import ResolvedConfig
+    from jaxllm.executor.resolved import ResolvedConfig
 
 _GPU_RESERVE = 0.1
 """Share of a GPU's memory for what a step needs; without the GPU no compiler says it."""
@@ -71,7 +71,7 @@ def choose(config: EngineConfig, device: str, topology: str | None = None, gpus:
 
 
 def _on_slice(config: EngineConfig, hardware: Slice) -> Choice:
-    from jaxllm.runtime.stages import refuse_stages
+    from jaxllm.executor.pipeline.stages import refuse_stages
 
     refuse_stages(config, "jaxllm manifest")
     if hardware.platform == "gpu":
@@ -82,11 +82,11 @@ def _on_slice(config: EngineConfig, hardware: Slice) -> Choice:
 
 
 def _on_tpus(config: EngineConfig, hardware: Slice) -> Choice:
+    from jaxllm.executor.devices import tensor_parallel_size
+    from jaxllm.executor.resolved import resolve_config
     from jaxllm.models.sharding import splits
     from jaxllm.planning.fit import fit
     from jaxllm.planning.target import find_target
-    from jaxllm.runtime.devices import tensor_parallel_size
-    from jaxllm.runtime.resolved import resolve_config
 
     asked = tensor_parallel_size(config.parallel)
     # An engine of several hosts uses all their chips, and engines of one host have whole chips.
@@ -121,7 +121,7 @@ def _choice(fitted: "ResolvedConfig", resolved: "ResolvedConfig", hardware: Slic
 
 
 def _on_cpu(config: EngineConfig, hardware: Slice) -> Choice:
-    from jaxllm.runtime.resolved import resolve_config
+    from jaxllm.executor.resolved import resolve_config
 
     resolved = resolve_config(_with_size(config, 1))
     return Choice(hardware, 1, 1, resolved.max_model_len, shortened=False, weights=_weights(resolved))
@@ -129,9 +129,9 @@ def _on_cpu(config: EngineConfig, hardware: Slice) -> Choice:
 
 def _on_gpus(config: EngineConfig, hardware: Slice) -> Choice:
     """By shapes alone: weights and one longest request, split over the GPUs."""
+    from jaxllm.executor.devices import tensor_parallel_size
+    from jaxllm.executor.resolved import resolve_config
     from jaxllm.models.sharding import working_sizes
-    from jaxllm.runtime.devices import tensor_parallel_size
-    from jaxllm.runtime.resolved import resolve_config
 
     asked = tensor_parallel_size(config.parallel)
     dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
@@ -163,17 +163,17 @@ def _with_size(config: EngineConfig, size: int | None) -> EngineConfig:
 
 def _weights(resolved: "ResolvedConfig") -> int:
     """Bytes of weights on one device."""
-    from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
-    from jaxllm.runtime.memory.capacity import bytes_on_device
-    from jaxllm.runtime.programs.generation import generation_programs
+    from jaxllm.executor.compile.generation import generation_programs
+    from jaxllm.executor.largest_step import PROVISIONAL_PAGES
+    from jaxllm.executor.memory.capacity import bytes_on_device
 
     return bytes_on_device(generation_programs(resolved, PROVISIONAL_PAGES).parameters)
 
 
 def _page(resolved: "ResolvedConfig") -> int:
     """Bytes of one page of the KV cache."""
-    from jaxllm.runtime.largest_step import PROVISIONAL_PAGES
-    from jaxllm.runtime.memory.capacity import bytes_on_device
-    from jaxllm.runtime.programs.generation import generation_programs
+    from jaxllm.executor.compile.generation import generation_programs
+    from jaxllm.executor.largest_step import PROVISIONAL_PAGES
+    from jaxllm.executor.memory.capacity import bytes_on_device
 
     return bytes_on_device(generation_programs(resolved, PROVISIONAL_PAGES).state.kv_cache.pages) // PROVISIONAL_PAGES

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.owner import Owner
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.owners import Owner
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import Answer
 from jaxllm.serving.http.errors import unknown_model
 from jaxllm.serving.http.load_report import load_headers

@@ -9,14 +9,14 @@ import numpy as np
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import RequestError
-from jaxllm.info import EngineInfo
-from jaxllm.outputs import EngineOutput
-from jaxllm.owner import Owner
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.prompt_embeds import PromptEmbeds
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.owners import Owner
+from jaxllm.requests.prompt_embeds import PromptEmbeds
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 
 class Hello(msgspec.Struct, tag=True):
@@ -48,7 +48,7 @@ class DetachClient(msgspec.Struct, tag=True):
 
 
 class Loading(msgspec.Struct, tag=True):
-    """How far loading has come; see `jaxllm.progress`."""
+    """How far loading has come; see `jaxllm.executor.progress`."""
 
     stage: str
     done: int

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxllm.compat.vllm.options import MEANINGLESS, TRANSLATED, drop_meaningless
 from jaxllm.config import EngineConfig
 from jaxllm.flags import FlagParser, add_engine_flags, engine_flags
-from jaxllm.foreign import MEANINGLESS, TRANSLATED, drop_meaningless
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.info import EngineInfo
-from jaxllm.owner import NOBODY, Owner
+from jaxllm.executor.progress import Progress, silent
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.progress import Progress, silent
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.owners import NOBODY, Owner
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.group import EngineGroup
 from jaxllm.serving.ipc.client.members import GroupOptions

@@ -9,7 +9,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.control import PauseMode
 from jaxllm.errors import EngineError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.arguments import EngineArgs
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.serving.llm.output_stream import merge
 from jaxllm.serving.text.outputs import RequestOutput
 

@@ -5,13 +5,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.engine.control import PauseMode
-from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError
+from jaxllm.errors import CapacityError, ConfigError, EngineError, RequestError, short_for
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.weights import NewWeights, control_of, sleep, update
 from jaxllm.serving.llm.worker import call, check_new_config, worker_of
 from jaxllm.serving.text.cached_tokenizer import whole_of
-from jaxllm.tracebacks import short_for
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine

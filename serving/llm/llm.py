@@ -5,10 +5,10 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxllm.compat.vllm.options import OF_SCRIPTS, drop_meaningless
 from jaxllm.config import EngineConfig
-from jaxllm.errors import CapacityError, ConfigError, RequestError
-from jaxllm.foreign import OF_SCRIPTS, drop_meaningless
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.errors import CapacityError, ConfigError, RequestError, short_for
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm import loading
 from jaxllm.serving.llm.beam_search import BeamSearchOutput, BeamSearchParams, beams_of
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
@@ -22,7 +22,6 @@ from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.showing import Results
-from jaxllm.tracebacks import short_for
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs

@@ -9,10 +9,10 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.control import PauseMode
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.info import EngineInfo
-from jaxllm.progress import Progress, silent
-from jaxllm.request import as_request_ids
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.executor.progress import Progress, silent
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.request import as_request_ids
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.cumulative import Cumulative, wants_all_so_far, wants_stream
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.loading import check_vocabulary, default_params, find_tokenizer, form_checker, load_tokenizer

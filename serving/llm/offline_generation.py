@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.progress import UseTqdm

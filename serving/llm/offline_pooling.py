@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxllm.errors import RequestError
-from jaxllm.info import PoolingInfo
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.requests.engine_info import PoolingInfo
 from jaxllm.serving.llm.offline import OfflineRuns
 from jaxllm.serving.llm.pooling_llm_engine import PoolingLLMEngine
 from jaxllm.serving.llm.progress import UseTqdm

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.errors import CapacityError, ConfigError, RequestError
+from jaxllm.errors import CapacityError, ConfigError, RequestError, short_for
 from jaxllm.serving.llm.engine_methods import EngineMethods
 from jaxllm.serving.llm.foreign_arguments import refuse_foreign
 from jaxllm.serving.llm.llm_engine import LLMEngine
@@ -11,7 +11,6 @@ from jaxllm.serving.llm.offline_generation import as_prompts
 from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.showing import Results
-from jaxllm.tracebacks import short_for
 
 if TYPE_CHECKING:
     # Nor are these imported before somebody pools: most models generate, and start faster without them.

@@ -1,6 +1,6 @@
-"""Flags of `vllm serve` that jaxllm does not have; those of vLLM's engine are in `jaxllm.foreign`."""
+"""Flags of `vllm serve` that jaxllm does not have; those of vLLM's engine are in `jaxllm.compat.vllm.options`."""
 
-from jaxllm.foreign import MEANINGLESS, Meaningless, off, only, switches, values
+from jaxllm.compat.vllm.options import MEANINGLESS, Meaningless, off, only, switches, values
 from jaxllm.serving.options.server import server_flags
 
 WITHOUT_EFFECT = {

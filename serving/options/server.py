@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxllm.compat.vllm.options.environment import options_of_variables
 from jaxllm.config import Section, option
 from jaxllm.errors import ConfigError
 from jaxllm.flags import Flag, engine_flags, section_flags
-from jaxllm.foreign.environment import options_of_variables
 from jaxllm.serving.options.named_templates import NAMED_TEMPLATES
 
 

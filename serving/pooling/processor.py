@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxllm.errors import RequestError, RequestFaultError, quoted
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.pooling.inputs import PooledText
 from jaxllm.serving.pooling.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.serving.text.measurements import UNTIMED, EndReason, FinishedRequest, Measurements

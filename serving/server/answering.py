@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 
+from jaxllm.engine.garbage import settle
 from jaxllm.errors import EngineError
-from jaxllm.garbage import settle
 from jaxllm.serving.http.connection.connections import Connections
 from jaxllm.serving.http.connection.server import HttpServer, uvicorn_config
 from jaxllm.serving.http.limits import HttpLimits

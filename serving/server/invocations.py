@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.info import PoolingInfo
+from jaxllm.requests.engine_info import PoolingInfo
 from jaxllm.serving.http.operation import Handler
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.chat.routes import create_chat_completion

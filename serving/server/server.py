@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
-from jaxllm.progress import Progress, silent
+from jaxllm.executor.progress import Progress, silent
 from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess

@@ -10,8 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.compat.vllm.options.environment import HARMLESS, VARIABLES
 from jaxllm.config import EngineConfig, option_fields
-from jaxllm.foreign.environment import HARMLESS, VARIABLES
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.errors import not_enabled
 from jaxllm.serving.http.generate import json_response

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxllm.engine.stats import StepStats, together
-from jaxllm.info import EngineInfo, StageInfo
+from jaxllm.requests.engine_info import EngineInfo, StageInfo
 from jaxllm.serving.telemetry.log_format import JsonFormatter, TextFormatter
 from jaxllm.serving.text.measurements import Measurements
 from jaxllm.version import __version__

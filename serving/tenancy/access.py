@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from jaxllm.errors import ConfigError
-from jaxllm.owner import Owner
+from jaxllm.requests.owners import Owner
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.tenancy.keys import Key, KeyFile, KeyRing, plain_key, read_key_file
 from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas

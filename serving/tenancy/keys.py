@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from jaxllm.errors import ConfigError
-from jaxllm.owner import Owner
+from jaxllm.requests.owners import Owner
 from jaxllm.serving.tenancy.quotas import Quota
 
 _log = logging.getLogger(__name__)

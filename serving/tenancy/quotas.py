@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from jaxllm.errors import QuotaError
-from jaxllm.owner import Owner
+from jaxllm.requests.owners import Owner
 
 _MOST_ACCOUNTS = 10_000
 _BUSY_SECONDS = 1.0

@@ -15,7 +15,7 @@ from jaxllm.errors import RequestError, quoted, shortened
 from jaxllm.models.checkpoint.safetensors_file import DTYPES
 from jaxllm.models.checkpoint.torch_file import read_torch_tensor
 from jaxllm.models.errors import ModelError
-from jaxllm.prompt_embeds import FIELD, NO_TOKEN
+from jaxllm.requests.prompt_embeds import FIELD, NO_TOKEN
 from jaxllm.serving.text.prompts import IntArray, ParsedPrompt, as_token_ids
 
 _NUMPY = b"\x93NUMPY"

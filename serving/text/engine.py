@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
 
 from jaxllm.errors import EngineError, RequestError, quoted
-from jaxllm.outputs import EngineOutput
-from jaxllm.request import as_request_ids
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.text.measurements import EndReason
 from jaxllm.serving.text.output_processor import Processed
 from jaxllm.serving.text.prompts import naming_prompt

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
-from jaxllm.prompt_embeds import NO_TOKEN, PromptEmbeds
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.length import SHORT
 from jaxllm.serving.text.prompts import (
     IntArray,

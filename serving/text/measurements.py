@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
 
 EndReason: TypeAlias = Literal["abort", "error"]

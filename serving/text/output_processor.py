@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from jaxllm.errors import RequestError, RequestFaultError, fault_message
 from jaxllm.models.errors import is_failure
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import EndReason, Measurements, Meter
 from jaxllm.serving.text.outputs import RequestOutput

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError, nearest, quoted
-from jaxllm.prompt_embeds import FIELD
+from jaxllm.requests.prompt_embeds import FIELD
 from jaxllm.serving.text.tokenizer import check_text
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

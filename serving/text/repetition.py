@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxllm.repetition import RepetitionDetectionParams
+from jaxllm.requests.repetition import RepetitionDetectionParams
 
 STOP_REASON = "repetition_detected"
 

@@ -3,7 +3,7 @@
 from collections import abc
 from typing import Any, Protocol
 
-from jaxllm.outputs import EngineOutput, RankedSequence, TokenLogprobs
+from jaxllm.requests.outputs import EngineOutput, RankedSequence, TokenLogprobs
 from jaxllm.serving.text.detokenizer import ContinuingDecoder, IncrementalDecoder, begun_character
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.measurements import SequenceTimes

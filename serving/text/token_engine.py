@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from jaxllm.info import EngineInfo
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.outputs import EngineOutput
 
 
 class TokenEngine(Protocol):

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.generate import identify, json_response
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import server_of

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.requests.outputs import EngineOutput, TokenLogprobs
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.openai.generation.validation import check_decodable
 from jaxllm.serving.text.input_processor import TextRequest

@@ -4,8 +4,8 @@ import pkgutil
 import re
 from importlib import import_module
 
-import jaxllm.serving.vllm as names
-from jaxllm.sampling_params import SamplingParams
+import jaxllm.compat.vllm.modules as names
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm import foreign_arguments
 from tests.conftest import ROOT
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.engine import Engine
-from jaxllm.outputs import RankedSequence, TokenLogprobs
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.outputs import RankedSequence, TokenLogprobs
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 
 @dataclass

@@ -13,7 +13,7 @@ from jaxllm.processors.interface import (
     LogitsProcessor,
     process_dict_updates,
 )
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 
 MOST_BANNED = 4
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from tests.e2e.driving import Answer, make_engine, request, run
 
 SCHEMA = {

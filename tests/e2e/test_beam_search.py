@@ -13,8 +13,8 @@ from jaxllm import LLM, BeamSearchParams
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import RequestError
-from jaxllm.outputs import RankedSequence
-from jaxllm.request import Request
+from jaxllm.requests.outputs import RankedSequence
+from jaxllm.requests.request import Request
 from jaxllm.serving.llm import llm_engine
 from tests.e2e.driving import make_engine, request
 

@@ -11,7 +11,7 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3Fo
 
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
-from jaxllm.outputs import RankedSequence
+from jaxllm.requests.outputs import RankedSequence
 from tests.e2e.driving import make_engine, request, run
 
 WINDOW = 20

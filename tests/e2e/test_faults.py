@@ -16,7 +16,7 @@ from jaxllm.engine.features.feature import StepFeature
 from jaxllm.engine.features.logits_processors import Processing
 from jaxllm.engine.features.logprobs import PromptLogprobs
 from jaxllm.errors import EngineError, RequestFaultError
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from jaxllm.structured.constraint import Constraint
 from jaxllm.structured.constraints import Constraints
 from tests.e2e import processors

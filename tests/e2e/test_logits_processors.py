@@ -9,7 +9,7 @@ import pytest
 
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from tests.e2e import processors
 from tests.e2e.driving import make_engine, request, run
 

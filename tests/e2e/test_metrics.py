@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.telemetry.metrics import Metrics
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.measurements import FinishedRequest

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.prompt_embeds import NO_TOKEN, PromptEmbeds
-from jaxllm.request import Request
+from jaxllm.requests.prompt_embeds import NO_TOKEN, PromptEmbeds
+from jaxllm.requests.request import Request
 from tests.e2e.driving import make_engine, request, run
 from tests.models.every_family import FAMILIES
 

@@ -12,7 +12,7 @@ from transformers import Lfm2Config, Lfm2ForCausalLM, Mamba2Config, Mamba2ForCau
 
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
-from jaxllm.outputs import RankedSequence
+from jaxllm.requests.outputs import RankedSequence
 from tests.conftest import RunPython
 from tests.e2e.driving import make_engine, request, run
 

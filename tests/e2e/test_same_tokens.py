@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from tests.e2e.driving import make_engine, request, run
 
 NUM_REQUESTS = 64

@@ -7,7 +7,7 @@ from msgspec import msgpack
 
 from jaxllm.engine.engine import Engine
 from jaxllm.engine.stats import StepStats
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.outputs import EngineOutput
 from tests.e2e.driving import request
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from jaxllm.engine.engine import Engine
-from jaxllm.runtime.sampling.listed import LISTED_ROWS
+from jaxllm.executor.sampler.listed import LISTED_ROWS
 from tests.e2e.driving import request, run
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from jaxllm.errors import ConfigError
+from jaxllm.executor.devices import split_over
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.options import ForwardOptions
-from jaxllm.runtime.devices import split_over
 from tests.models.every_family import FAMILIES, Family, covering
 from tests.models.paged import compiled_step, run
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.executor.sampler.logprobs import gather_logprobs
 from jaxllm.models.layers.norm import LayerNorm
 from jaxllm.models.norm_plan import NormPlan
 from jaxllm.pallas_kernels.linear import Norm
 from jaxllm.pallas_kernels.row_sum import row_sum, sum_of_squares
-from jaxllm.runtime.sampling.logprobs import gather_logprobs
 
 ROWS = (1, 2, 8, 32, 128)
 SIZES = (7, 96, 128, 768)

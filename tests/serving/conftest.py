@@ -10,9 +10,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxllm.errors import RequestError
-from jaxllm.info import EngineInfo
-from jaxllm.outputs import EngineOutput, TokenLogprobs
-from jaxllm.request import Request
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.outputs import EngineOutput, TokenLogprobs
+from jaxllm.requests.request import Request
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 CORPUS = [

@@ -7,9 +7,9 @@ import numpy as np
 
 from jaxllm.engine.features.faults import Faults
 from jaxllm.engine.features.feature import StepFeature
-from jaxllm.outputs import EngineOutput
-from jaxllm.request import FinishReason, Request
-from jaxllm.runtime.runner import StepResult
+from jaxllm.executor.runner import StepResult
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import FinishReason, Request
 from jaxllm.scheduler.plan import StepPlan
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from jaxllm.engine.features.faults import Faults, fault_of_step, is_of_one_request
 from jaxllm.engine.features.feature import StepFeature
 from jaxllm.errors import ConfigError, RequestError
-from jaxllm.model_files import tokenizer_folder
+from jaxllm.executor.model_files import tokenizer_folder
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.runner import Dispatched, Runner, StepResult
+from jaxllm.executor.sampler.constrained import ConstrainedRows
 from jaxllm.models.errors import ModelError
-from jaxllm.request import Request
-from jaxllm.runtime.resolved import ResolvedConfig
-from jaxllm.runtime.runner import Dispatched, Runner, StepResult
-from jaxllm.runtime.sampling.constrained import ConstrainedRows
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.structured.backend import Vocabulary, forbid

@@ -10,7 +10,7 @@ from jax.errors import JaxRuntimeError
 
 from jaxllm.errors import EngineError
 from jaxllm.models.errors import is_failure
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 
 logger = logging.getLogger(__name__)
 

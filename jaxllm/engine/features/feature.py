@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 from jaxllm.engine.features.faults import Faults
-from jaxllm.outputs import EngineOutput
-from jaxllm.request import Request
-from jaxllm.runtime.runner import Dispatched, StepResult
+from jaxllm.executor.runner import Dispatched, StepResult
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 
 

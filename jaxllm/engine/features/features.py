@@ -6,9 +6,9 @@ from typing import Any
 
 from jaxllm.engine.features.faults import Faults, is_of_one_request
 from jaxllm.engine.features.feature import StepFeature
-from jaxllm.outputs import EngineOutput
-from jaxllm.request import Request
-from jaxllm.runtime.runner import Dispatched, StepResult
+from jaxllm.executor.runner import Dispatched, StepResult
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 
 logger = logging.getLogger(__name__)

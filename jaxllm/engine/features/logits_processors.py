@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxllm.errors import RequestError
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 from jaxllm.processors.host import Float32Array, HostProcessor
 from jaxllm.processors.interface import JaxLogitsProcessor
 from jaxllm.processors.loading import label
-from jaxllm.request import Request
-from jaxllm.runtime.resolved import ResolvedConfig
-from jaxllm.runtime.sampling.compiled_processors import CompiledProcessors
+from jaxllm.requests.request import Request
 
 Int32Array = npt.NDArray[np.int32]
 

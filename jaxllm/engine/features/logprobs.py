@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from jaxllm.engine.features.faults import Faults
 from jaxllm.engine.features.feature import StepFeature
-from jaxllm.outputs import EngineOutput, TokenLogprobs
-from jaxllm.request import Request
-from jaxllm.runtime.runner import Dispatched, PromptChunk, StepResult
-from jaxllm.runtime.sampling.logprobs import Logprobs
+from jaxllm.executor.runner import Dispatched, PromptChunk, StepResult
+from jaxllm.executor.sampler.logprobs import Logprobs
+from jaxllm.requests.outputs import EngineOutput, TokenLogprobs
+from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from jaxllm.sampling_limits import MAX_SEQUENCES
+from jaxllm.requests.sampling_limits import MAX_SEQUENCES
 
 
 def at_most(number: int, **keywords: Any) -> Meta:
@@ -27,7 +27,7 @@ MOST_TOOLS = 1024
 MOST_DOCUMENTS = 16384
 """Texts of one request that are read one by one."""
 MOST_TEXTS = 16384
-"""Texts or tokens of one field, where `jaxllm.sampling_limits` has no lower bound."""
+"""Texts or tokens of one field, where `jaxllm.requests.sampling_limits` has no lower bound."""
 MOST_BIASES = 65536
 """Tokens with a bias."""
 MOST_EXTRA_ARGS = 64

@@ -9,9 +9,9 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
-from jaxllm.info import EngineInfo
-from jaxllm.progress import Progress
-from jaxllm.request import as_request_ids
+from jaxllm.executor.progress import Progress
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.health import RESTART_WAIT_SECONDS, RETRY_AFTER, EngineHealth, Heartbeat, watch
 from jaxllm.serving.ipc.client.in_flight import InFlight, Reconciliation

@@ -10,12 +10,12 @@ from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats, together
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError
-from jaxllm.info import EngineInfo
-from jaxllm.outputs import EngineOutput
+from jaxllm.executor.progress import Progress, silent
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.progress import Progress, silent
-from jaxllm.request import as_request_ids
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import EngineConnection
 from jaxllm.serving.ipc.client.control import BackgroundControl, called
 from jaxllm.serving.ipc.client.placement import as_first, on_own_devices

@@ -12,8 +12,8 @@ import zmq
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError
-from jaxllm.info import EngineInfo
-from jaxllm.progress import Progress, silent
+from jaxllm.executor.progress import Progress, silent
+from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.queues import SendQueue
 from jaxllm.serving.ipc.messages import (

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.engine.control import PauseMode
-from jaxllm.progress import Progress, silent
+from jaxllm.executor.progress import Progress, silent
 from jaxllm.serving.ipc.messages import Call, CallResult, EngineMethod, UpdateWeights, Weight
 
 Send = Callable[[Callable[[int], Call | UpdateWeights]], list[CallResult]]

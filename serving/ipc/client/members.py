@@ -10,8 +10,8 @@ from typing import Any
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError, ScalingTimeoutError
-from jaxllm.info import EngineInfo
-from jaxllm.progress import Progress, silent
+from jaxllm.executor.progress import Progress, silent
+from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.placement import as_first

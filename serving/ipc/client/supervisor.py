@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
-from jaxllm.info import EngineInfo
-from jaxllm.progress import silent
+from jaxllm.executor.progress import silent
+from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.connection import EngineConnection, Launch
 from jaxllm.serving.ipc.client.threads import in_own_thread
 from jaxllm.serving.ipc.messages import FromEngine

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.info import EngineInfo
-from jaxllm.progress import Progress
+from jaxllm.executor.progress import Progress
+from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.engine_process import loop
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import Configure, Failed, Loading, Ready

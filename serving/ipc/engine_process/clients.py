@@ -11,8 +11,8 @@ import zmq
 
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
-from jaxllm.info import EngineInfo
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.ipc.engine_process.output_queue import OutputQueue
 from jaxllm.serving.ipc.engine_process.sockets import Sockets
 from jaxllm.serving.ipc.messages import (

@@ -6,12 +6,12 @@ from queue import Empty
 from typing import get_args
 
 from jaxllm.engine.engine import Engine
+from jaxllm.engine.garbage import settle
 from jaxllm.errors import RequestError, RequestFaultError
-from jaxllm.garbage import settle
-from jaxllm.outputs import EngineOutput
 from jaxllm.pooling.engine import PoolingEngine
 from jaxllm.pooling.request import PoolingRequest
-from jaxllm.request import Request
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import Request
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import (
     Abort,

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.ipc.messages import Credit, FromEngine, Outputs
 from jaxllm.serving.ipc.wire import CREDIT
 

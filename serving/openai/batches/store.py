@@ -11,7 +11,7 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.applications import Starlette
 
 from jaxllm.errors import CapacityError, JaxLLMError, QueueFullError
-from jaxllm.owner import Owner
+from jaxllm.requests.owners import Owner
 from jaxllm.serving.http.errors import disk_problem
 from jaxllm.serving.openai.batches.admission import Admission
 from jaxllm.serving.openai.batches.client import RouteAnswer, post

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.prompt import last_content, render
 from jaxllm.serving.openai.chat.tools import ToolUse

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.generate import Identity, identify, respond
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.generation.events import UsageCounter

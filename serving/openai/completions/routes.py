@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.errors import BodyError
 from jaxllm.serving.http.generate import identify, respond, try_grammar
 from jaxllm.serving.http.limits import AdmissionLimits

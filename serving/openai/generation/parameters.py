@@ -7,7 +7,7 @@ import msgspec
 
 from jaxllm.beam.options import BeamOptions
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.body.base import refused_fields
 from jaxllm.serving.openai.generation.validation import width_name
 from jaxllm.serving.openai.protocol.generation import GenerationRequest

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from starlette.requests import Request
 
 from jaxllm.errors import RequestError
-from jaxllm.info import PoolingInfo
 from jaxllm.pooling.params import PoolingParams
+from jaxllm.requests.engine_info import PoolingInfo
 from jaxllm.serving.http.generate import Identity, Named, asked_engine, calling, identify, log_requests, owned
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import unless_gone

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from jaxllm.sampling_limits import MAX_LISTED_TOKENS, MAX_LOGPROB_TOKEN_IDS
+from jaxllm.requests.sampling_limits import MAX_LISTED_TOKENS, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.serving.http.body.base import Body, Ignored, Refused
 from jaxllm.serving.http.body.bounds import (
     MOST_BIASES,

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from jaxllm.sampling_limits import MAX_LOGPROB_TOKEN_IDS
+from jaxllm.requests.sampling_limits import MAX_LOGPROB_TOKEN_IDS
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.body.bounds import MOST_DOCUMENTS, Int64, Natural, Text, at_most, documented
 from jaxllm.serving.openai.protocol.usage import Usage

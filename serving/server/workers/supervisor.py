@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
-from jaxllm.progress import Progress
+from jaxllm.executor.progress import Progress
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.options.server import ServerOptions

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxllm.beam.options import BeamOptions
 from jaxllm.engine.engine import Engine
-from jaxllm.request import Request
+from jaxllm.requests.request import Request
 from tests.e2e.driving import make_engine, request
 from tests.e2e.driving import run as run_all
 

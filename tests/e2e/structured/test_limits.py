@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.engine import Engine
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.outputs import EngineOutput
 from tests.e2e.driving import make_engine, request, run
 
 SCHEMA = {

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from jaxllm import LLM, EngineError, RequestError, SamplingParams, StructuredOutputsParams
 from jaxllm.engine.control import EngineControl, PauseMode
 from jaxllm.engine.engine import Engine
-from jaxllm.runtime.weights import store
+from jaxllm.executor.weights import store
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients
 from jaxllm.serving.ipc.engine_process.loop import _obey
 from jaxllm.serving.ipc.messages import AttachClient, Call, Loading, Outputs, Ready

@@ -15,13 +15,13 @@ from jaxllm.doctor.greedy import KERNEL, WITHOUT_KERNEL, other_engines
 from jaxllm.doctor.greedy import compare as compare_answers
 from jaxllm.doctor.latent_cases import suited_latent_cases
 from jaxllm.doctor.result import Context, Settings
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.plan import LayerPlan
 from jaxllm.pallas_kernels.latent_attention import cases as latent
 from jaxllm.pallas_kernels.latent_attention import check as latent_check
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case, Inputs, make_inputs
 from jaxllm.pallas_kernels.paged_attention.check import Result, allowed_error, compare, run_case
-from jaxllm.runtime.resolved import ResolvedConfig
 from tests.conftest import RunPython
 
 CASE = Case("mixed", ((1, 5), (3, 29)), padding_tokens=2)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.engine.turns import LONG_STEP_SECONDS, OWNERS_SECONDS, Turns
-from jaxllm.owner import Owner
+from jaxllm.requests.owners import Owner
 
 ADA, BEN = Owner("ada"), Owner("ben")
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 
 LOCAL_AND_GLOBAL = CacheGroups((0, 1024, 1024, 1024, 1024, 1024), 16, 2048)
 """Five layers with windows of 1,024 to one without."""

@@ -10,9 +10,9 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.planning.fit import check_weights, fit, fit_here
 from jaxllm.planning.target import TargetDevices, find_target
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from tests.jaxllm.planning.llama import GPT_OSS_120B, LLAMA_3_8B_WEIGHTS, write_model
 
 GIB = 2**30

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.memory.capacity import bytes_on_device
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import communication_seconds, summed_bytes
 from jaxllm.planning.links import sum_seconds
 from jaxllm.planning.memory import CompiledStep, MemoryUse
 from jaxllm.planning.roofline import Work, attention_share, attention_work, estimate, matrix_work
 from jaxllm.planning.staged import fullest
-from jaxllm.runtime.memory.capacity import bytes_on_device
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from tests.jaxllm.planning.llama import GPT_OSS_120B, LLAMA_3_8B_WEIGHTS, write_model
 
 EMBEDDING = 2 * 128256 * 4096

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.fit import fit, fit_here
 from jaxllm.planning.memory import compile_step
 from jaxllm.planning.step_size import step_bytes
 from jaxllm.planning.target import TargetDevices, find_target
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import ResolvedConfig, resolve_config
 from tests.jaxllm.planning.llama import write_model
 from tests.jaxllm.planning.test_fit import here
 

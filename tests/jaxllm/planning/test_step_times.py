@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from jaxllm.config import EngineConfig
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.resolved import resolve_config
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning.communication import handover_seconds
 from jaxllm.planning.memory import estimate_memory
 from jaxllm.planning.roofline import estimate
 from jaxllm.planning.step_times import planned_step_seconds
 from jaxllm.planning.target import find_target
-from jaxllm.runtime.programs.generation import generation_programs
-from jaxllm.runtime.resolved import resolve_config
 from tests.jaxllm.planning.llama import write_model
 
 

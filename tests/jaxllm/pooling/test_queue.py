@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxllm.owner import Owner
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.pooling.queue import PoolingQueue
 from jaxllm.pooling.request import PoolingRequest
+from jaxllm.requests.owners import Owner
 
 ACTIONS = st.lists(
     st.one_of(

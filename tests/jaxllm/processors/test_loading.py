@@ -13,7 +13,7 @@ from jaxllm.processors.host import HostProcessor
 from jaxllm.processors.interface import JaxLogitsProcessor, LogitsProcessor
 from jaxllm.processors.loading import load_classes
 from jaxllm.processors.names import ClassName
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 
 HERE = "jaxllm.processors.interface"
 

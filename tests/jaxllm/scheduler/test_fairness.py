@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.kv.manager import KVManager
-from jaxllm.owner import Owner
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.owners import Owner
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import fill
 from jaxllm.scheduler.plan import StepPlan

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxllm.kv.manager import KVManager
-from jaxllm.owner import Owner
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.owners import Owner
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 

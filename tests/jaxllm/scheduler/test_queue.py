@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.queue import RunningOrder, order_key
 
 

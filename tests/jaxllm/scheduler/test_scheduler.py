@@ -7,8 +7,8 @@ import pytest
 
 from jaxllm.errors import CapacityError, RequestError
 from jaxllm.kv.manager import KVManager
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 

@@ -22,9 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.snapshots import SnapshotPool
-from jaxllm.owner import NOBODY, Owner
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.owners import NOBODY, Owner
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 

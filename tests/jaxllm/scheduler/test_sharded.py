@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jaxllm.errors import RequestError
 from jaxllm.kv.manager import KVManager
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.sharded import ShardedScheduler
 

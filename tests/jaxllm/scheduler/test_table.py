@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.scheduler.table import RequestTable
 
 EOS = 2

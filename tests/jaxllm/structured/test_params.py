@@ -7,7 +7,7 @@ import pydantic
 import pytest
 
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.structured.params import MAX_CHOICES, MAX_DEPTH, MAX_SOURCE, StructuredOutputsParams
 
 

@@ -13,6 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.executor.devices import split_over
+from jaxllm.executor.resolved import resolve_config
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.checkpoint import read_config
@@ -20,8 +22,6 @@ from jaxllm.models.checkpoint.kv_scales import has_kv_scales, kv_cache_scheme, r
 from jaxllm.models.errors import ModelError
 from jaxllm.models.kv_type import KVCacheType
 from jaxllm.models.options import ForwardOptions
-from jaxllm.runtime.devices import split_over
-from jaxllm.runtime.resolved import resolve_config
 from tests.models.paged import NUM_PAGES, PAGE_SIZE, compiled_step, make_batch, shuffled_pages
 
 LAYERS = 4

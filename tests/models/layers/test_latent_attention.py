@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxllm.executor.memory.memory import CacheShape
 from jaxllm.models.attention_plan import LatentAttentionPlan, RopeConfig
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.config import ModelConfig
@@ -14,7 +15,6 @@ from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.sharding import make_mesh, working_sizes
-from jaxllm.runtime.memory.memory import CacheShape
 from tests.models import paged, small
 
 PLAN = LatentAttentionPlan(rank=24, plain_size=12, rope_size=8, value_size=20, query_rank=16, rope=RopeConfig())

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jaxllm.errors import ConfigError
+from jaxllm.executor.devices import split_over
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.checkpoint.checkpoint import read_config
 from jaxllm.models.errors import ModelError
 from jaxllm.models.options import ForwardOptions
-from jaxllm.runtime.devices import split_over
 from tests.e2e.driving import make_engine, request
 from tests.e2e.driving import run as drive
 from tests.models.paged import compiled_step, run

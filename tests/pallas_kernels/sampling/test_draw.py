@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from jaxllm.executor.sampler.noise import uniforms
 from jaxllm.pallas_kernels.sampling.draw import _invert, draw
-from jaxllm.runtime.sampling.noise import uniforms
 
 ROWS, VOCAB = 4, 150
 draw_of = jax.jit(draw)

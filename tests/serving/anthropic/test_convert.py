@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from jaxllm.errors import EngineError, RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.anthropic.convert import chat_request, read_chat
 from jaxllm.serving.anthropic.requests import MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter

@@ -16,7 +16,7 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.runtime.programs.executables import Executables
+from jaxllm.executor.compile.executables import Executables
 from jaxllm.serving.cli import main as cli
 
 OPTIONS: dict[str, Any] = {
@@ -227,7 +227,7 @@ def test_every_difference_is_named_with_the_remedy(bundle: Path) -> None:
 
 
 def test_a_kv_cache_that_does_not_fit_here(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.runtime.bundles.cpu_free_bytes", lambda _: 2**20)
+    monkeypatch.setattr("jaxllm.executor.bundles.cpu_free_bytes", lambda _: 2**20)
     with pytest.raises(CapacityError, match=r"they need 0\.\d+ GiB of memory, .* and 0\.00 GiB are free"):
         LLM("demo", **OPTIONS, executables=str(bundle))
 

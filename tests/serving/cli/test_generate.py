@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.outputs import EngineOutput
-from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.cli import main as cli
 from jaxllm.serving.cli.sampling_flags import add_sampling_flags, field_docs, given_sampling
 from jaxllm.serving.llm.llm_engine import LLMEngine

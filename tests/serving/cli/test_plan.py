@@ -8,12 +8,12 @@ import pytest
 from safetensors import safe_open
 
 from jaxllm.errors import CapacityError
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.planning import advice, report, staged
 from jaxllm.planning.memory import CompiledStep, MemoryUse
 from jaxllm.planning.target import TargetDevices
-from jaxllm.runtime.programs.buckets import Bucket
-from jaxllm.runtime.resolved import ResolvedConfig
 from jaxllm.serving.cli import main as cli
 from tests.jaxllm.planning.llama import LLAMA_3_8B_WEIGHTS, write_model
 

@@ -84,7 +84,7 @@ def test_a_bundle_for_a_tpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 PLAN_AFTER_AN_ENGINE = """
 import sys
-from jaxllm.runtime.programs.executables import use_compilation_cache
+from jaxllm.executor.compile.executables import use_compilation_cache
 from jaxllm.serving.cli import main as cli
 use_compilation_cache(sys.argv[1])
 sys.exit(cli.main(["plan", "demo", "--device", "v6e", "--max-num-batched-tokens", "8", "--json"]))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxllm.owner import NOBODY
+from jaxllm.requests.owners import NOBODY
 from jaxllm.serving.ipc.messages import Abort, Add, ToEngine
 from jaxllm.serving.ipc.wire import FrameDecoder, FrameEncoder, LostMessageError, NumberedDecoder, NumberedEncoder
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from jaxllm.config import EngineConfig
-from jaxllm.owner import Owner
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.owners import Owner
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.messages import Abort, Add, Configure, ToEngine
 from jaxllm.serving.ipc.wire import INLINE_BYTES, SHARED_BYTES, FrameDecoder, FrameEncoder
 

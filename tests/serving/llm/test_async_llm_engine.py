@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from jaxllm import AsyncEngineArgs, AsyncLLMEngine, ConfigError, EngineError, RequestError, SamplingParams
 from jaxllm.lora.request import LoRARequest
-from jaxllm.sampling_params import RequestOutputKind
+from jaxllm.requests.sampling_params import RequestOutputKind
 from tests.conftest import RunPython
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

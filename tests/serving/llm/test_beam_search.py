@@ -6,7 +6,7 @@ import pytest
 
 from jaxllm.beam.options import BeamOptions
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.beam_search import BeamSearchParams
 
 

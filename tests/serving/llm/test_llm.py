@@ -19,7 +19,7 @@ from jaxllm import LLM, SamplingParams
 from jaxllm.config import ModelOptions
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError, RequestFaultError
-from jaxllm.outputs import EngineOutput
+from jaxllm.requests.outputs import EngineOutput
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.loading import default_params, read_default_params
 from jaxllm.serving.text.input_processor import InputProcessor

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.errors import EngineError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.llm.output_stream import OutputStream
 from jaxllm.serving.text.input_processor import TextRequest
 from jaxllm.serving.text.outputs import CompletionOutput, Logprob, RequestOutput

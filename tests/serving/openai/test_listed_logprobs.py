@@ -6,7 +6,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from jaxllm.sampling_limits import MAX_LOGPROB_TOKEN_IDS
+from jaxllm.requests.sampling_limits import MAX_LOGPROB_TOKEN_IDS
 from tests.serving.openai.conftest import MAX_SEQUENCES
 
 PROMPT = "Once upon a time"

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from jaxllm.errors import RequestError
-from jaxllm.repetition import RepetitionDetectionParams
-from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
+from jaxllm.requests.repetition import RepetitionDetectionParams
+from jaxllm.requests.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.openai.generation import parameters, validation
 from jaxllm.serving.openai.protocol.completions import CompletionRequest

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.openai.chat.plan import ReplyPlan, plan_reply
 from jaxllm.serving.openai.chat.tools import tool_use
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest

@@ -13,7 +13,7 @@ from openai.types.chat import (
     completion_create_params as chat_create_params,
 )
 
-from jaxllm.sampling_params import INTERNAL_FIELDS, SamplingParams
+from jaxllm.requests.sampling_params import INTERNAL_FIELDS, SamplingParams
 from jaxllm.serving.openai.protocol.chat import ChatCompletionRequest
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.openai.protocol.generation import StreamOptions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from jaxllm.errors import EngineError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.connection.protocol import DIRECT_BODY
 from jaxllm.serving.http.stream import DONE, EventStream, in_turn
 from jaxllm.serving.llm.output_stream import OutputStream

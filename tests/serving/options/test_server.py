@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
+from jaxllm.compat.vllm.options.environment import VARIABLES
 from jaxllm.config import option_fields
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_section_flags, engine_flags, given_options
-from jaxllm.foreign.environment import VARIABLES
 from jaxllm.serving.options.foreign import meaningless_flags
 from jaxllm.serving.options.server import ServerOptions, from_environment, server_flags
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.info import EngineInfo
+from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner
 from jaxllm.serving.text.measurements import FinishedRequest, Measurements
 from tests.conftest import RunPython

@@ -13,8 +13,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.info import EngineInfo, StageInfo
-from jaxllm.request import FinishReason
+from jaxllm.requests.engine_info import EngineInfo, StageInfo
+from jaxllm.requests.request import FinishReason
 from jaxllm.serving.telemetry.catalogue import METRICS
 from jaxllm.serving.telemetry.http import HTTP_METRICS
 from jaxllm.serving.telemetry.metrics import Metrics

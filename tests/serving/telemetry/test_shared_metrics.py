@@ -6,8 +6,8 @@ import threading
 import numpy as np
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.outputs import EngineOutput
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.telemetry.engine_metrics import EngineState, Measured
 from jaxllm.serving.telemetry.metrics import Metrics, ProcessMeasured
 from jaxllm.serving.telemetry.shared_metrics import Published, SharedMetrics, make_file

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.errors import QueueFullError, QuotaError
-from jaxllm.owner import Owner
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.owners import Owner
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.in_flight import Admission, InFlight
 from jaxllm.serving.tenancy.quotas import Account, Quota, Quotas, TokenBucket, reserve
 from jaxllm.serving.text.input_processor import TextRequest

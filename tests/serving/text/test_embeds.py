@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import PromptTooLongError, RequestError
-from jaxllm.prompt_embeds import NO_TOKEN
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.prompt_embeds import NO_TOKEN
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.embeds import read_base64
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from tests.serving.conftest import engine_info

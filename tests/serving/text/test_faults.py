@@ -7,8 +7,8 @@ import pytest
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestFaultError
-from jaxllm.outputs import EngineOutput
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.detokenizer import IncrementalDecoder
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.output_processor import OutputProcessor, Processed

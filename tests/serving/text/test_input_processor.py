@@ -7,7 +7,7 @@ import pytest
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.tokenizer import Tokenizer
 

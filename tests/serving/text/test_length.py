@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import PromptTooLongError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.tokenizer import Tokenizer
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.engine.validation import RequestLimits
-from jaxllm.outputs import EngineOutput
-from jaxllm.request import Request
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.measurements import FinishedRequest, Measurements, Meter
 from jaxllm.serving.text.output_processor import OutputProcessor

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
-from jaxllm.outputs import EngineOutput
-from jaxllm.request import Request
-from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.request import Request
+from jaxllm.requests.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.text.input_processor import InputProcessor
 from jaxllm.serving.text.output_processor import OutputProcessor

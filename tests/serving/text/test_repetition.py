@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.errors import RequestError
-from jaxllm.repetition import MAX_PATTERN, RepetitionDetectionParams
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.repetition import MAX_PATTERN, RepetitionDetectionParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.repetition import RepetitionWatch
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxllm.sampling_limits import MAX_STOP_CHARACTERS, MAX_STOPS
+from jaxllm.requests.sampling_limits import MAX_STOP_CHARACTERS, MAX_STOPS
 from jaxllm.serving.text.stop_strings import StopAutomaton, StopStrings
 
 

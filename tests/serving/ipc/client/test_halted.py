@@ -10,8 +10,8 @@ import pytest
 
 from jaxllm import EngineConfig, EngineError, RequestError
 from jaxllm.engine.stats import StepStats
-from jaxllm.info import EngineInfo
-from jaxllm.owner import NOBODY
+from jaxllm.requests.engine_info import EngineInfo
+from jaxllm.requests.owners import NOBODY
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import EngineHandle
 from jaxllm.serving.ipc.client.control import called

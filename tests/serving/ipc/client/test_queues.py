@@ -5,9 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from jaxllm.owner import NOBODY
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.owners import NOBODY
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.client.queues import SendQueue, request_ids
 from jaxllm.serving.ipc.messages import Abort, Add, Finish, Pool, Reconcile, ToEngine
 

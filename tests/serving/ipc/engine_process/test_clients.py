@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jaxllm.config import EngineConfig
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
-from jaxllm.outputs import EngineOutput
-from jaxllm.owner import NOBODY
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.outputs import EngineOutput
+from jaxllm.requests.owners import NOBODY
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
 from jaxllm.serving.ipc.messages import (
     Abort,

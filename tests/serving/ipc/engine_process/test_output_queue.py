@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.engine.stats import StepStats
-from jaxllm.outputs import EngineOutput, TokenLogprobs
+from jaxllm.requests.outputs import EngineOutput, TokenLogprobs
 from jaxllm.serving.ipc.engine_process.output_queue import OutputQueue
 from jaxllm.serving.ipc.messages import Called, Credit, Outputs, Reconciled
 from jaxllm.serving.ipc.wire import CREDIT

@@ -21,7 +21,7 @@ import zmq.auth
 
 from jaxllm import EngineConfig, SamplingParams
 from jaxllm.errors import ConfigError, EngineError
-from jaxllm.owner import NOBODY
+from jaxllm.requests.owners import NOBODY
 from jaxllm.serving.ipc.client.connection import EngineConnection
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.messages import Add, FromEngine, Outputs

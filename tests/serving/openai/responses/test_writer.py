@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from jaxllm.errors import EngineError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.openai.chat.plan import ChatCall, ReplyPlan
 from jaxllm.serving.openai.responses.writer import ResponseWriter
 from jaxllm.serving.reply.parts import (

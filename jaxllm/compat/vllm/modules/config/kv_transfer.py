@@ -1,0 +1,5 @@
+"""Where KV caches are sent."""
+
+from jaxllm.compat.vllm.modules.config.objects import KVTransferConfig
+
+__all__ = ["KVTransferConfig"]

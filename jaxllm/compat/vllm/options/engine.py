@@ -1,0 +1,151 @@
+"""Options of vLLM's engine that jaxllm does not have: which change nothing here, and what to do about the others.
+
+One table for flags and for keywords of `LLM`. Names are flags without dashes at their front.
+"""
+
+from collections.abc import Mapping
+
+from jaxllm.compat.vllm.options.meaningless import Meaningless, lists, off, only, switches, values
+
+_TEXT = "models read text only"
+_ONE_HOST = "one process drives all devices of one host"
+_XLA = "XLA compiles and chooses kernels"
+_NO_DRAFTS = "tokens are not guessed ahead; the outputs are the same without"
+_NO_ADAPTERS = "there are no adapters (LoRA)"
+_NO_RECURRENT = "states of recurrent layers have one form"
+_CACHE = "KV pages stay in device memory"
+_LOADING = "safetensors are mapped into memory"
+
+MEANINGLESS: Mapping[str, Meaningless] = {
+    **switches("there is no cascade attention", "disable-cascade-attn"),
+    **switches("XLA makes the collectives", "disable-custom-all-reduce", "disable-nccl-for-dp-synchronization",
+               "enable-nccl-comm-suspend"),
+    **switches("requests are logged only by a server with --enable-log-requests", "disable-log-requests"),
+    **switches("offline, statistics are not logged", "disable-log-stats"),
+    **switches("prefill is always chunked", "enable-chunked-prefill", "disable-chunked-mm-input",
+               "scheduler-reserve-full-isl", "long-prefill-token-threshold-adaptive"),
+    **values("there are no CUDA graphs", "max-seq-len-to-capture", "max-context-len-to-capture",
+             "max-cudagraph-capture-size", "cuda-graph-sizes"),
+    **switches("there are no CUDA graphs", "cudagraph-metrics"),
+    **values("steps are scheduled one at a time", "num-scheduler-steps", "prefill-schedule-interval",
+             "scheduler-delay-factor", "dp-sync-interval"),
+    **switches("outputs are always processed beside the steps", "disable-async-output-proc"),
+    **values("preempted requests are always recomputed", "preemption-mode", "watermark"),
+    **values("preempted requests are recomputed, not swapped", "swap-space"),
+    **values("the fast tokenizer is always used", "tokenizer-pool-size", "tokenizer-pool-type",
+             "tokenizer-pool-extra-config", "renderer-num-workers"),
+    **only(("auto", "hf", "fast"), "the fast tokenizer of the model's folder is always used", "tokenizer-mode"),
+    **switches("code from model repositories is never run", "trust-remote-code"),
+    **values("code from model repositories is never run", "code-revision"),
+    **switches("there is one block manager", "use-v2-block-manager"),
+    **values(_XLA, "compilation-config/cc", "ir-op-priority",
+             "sparse-indexer-topk-backend", "gdn-prefill-backend", "kda-prefill-backend",
+             "kda-decode-backend", "performance-mode"),
+    **only(({},), "there are no platforms with options of their own; leave it out", "additional-config"),
+    **switches(_XLA, "enable-flashinfer-autotune", "enable-layerwise-nvtx-tracing", "use-fp64-gumbel"),
+    **values("compilation after the start is a bug, and logged", "jit-monitor-mode"),
+    **values("grammars are compiled by llguidance", "guided-decoding-backend"),
+    # Weights
+    **values(_LOADING, "safetensors-load-strategy", "safetensors-prefetch-num-threads",
+             "safetensors-prefetch-block-size", "pt-load-map-location",
+             "max-parallel-loading-workers"),
+    **switches(_LOADING, "use-tqdm-on-load", "allow-deprecated-quantization"),
+    **only(({},), "weights are read from safetensors; leave it out", "model-loader-extra-config"),
+    **only((), "what a checkpoint is quantised to is in its config.json; see --quantization for others",
+           "quantization-config", "qlora-adapter-name-or-path"),
+    **values("scales are read from the checkpoint", "quantization-param-path"),
+    **only(("auto",), "models are those of docs/add-a-model.md", "model-impl", "config-format"),
+    **only(({},), "say what differs with --hf-overrides", "model-class-overrides", "hf-config-path"),
+    **values("--enable-sleep-mode needs no more", "sleep-mode-backend"),
+    **switches("--enable-sleep-mode needs no more", "sleep-mode-offload-cudagraph", "enable-cumem-allocator"),
+    # Devices and hosts
+    **only((1,), "one replica runs on one host: use --tensor-parallel-size, or several servers behind a balancer",
+           "decode-context-parallel-size/dcp", "prefill-context-parallel-size/pcp"),
+    **only((), "make devices visible with CUDA_VISIBLE_DEVICES or TPU_VISIBLE_CHIPS", "device-ids"),
+    **values(_ONE_HOST, "cpu-distributed-timeout-seconds", "dcp-comm-backend", "dcp-kv-cache-interleave-size",
+             "cp-kv-cache-interleave-size", "all2all-backend", "ubatch-size", "elastic-ep-max-dp-size",
+             "dbo-decode-token-threshold", "dbo-prefill-token-threshold", "eplb-config", "expert-placement-strategy",
+             "fault-tolerance-config"),
+    **switches(_ONE_HOST, "numa-bind",
+               "data-parallel-multi-port-external-lb/dpm", "dcp-q-replicate", "enable-hc-sp",
+               "enable-batch-sharded-sampling", "enable-ep-weight-filter", "enable-dbo", "enable-shm-tensor-arena",
+               "enable-elastic-ep", "enable-eplb", "ray-workers-use-nsight", "engine-use-ray", "worker-use-ray",
+               "enable-fault-tolerance"),
+    **only(("auto", ""), "requests and models cannot bring code", "worker-cls", "worker-extension-cls",
+           "scheduler-cls", "io-processor-plugin"),
+    # Cache
+    **off("scales are those of the checkpoint; --kv-cache-dtype int8 finds some for each token and head",
+          "calculate-kv-scales"),
+    **values(_CACHE, "prefix-caching-hash-algo", "prefix-match-unit", "kv-offloading-backend",
+             "offload-prefetch-step", "offload-num-in-group"),
+    **switches(_CACHE, "kv-sharing-fast-prefill", "swa-bounded-replay", "use-replayssm"),
+    **only((0,), "nothing is moved to host memory; lower --max-model-len or --max-num-seqs", "cpu-offload-gb",
+           "kv-offloading-size", "offload-group-size"),
+    **only(("auto",), "nothing is moved to host memory", "offload-backend"),
+    **values(_NO_RECURRENT, "mamba-backend", "mamba-ssu-algorithm", "mamba-cache-philox-rounds", "mamba-cache-dtype",
+             "mamba-ssm-cache-dtype", "mamba-cache-mode", "replayssm-buffer-len", "engram-config"),
+    **only(({},), _NO_RECURRENT, "mamba-config"),
+    **switches(_NO_RECURRENT, "enable-mamba-cache-stochastic-rounding", "enable-mamba-shared-prefix-checkpoint"),
+    **only(({},), "there is no transfer of KV caches or weights between servers", "kv-transfer-config",
+           "kv-events-config", "ec-transfer-config", "ec-manager-config", "weight-transfer-config"),
+    # Images and sound
+    **values(_TEXT, "allowed-local-media-path", "limit-mm-per-prompt", "media-io-kwargs",
+             "mm-processor-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm",
+             "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "mm-encoder-attn-backend",
+             "mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path",
+             "mm-encoder-fp8-scale-save-margin", "video-pruning-rate", "video-pruning-method", "mm-tensor-ipc",
+             "mm-processor-device", "mm-ipc-gpu-memory-gb"),
+    **switches(_TEXT, "language-model-only", "enable-mm-embeds", "mm-encoder-only", "interleave-mm-strings",
+               "skip-mm-profiling", "mm-device-do-normalize", "disable-mm-preprocessor-cache"),
+    # Adapters
+    **off("adapters (LoRA) are not supported; serve a checkpoint into which they are merged", "enable-lora"),
+    **values(_NO_ADAPTERS, "max-loras", "max-lora-rank", "lora-dtype", "max-cpu-loras", "default-mm-loras",
+             "max-lora-cls-labels", "lora-extra-vocab-size", "long-lora-scaling-factors"),
+    **switches(_NO_ADAPTERS, "enable-tower-connector-lora", "fully-sharded-loras", "specialize-active-lora",
+               "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
+    # Drafts
+    **values(_NO_DRAFTS, "speculative-config/sc", "spec-method", "spec-model", "spec-tokens", "speculative-model",
+             "num-speculative-tokens", "num-lookahead-slots", "ngram-prompt-lookup-max", "ngram-prompt-lookup-min",
+             "speculative-draft-tensor-parallel-size", "speculative-max-model-len",
+             "speculative-disable-by-batch-size", "spec-decoding-acceptance-method",
+             "typical-acceptance-sampler-posterior-threshold", "typical-acceptance-sampler-posterior-alpha"),
+    # Requests and results
+    **off("not supported", "enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay"),
+    **only(({},), "not supported", "watermark-config", "diffusion-config/dc", "aux-output-config"),
+    # Logs and measurements
+    **values("see docs/metrics.md for what is measured", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
+             "kv-cache-metrics-sample", "custom-histogram-buckets", "watchdog-config"),
+    **switches("see docs/metrics.md for what is measured", "kv-cache-metrics",
+               "enable-mfu-metrics", "enable-logging-iteration-details", "aggregate-engine-logging",
+               "fail-on-environ-validation"),
+    **values("--log-level and --log-format are for all that is logged", "log-config-file"),
+    # Several values
+    **lists(_TEXT, "allowed-media-domains"),
+    **lists("sleep keeps or drops all weights; see docs/sleep_and_weights.md", "sleep-preserve-parameter-names"),
+    **lists(_LOADING, "ignore-patterns"),
+    **lists(_ONE_HOST, "numa-bind-nodes", "numa-bind-cpus"),
+    **only(([], ()), "all layers have the --kv-cache-dtype", "kv-cache-dtype-skip-layers"),
+    **lists(_CACHE, "cpu-offload-params", "offload-params"),
+    **lists(_NO_ADAPTERS, "lora-target-modules"),
+    **lists("see docs/metrics.md for what is measured", "collect-detailed-traces"),
+    **lists("there are no CUDA graphs", "cudagraph-capture-sizes"),
+    **switches(_XLA, "monokernel"),
+    **switches("compilation after the start is a bug, and logged", "jit-monitor-verbose"),
+    **values("see docs/metrics.md for what is measured", "per-request-spec-decode-metrics"),
+}  # fmt: skip
+"""Of the engine, by name. `serving.options` has those of the server."""
+
+OF_SCRIPTS: Mapping[str, Meaningless] = {
+    **MEANINGLESS,
+    **lists("requests of a script name no model", "served-model-name"),
+    **values("a script sets up logging itself", "log-level", "log-format"),
+    **values("a script gets the text as the model writes it", "reasoning-parser", "reasoning-parser-plugin",
+             "tool-call-parser", "tool-parser-plugin"),
+    **switches("a script knows its requests", "enable-log-requests"),
+    **values("a script waits for all that it asked for", "shutdown-timeout", "max-num-queued-reqs",
+             "max-num-queued-tokens"),
+    **values("there is one server process", "api-server-count"),
+    **only(("",), "weights are in the folder of --model", "model-weights"),
+    **off("not supported", "tokens-only", "enable-mm-processor-stats"),
+}  # fmt: skip
+"""As keywords of `LLM`: some options of servers as well, which vLLM's `EngineArgs` has."""

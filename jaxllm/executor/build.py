@@ -1,0 +1,298 @@
+"""From a configuration to a runner that is ready: weights, memory, executables."""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxllm.bundle.differences import CPU_FEATURES, MEASURED_BLOCKS
+from jaxllm.config import CompileOptions
+from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.executor.compile.background import BackgroundCompilation, needed_first
+from jaxllm.executor.compile.buckets import Bucket, Buckets
+from jaxllm.executor.compile.cached import CachedExecutables, cached_executables
+from jaxllm.executor.compile.compilations import CompilationWatch
+from jaxllm.executor.compile.executables import Executables, use_compilation_cache
+from jaxllm.executor.compile.first_run import first_run, run_at_start
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.compile.identity import engine_identity
+from jaxllm.executor.compile.program import ProgramSet
+from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.kernels.native import begin_kernels
+from jaxllm.executor.memory.capacity import (
+    count_pages,
+    count_steady_pages,
+    local_devices_of,
+    shortened,
+    with_snapshots,
+)
+from jaxllm.executor.memory.memory import cpu_free_bytes, device_free_bytes, steady
+from jaxllm.executor.progress import Progress, silent
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.runner import Runner
+from jaxllm.executor.sampler.table import SamplingTable
+from jaxllm.executor.step_program import DeviceState
+from jaxllm.models.causal_lm import load_model
+from jaxllm.models.errors import ModelError
+
+if TYPE_CHECKING:
+    from jaxllm.bundle.read import Bundle
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
+    from jaxllm.hosts.follower import FollowerGroup
+    from jaxllm.hosts.group import Group
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Built:
+    """Programs that are made and weights that are loaded, but nothing has run yet."""
+
+    resolved: ResolvedConfig
+    num_pages: int
+    programs: ProgramSet[DeviceState]
+    calls: DeviceCalls
+    at_start: Sequence[Bucket]
+    """Steps that are made."""
+    later: Sequence[Bucket]
+    """Steps that are to be made in the background."""
+
+    def in_background(self) -> BackgroundCompilation | None:
+        """Begin to make those."""
+        return BackgroundCompilation(self.calls.executables, self.later) if self.later else None
+
+
+def build_runner(
+    resolved: ResolvedConfig, progress: Progress = silent, group: "Group | None" = None
+) -> tuple[ResolvedConfig, Runner, int]:
+    """Load the weights, compile the steps at the same time, and allocate the cache.
+
+    Returns the configuration, whose length may be less (see `shortened`), the runner, and the number of KV pages (of
+    each data shard), the null page included. With a `group`, this is the first process of several, and the others call
+    `follow`.
+
+    Raises:
+        ConfigError: the checkpoint is broken or does not match its configuration.
+        CapacityError: weights and a KV cache for one longest request do not fit.
+    """
+    built = _build_for(resolved, progress, group)
+    resolved, programs, calls = built.resolved, built.programs, built.calls
+    first_run(calls.executables, "making the KV cache", partial(_make_state, calls))
+    runner = Runner(
+        calls=calls,
+        buckets=programs.buckets,
+        shape=programs.shape,
+        sampling=SamplingTable(
+            resolved.data_shards * resolved.max_num_seqs, resolved.vocab_size, resolved.config.model.seed
+        ),
+        watch=CompilationWatch(strict=resolved.config.compile.strict_compilation),
+        background=built.in_background(),
+        processors=_compiled_processors(resolved),
+    )
+    runner.warm_up(run_at_start(resolved.platform, built.at_start) or programs.buckets.all[:1])
+    calls.start_clock()
+    return resolved, runner, built.num_pages
+
+
+def _compiled_processors(resolved: ResolvedConfig) -> "CompiledProcessors | None":
+    if not resolved.processors:
+        return None
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
+
+    return CompiledProcessors.of(resolved)
+
+
+def follow(resolved: ResolvedConfig, group: "FollowerGroup", progress: Progress = silent) -> None:
+    """Do what `build_runner` does, and then what the runner of the first process does, until that ends.
+
+    Raises like `build_runner`, and `EngineError` when the first process fails.
+    """
+    built = _build_for(resolved, progress, group)
+    background = built.in_background()
+    try:
+        for call in group.calls():
+            built.calls.call(call.name, *(each.array() for each in call.arrays))
+    finally:
+        if background is not None:
+            background.stop()
+    built.calls.close()
+
+
+def _build_for(resolved: ResolvedConfig, progress: Progress, group: "Group | None") -> Built:
+    cache = use_compilation_cache(resolved.config.compile.compilation_cache_dir)
+    try:
+        wait_for_kernels = begin_kernels(resolved, cache)
+        if resolved.stages:
+            # Most engines have one: starts are faster without the import.
+            from jaxllm.executor.pipeline.build import build_stages
+
+            return build_stages(resolved, progress, wait_for_kernels, cache)
+        if resolved.config.compile.executables is not None:
+            # Most engines have no bundle: starts are faster without the import.
+            from jaxllm.bundle.read import Bundle
+
+            bundle = Bundle.open(resolved.config.compile.executables)
+            pages = bundle.manifest.num_pages
+            resolved = replace(resolved, num_snapshots=bundle.manifest.num_snapshots)
+            return _build(resolved, pages, None, progress, wait_for_kernels, bundle=bundle, group=group)
+        if resolved.platform == "cpu":
+            # Nothing that a step needs is taken from the cache's share, so the size can be known first.
+            resolved, pages = _sized(resolved, free_on_cpu(resolved), cache, group)
+            return _build(resolved, pages, None, progress, wait_for_kernels, cache=cache, group=group)
+        model, beside = load_and_ask_compiler(resolved, cache, progress)
+        free = device_free_bytes(local_devices_of(resolved), resolved.config.cache.gpu_memory_utilization, beside)
+        resolved, pages = _sized(resolved, free, cache, group)
+        return _build(resolved, pages, model, progress, wait_for_kernels, cache=cache, group=group)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def free_on_cpu(resolved: ResolvedConfig) -> int:
+    """Bytes of the machine's memory for the KV cache of an engine, or of each data shard."""
+    # Engines beside this one have as much, and so has every data shard.
+    engines = max(1, resolved.config.parallel.engines_here) * resolved.data_shards
+    return cpu_free_bytes(resolved.config.cache.gpu_memory_utilization) // engines
+
+
+def _sized(
+    resolved: ResolvedConfig, free: int, cache: Path | None, group: "Group | None"
+) -> tuple[ResolvedConfig, int]:
+    """The configuration with the length that fits, and the number of KV pages: what suits all processes."""
+    if group is None:
+        resolved = shortened(with_snapshots(resolved, free), free)
+        return resolved, steady_pages(resolved, free, cache)
+    free = group.smallest("free memory", free)
+    resolved = shortened(with_snapshots(resolved, free), free)
+    # What is cached here need not be cached elsewhere.
+    return resolved, group.smallest("KV pages", steady_pages(resolved, free, cache))
+
+
+def steady_pages(resolved: ResolvedConfig, free_bytes: int, cache: Path | None) -> int:
+    """As many KV pages as `free_bytes` hold, or a few less where an earlier start has compiled for those only.
+
+    Free memory is never quite the same, and an engine with another number of pages has to be compiled. Raises
+    `CapacityError`.
+    """
+    pages = count_steady_pages(resolved, free_bytes)
+    try:
+        fewer = count_pages(resolved, steady(steady(free_bytes, resolved.platform) - 1, resolved.platform))
+    except CapacityError:
+        return pages
+    if cache is None or fewer == pages:
+        return pages
+
+    def is_cached(number: int) -> bool:
+        first = resolved.by_stage[0]
+        programs = generation_programs(first, number)
+        return CachedExecutables.of(cache, first, programs, number).folder.is_dir()
+
+    return fewer if not is_cached(pages) and is_cached(fewer) else pages
+
+
+def load_and_ask_compiler(
+    resolved: ResolvedConfig, cache: Path | None, progress: Progress
+) -> tuple[tuple[jax.Array, ...], int]:
+    """The parameters' leaves, and the bytes that the largest step needs beside them and the KV cache."""
+    # Only here: a start on CPU need not wait for the import.
+    from jaxllm.executor.largest_step import bytes_beside_cache
+
+    if resolved.platform == "tpu":
+        # Loading compiles as well, and libtpu takes one thread at a time.
+        return load_weights(resolved, progress), bytes_beside_cache(resolved, cache)
+    with ThreadPoolExecutor(1, thread_name_prefix="compile") as pool:
+        beside = pool.submit(bytes_beside_cache, resolved, cache)
+        return load_weights(resolved, progress), beside.result()
+
+
+def load_weights(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
+    """The parameters' leaves, on the device."""
+
+    def report(done: int, total: int) -> None:
+        progress("Loading weights", done, total)
+
+    options = resolved.config.model
+    if options.load_format == "sharded_state":
+        # Few engines read one: starts are faster without the import.
+        from jaxllm.executor.weights.sharded.load import load_state
+
+        return load_state(resolved, progress)
+    model = load_model(
+        resolved.folder,
+        resolved.model,
+        resolved.forward,
+        jnp.dtype(resolved.dtype),
+        options.load_format,
+        options.seed,
+        report,
+    )
+    return tuple(jax.tree.leaves(nnx.split(model)[1]))
+
+
+def _build(
+    resolved: ResolvedConfig,
+    pages: int,
+    parameters: tuple[jax.Array, ...] | None,
+    progress: Progress,
+    wait_for_kernels: Callable[[], None],
+    *,
+    bundle: "Bundle | None" = None,
+    cache: Path | None = None,
+    group: "Group | None" = None,
+) -> Built:
+    """Load what is not loaded yet, and make the executables, or take them from `bundle` or `cache`."""
+    programs = generation_programs(resolved, pages)
+    buckets = programs.buckets
+    if group is not None:
+        group.check_same("engine", _shared_identity(resolved, programs, pages))
+    if bundle is None:
+        executables = cached_executables(resolved, programs, pages, cache)
+    else:
+        from jaxllm.executor.bundles import bundled_executables, explicit_pages
+
+        executables = bundled_executables(resolved, programs, bundle, explicit_pages(resolved))
+    at_start, later = when_made(resolved.config.compile, buckets)
+    with executables.compiling(at_start, progress):
+        loaded = load_weights(resolved, progress) if parameters is None else parameters
+    wait_for_kernels()
+    if group is not None:
+        # Caches differ from host to host, and what devices do together waits for the others for a while only.
+        group.gather("ready to run", None)
+    return Built(resolved, pages, programs, _calls(executables, loaded, group), at_start, later)
+
+
+def _calls(executables: Executables, parameters: tuple[jax.Array, ...], group: "Group | None") -> DeviceCalls:
+    """The calls of this process, of which a leader tells the others."""
+    if group is None:
+        return DeviceCalls(executables, parameters)
+    # Its sockets are imported only where there are several processes.
+    from jaxllm.hosts.leader import LeaderGroup
+
+    if isinstance(group, LeaderGroup):
+        return DeviceCalls(executables, parameters, publish=group.publish, explain=group.explain)
+    return DeviceCalls(executables, parameters)
+
+
+def when_made(options: CompileOptions, buckets: Buckets) -> tuple[Sequence[Bucket], Sequence[Bucket]]:
+    """Which steps are made at the start, and which in the background."""
+    wanted = () if options.enforce_eager else buckets.all
+    at_start = needed_first(buckets) if wanted and options.background_compilation else wanted
+    return at_start, [bucket for bucket in wanted if bucket not in at_start]
+
+
+def _shared_identity(resolved: ResolvedConfig, programs: ProgramSet[DeviceState], pages: int) -> dict[str, Any]:
+    """What must be the same in all processes of an engine. Their processors may differ."""
+    model = resolved.config.model
+    found = engine_identity(resolved, programs, pages) | {"seed": model.seed, "load_format": model.load_format}
+    return {name: value for name, value in found.items() if name not in (CPU_FEATURES, MEASURED_BLOCKS)}
+
+
+def _make_state(calls: DeviceCalls) -> None:
+    calls.call("empty_state")
+    jax.block_until_ready(calls.state)

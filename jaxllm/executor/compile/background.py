@@ -1,0 +1,56 @@
+"""Making the remaining step shapes while the engine already works."""
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from jaxllm.executor.compile.buckets import Bucket, Buckets
+from jaxllm.executor.compile.executables import Executables
+
+logger = logging.getLogger(__name__)
+
+
+def needed_first(buckets: Buckets) -> tuple[Bucket, ...]:
+    """The shapes an engine cannot begin without: one request alone, a few, and any step at all."""
+    return tuple(dict.fromkeys((*buckets.all[:2], buckets.largest)))
+
+
+class BackgroundCompilation:
+    """A thread that makes step shapes one after the other, the smallest first.
+
+    Until a shape is there, its steps run in the next larger one: slower, with the same results. It ends when all are
+    made, or after the one at hand when `stop` is called or the program's main thread ends.
+    """
+
+    def __init__(self, executables: Executables, buckets: Sequence[Bucket]) -> None:
+        self._executables = executables
+        self._buckets = buckets
+        self._stopped = threading.Event()
+        self._complete = False
+        self._thread = threading.Thread(target=self._run, name="compile in background")
+        self._thread.start()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shape is there."""
+        return self._complete
+
+    def stop(self) -> None:
+        """Begin no further shape. Does not wait for the one at hand, which cannot be interrupted."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        failed = False
+        for bucket in self._buckets:
+            # The interpreter waits for this thread when it ends: no longer than it must.
+            if self._stopped.is_set() or not threading.main_thread().is_alive():
+                return
+            try:
+                self._executables.get(bucket.name)
+            except Exception:
+                # Nobody waits for it: steps go on in larger shapes.
+                failed = True
+                logger.exception("compiling the step of %s failed; larger shapes are used in its place", bucket)
+        if not failed:
+            self._complete = True
+            logger.info("all step shapes are compiled")

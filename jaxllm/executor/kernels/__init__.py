@@ -1,0 +1,1 @@
+"""Which kernels an engine takes, and whether they are right on this machine."""

@@ -1,0 +1,56 @@
+"""The kernels for CPUs that a configuration needs, known to XLA before anything is compiled or read that calls them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flax import nnx
+
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.models.causal_lm import abstract_model
+from jaxllm.models.layers.parameter import ParameterSpec
+from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
+from jaxllm.pallas_kernels.numba.targets import Target, begin
+from jaxllm.pallas_kernels.numba.zeros import ZEROS
+from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
+
+KERNELS = "kernels"
+"""Folder of object files, beside that of the executables."""
+
+
+def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], None]:
+    """Have XLA know them, from the folder beside `cache` if an earlier start has left them there.
+
+    They are compiled at the same time as what calls them; calling the result waits for them. Raises `ModelError` for a
+    model that cannot be built.
+    """
+    targets = [_attention(resolved)] if resolved.forward.attention == "cpu" else []
+    targets += [ZEROS, matmul_target(resolved.dtype)] if resolved.forward.native_matmul else []
+    if resolved.forward.native_matmul and resolved.model.expert_counts:
+        from jaxllm.pallas_kernels.grouped_matmul.cpu.packed import grouped_target
+
+        targets.append(grouped_target(resolved.dtype))
+    if resolved.forward.native_matmul and resolved.model.is_quantized:
+        targets += _of_few_bits(resolved)
+    return begin(targets, None if cache is None else cache.parent / KERNELS)
+
+
+def _of_few_bits(resolved: ResolvedConfig) -> list[Target]:
+    """Those of quantised matrices, which experts share. Merged matrices may have types that no part has."""
+    from jaxllm.pallas_kernels.linear.cpu.quantized.call import quantized_target
+    from jaxllm.pallas_kernels.linear.cpu.quantized.layout import QuantizedPacked
+
+    _, parameters = nnx.split(abstract_model(resolved.model, resolved.forward, resolved.dtype))
+    layouts = (ParameterSpec.of(variable).matrix for _, variable in nnx.to_flat_state(parameters))
+    forms = dict.fromkeys(layout.form for layout in layouts if isinstance(layout, QuantizedPacked))
+    return [quantized_target(form) for form in forms]
+
+
+def _attention(resolved: ResolvedConfig) -> Target:
+    """That of paged or latent attention."""
+    cache = resolved.cache
+    if resolved.model.latent is not None:
+        # Few models have it: starts of others are faster without the import.
+        from jaxllm.pallas_kernels.latent_attention.cpu.attention import latent_attention_target
+
+        return latent_attention_target(cache.dtype)
+    return attention_target(cache.dtype, scaled=cache.scale_bytes > 0)

@@ -1,0 +1,140 @@
+"""A step's plan as the one array that its executable takes, and where the plan's rows are in what comes back.
+
+With data shards every one has a part of the array, and of all that has rows: the same number of places for each.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxllm.executor.compile.buckets import Bucket, Buckets
+from jaxllm.executor.sampler.rows import INT_FIELDS
+from jaxllm.executor.sampler.table import SamplingTable
+from jaxllm.executor.step_program import FROM_DEVICE, StepShape
+from jaxllm.scheduler.plan import StepPlan
+from jaxllm.scheduler.table import RequestTable
+
+Int32Array = npt.NDArray[np.int32]
+
+_SLOT = INT_FIELDS.index("slot")
+
+
+class StepPacker:
+    """Packs the plans of an engine. `num_slots` are those of all data shards together."""
+
+    def __init__(self, shape: StepShape, buckets: Buckets, sampling: SamplingTable, num_slots: int) -> None:
+        self._shape, self._sampling = shape, sampling
+        self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
+        self._most_tokens = buckets.largest.tokens
+        self.slots_per_shard = num_slots // shape.shards
+
+    def empty(self, bucket: Bucket) -> Int32Array:
+        """A step that computes nothing."""
+        return np.zeros(self._shape.shards * self._layouts[bucket].size, np.int32)
+
+    def pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
+        """The packed input of a plan, in which the rows in `samples` (bool [n]) get a token."""
+        if not plan.parts:
+            return self._pack(plan, table, bucket, samples)
+        packed, first = [], 0
+        for part in plan.parts:
+            if part is None:
+                packed.append(np.zeros(self._layouts[bucket].size, np.int32))
+                continue
+            last = first + part.num_rows
+            packed.append(self._pack(part, table, bucket, samples[first:last]))
+            first = last
+        return np.concatenate(packed)
+
+    def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
+        """That of a shard."""
+        packed, views = self._layouts[bucket].host_buffer()
+        rows, tokens = plan.num_rows, plan.num_tokens
+        ends = np.cumsum(plan.num_new_tokens)
+        token_rows = np.repeat(np.arange(rows, dtype=np.int32), plan.num_new_tokens)
+        # Position of a token: where its row starts, plus its distance from the row's first token.
+        offsets = plan.starts - (ends - plan.num_new_tokens)
+        positions = np.arange(tokens, dtype=np.int32) + offsets[token_rows]
+        views["token_ids"][:tokens] = table.token_ids[plan.slots[token_rows], positions]
+        # The last token of a decode may still be on its way, from the step before this one.
+        unknown = plan.starts[: plan.num_decodes] >= table.num_tokens[plan.slots[: plan.num_decodes]]
+        views["token_ids"][: plan.num_decodes][unknown] = FROM_DEVICE
+        views["positions"][:tokens] = positions
+        views["token_rows"][:tokens] = token_rows
+        views["query_start"][1 : rows + 1] = ends
+        views["query_start"][rows + 1 :] = tokens
+        kv_lens = plan.starts + plan.num_new_tokens
+        views["kv_lens"][:rows] = kv_lens
+        views["slots"][:rows] = plan.slots % self.slots_per_shard
+        columns = (kv_lens - 1) // self._shape.page_size
+        for number, pages in enumerate(views["last_pages"].reshape(-1, bucket.rows)):
+            pages[:rows] = table.block_table[plan.slots, columns + number * table.width]
+        views["num_tokens"][...] = tokens
+        views["num_decodes"][...] = plan.num_decodes
+        views["num_requests"][...] = rows
+        views["num_sampled"][...] = rows if samples is plan.samples else np.flatnonzero(samples).max(initial=-1) + 1
+        ints, floats = self._sampling.pack(plan.slots, output_lengths(plan, table), samples, bucket.rows)
+        views["sampling_ints"][...] = self.own_slots(ints)
+        views["sampling_floats"][...] = floats
+        return packed
+
+    def own_slots(self, ints: Int32Array) -> Int32Array:
+        """Parameters of rows (see `SamplingTable.pack`) whose slots are counted within each shard."""
+        if self._shape.shards > 1:
+            ints[_SLOT] %= self.slots_per_shard
+        return ints
+
+    def last_hidden(self, plan: StepPlan) -> Int32Array:
+        """Where the hidden state of each row's last token is in `DeviceState.hidden`, int32 [n]."""
+        return self._places(plan, self._most_tokens, [np.cumsum(part.num_new_tokens) - 1 for part in there(plan)])
+
+    def result_rows(self, plan: StepPlan, bucket: Bucket) -> Int32Array | slice:
+        """Which of the step's results are those of the plan's rows."""
+        if not plan.parts:
+            return slice(plan.num_rows)
+        return self._places(plan, bucket.rows, [np.arange(part.num_rows) for part in there(plan)])
+
+    def _places(self, plan: StepPlan, size: int, own: list[np.ndarray]) -> Int32Array:
+        """Places in all shards' arrays of so many, from those in each shard's own."""
+        if not plan.parts:
+            return own[0].astype(np.int32)
+        shards = [shard for shard, part in enumerate(plan.parts) if part is not None]
+        places = np.concatenate([places + shard * size for shard, places in zip(shards, own, strict=True)])
+        return places.astype(np.int32)
+
+    def copies(self, plan: StepPlan) -> tuple[Int32Array, Int32Array] | None:
+        """Pages to copy and their number, as "copy_pages" takes them; None when there are none."""
+        if not plan.parts and plan.copies is None:
+            return None
+        parts = [None if part is None else part.copies for part in plan.by_shard]
+        if all(part is None for part in parts):
+            return None
+        pages = np.zeros((len(parts), 2, self.slots_per_shard * self._shape.num_tables), np.int32)
+        for own, part in zip(pages, parts, strict=True):
+            if part is not None:
+                own[:, : len(part)] = part.T
+        counts = np.array([0 if part is None else len(part) for part in parts], np.int32)
+        return pages.reshape(-1, pages.shape[2]), counts if plan.parts else counts[0]
+
+    def by_shard(self, hidden: Int32Array, at_once: int) -> Iterator[list[Int32Array]]:
+        """Which of these places of hidden states, int32 [n], the calls for `at_once` of each shard take, by shard."""
+        shards = hidden // self._most_tokens
+        own = [np.flatnonzero(shards == shard).astype(np.int32) for shard in range(self._shape.shards)]
+        for first in range(0, max(map(len, own)), at_once):
+            yield [part[first : first + at_once] for part in own]
+
+    def own_hidden(self, hidden: Int32Array) -> Int32Array:
+        """The same places, each in its own shard."""
+        return hidden % self._most_tokens
+
+
+def there(plan: StepPlan) -> list[StepPlan]:
+    """The plans of the shards that have something to do."""
+    return [part for part in plan.by_shard if part is not None]
+
+
+def output_lengths(plan: StepPlan, table: RequestTable) -> Int32Array:
+    """Output tokens before the one that each row samples, int32 [n]; means nothing for rows that do not."""
+    steps: Int32Array = plan.starts + plan.num_new_tokens - table.num_prompt_tokens[plan.slots]
+    return steps

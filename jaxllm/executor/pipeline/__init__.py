@@ -1,0 +1,1 @@
+"""Engines in stages of layers (pipeline parallel)."""

@@ -1,0 +1,114 @@
+"""The programs of an engine whose layers are in stages: a step is a program of each stage, one behind the other.
+
+All are dispatched at once and run when their input is there. So stages work at the same time, on different steps, as
+soon as several are under way.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from jaxllm.executor.compile.buckets import Bucket
+from jaxllm.executor.compile.executables import Executables
+from jaxllm.executor.compile.program import Executable
+from jaxllm.executor.device_calls import DeviceCalls, Parameters
+from jaxllm.executor.pipeline.clock import StageClock
+from jaxllm.executor.sampler.sampler import SampledRows
+
+OF_ALL = frozenset({"empty_state", "set_pages", "copy_pages"})
+"""Programs beside the steps that every stage has. The others are the last one's."""
+
+
+@dataclass(frozen=True)
+class EarlierStage:
+    """A stage that is not the last, and where the next one wants the hidden states, by the name of the step."""
+
+    calls: DeviceCalls
+    places: Mapping[str, Sharding]
+
+
+class StagedExecutables(Executables):
+    """The executables of the last stage, which looks after those of the stages `before` it."""
+
+    def __init__(self, last: Executables, before: Sequence[Executables]) -> None:
+        self._last, self._before = last, before
+
+    def has_step(self, bucket: Bucket) -> bool:
+        """See `Executables.has_step`."""
+        return all(each.has_step(bucket) for each in (*self._before, self._last))
+
+    def get(self, name: str) -> Executable:
+        """That of the last stage, once all have theirs."""
+        if name in OF_ALL or name.startswith("step_"):
+            for each in self._before:
+                each.get(name)
+        return self._last.get(name)
+
+    def make_again(self, why: str) -> bool:
+        """See `Executables.make_again`."""
+        made = [each.make_again(why) for each in (*self._before, self._last)]
+        return any(made)
+
+    def close(self) -> None:
+        """See `Executables.close`."""
+        for each in (*self._before, self._last):
+            each.close()
+
+
+class StagedCalls(DeviceCalls):
+    """`DeviceCalls` of the last stage, whose calls run the stages `before` it first. `state` is that of the last."""
+
+    def __init__(self, executables: Executables, parameters: Parameters, before: Sequence[EarlierStage]) -> None:
+        super().__init__(StagedExecutables(executables, [each.calls.executables for each in before]), parameters)
+        self._before = before
+        self._clock: StageClock | None = None
+
+    @property
+    def stage_seconds(self) -> tuple[float, ...]:
+        """See `DeviceCalls.stage_seconds`."""
+        return (0.0,) * (len(self._before) + 1) if self._clock is None else self._clock.seconds
+
+    def start_clock(self) -> None:
+        """See `DeviceCalls.start_clock`."""
+        self._clock = StageClock(len(self._before) + 1)
+
+    @property
+    def every(self) -> tuple[DeviceCalls, ...]:
+        """See `DeviceCalls.every`."""
+        return (*(stage.calls for stage in self._before), self)
+
+    def call(self, name: str, *arrays: Any) -> Any:
+        """See `DeviceCalls.call`: the results are those of the last stage."""
+        if name in OF_ALL:
+            for stage in self._before:
+                stage.calls.call(name, *arrays)
+        elif name.startswith("step_"):
+            begun = time.monotonic()
+            given = []
+            for stage in self._before:
+                hidden = stage.calls.call(name, *arrays)
+                arrays = (arrays[0], jax.device_put(hidden, stage.places[name]))
+                given.append(hidden)
+            sampled: SampledRows = super().call(name, *arrays)
+            if self._clock is not None:
+                self._clock.watch([*given, sampled.token_ids], begun)
+            return sampled
+        return super().call(name, *arrays)
+
+    def delete_state(self) -> None:
+        """Free the memory of all states."""
+        for stage in self._before:
+            stage.calls.delete_state()
+        super().delete_state()
+
+    def close(self) -> None:
+        """Free the device memory. There are no calls afterwards."""
+        if self._clock is not None:
+            self._clock.close()
+        for stage in self._before:
+            stage.calls.close()
+        super().close()

@@ -1,0 +1,126 @@
+"""Reading a saved state: bytes go from the disk to the devices, and nothing is computed on the way but checksums."""
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.executor.progress import Progress
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.weights.sharded.identity import stage_for
+from jaxllm.executor.weights.sharded.manifest import CHUNK_BYTES, SavedArray, SavedPart, read_manifest
+from jaxllm.executor.weights.sharded.regions import Placement
+from jaxllm.models.causal_lm import abstract_model
+from jaxllm.models.checkpoint.leaves import leaf_specs, shown
+from jaxllm.models.checkpoint.read_ahead import in_order
+from jaxllm.models.checkpoint.safetensors_file import Tensor, aligned_empty, read_header
+from jaxllm.models.checkpoint.slots import ParameterPath
+from jaxllm.models.errors import ModelError
+
+
+def load_state(resolved: ResolvedConfig, progress: Progress) -> tuple[jax.Array, ...]:
+    """The parameters of an engine, or of a stage of it, from the saved state in its folder.
+
+    Raises `ModelError` naming what differs, or the file or tensor that is missing or corrupt.
+    """
+    return tuple(make() for _, make in SavedWeights(resolved.folder, resolved).read(progress))
+
+
+class SavedWeights:
+    """The parameters of an engine, or of a stage of it, in a saved state. Other meshes read the parts they need."""
+
+    def __init__(self, folder: Path, resolved: ResolvedConfig) -> None:
+        """Checks everything but the values, and reads nothing else. Raises `ModelError`."""
+        specs = leaf_specs(abstract_model(resolved.model, resolved.forward, jnp.dtype(resolved.dtype)))
+        stage = stage_for(folder, read_manifest(folder), resolved, specs)
+        headers: dict[str, dict[str, Tensor]] = {}
+        self._arrays: list[_Array] = []
+        for path, spec in specs.items():
+            name = shown(path)
+            saved, placement = stage.arrays[name], Placement.of(spec.array)
+            tensors = {}
+            for number in placement.parts(saved):
+                part = saved.parts[number]
+                if part.file not in headers:
+                    headers[part.file] = _header(folder / part.file, name)
+                tensors[number] = _tensor(headers[part.file], name, part, placement, folder / part.file)
+            self._arrays.append(_Array(path, saved, placement, tensors))
+
+    def read(self, progress: Progress) -> Iterator[tuple[ParameterPath, Callable[[], jax.Array]]]:
+        """Each parameter's path, and what puts it on the devices, in the order of the programs' arguments.
+
+        While one is in use the next ones are read. Raises `ModelError` for a file that ends early or is corrupt.
+        """
+        total, done = sum(each.num_bytes for each in self._arrays), 0
+        jobs = ((each.num_bytes, each.begin) for each in self._arrays)
+        for array, make in zip(self._arrays, in_order(jobs), strict=True):
+            yield array.path, make
+            done += array.num_bytes
+            progress("Loading weights", done, total)
+
+
+class _Array:
+    """One parameter, and the tensors that have its parts, by their numbers."""
+
+    def __init__(
+        self, path: ParameterPath, saved: SavedArray, placement: Placement, tensors: dict[int, Tensor]
+    ) -> None:
+        self.path = path
+        self._saved, self._placement, self._tensors = saved, placement, tensors
+        self.num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+
+    def begin(self, pool: ThreadPoolExecutor) -> Callable[[], Callable[[], jax.Array]]:
+        """Have the parts read; returns what waits for that."""
+        values, pieces = {}, []
+        for number, tensor in self._tensors.items():
+            part = self._saved.parts[number]
+            values[number] = aligned_empty(tuple(part.shape), self._placement.dtype)
+            data = values[number].reshape(-1).view(np.uint8)
+            for place, checksum in enumerate(part.checksums):
+                begin = place * CHUNK_BYTES
+                pieces.append(pool.submit(_read, tensor, data[begin : begin + CHUNK_BYTES], begin, checksum))
+
+        def finish() -> Callable[[], jax.Array]:
+            for piece in pieces:
+                piece.result()
+            return partial(self._put, values)
+
+        return finish
+
+    def _put(self, values: dict[int, np.ndarray]) -> jax.Array:
+        # Without waiting, copies of all arrays would be on their way at once.
+        return jax.block_until_ready(self._placement.array(self._saved, values))
+
+
+def _read(tensor: Tensor, target: np.ndarray, begin: int, checksum: int) -> None:
+    tensor.read_bytes(target, begin)
+    if zlib.crc32(target.data) != checksum:
+        raise ModelError(f"{tensor.path}: corrupt: tensor {tensor.name!r} has another checksum than when it was saved")
+
+
+def _header(path: Path, name: str) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ModelError(f"{path}: missing, or not a file: the saved state has a part of {name!r} there")
+    return {tensor.name: tensor for tensor in read_header(path)}
+
+
+def _tensor(header: dict[str, Tensor], name: str, part: SavedPart, placement: Placement, path: Path) -> Tensor:
+    """The tensor that has a part, which is as large as it must be."""
+    if name not in header:
+        raise ModelError(f"{path}: tensor {name!r} is not there, of which the saved state has a part in it")
+    tensor = header[name]
+    size = math.prod(part.shape) * placement.dtype.itemsize
+    if tensor.num_bytes != size or tensor.shape != tuple(part.shape):
+        raise ModelError(
+            f"{path}: tensor {name!r} is {list(tensor.shape)} in {tensor.num_bytes} bytes, and the part that the saved "
+            f"state has there {part.shape} in {size}"
+        )
+    if len(part.checksums) != -(-size // CHUNK_BYTES):
+        raise ModelError(f"{path}: tensor {name!r}: the saved state has {len(part.checksums)} checksums of it")
+    return tensor

@@ -1,0 +1,274 @@
+"""The weights of an engine, where they are (on the devices, on the host, or nowhere), and how others replace them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.errors import RequestError
+from jaxllm.executor.build import load_weights
+from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.progress import Progress, silent
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.executor.weights.host_copy import HostCopy, bring_back, offload
+from jaxllm.models.causal_lm import abstract_model, checkpoint_names, kv_scales_of
+from jaxllm.models.checkpoint.array_tensor import ArrayTensor
+from jaxllm.models.checkpoint.other_formats import STATE_FILE
+from jaxllm.models.checkpoint.refilling import all_finite
+from jaxllm.models.checkpoint.replacement import Replacement
+from jaxllm.models.checkpoint.weight_files import tensors_in
+from jaxllm.models.errors import ModelError
+
+Place = Literal["devices", "host", "nowhere"]
+
+
+class WeightStore:
+    """The parameters of each stage of an engine. Whoever calls its methods has no step under way.
+
+    `place` is where they are. While `needs` says something, they are not those of one model: an update has failed, or
+    was never made, and only one with all tensors makes them so again.
+    """
+
+    def __init__(self, resolved: ResolvedConfig, calls: DeviceCalls) -> None:
+        self._parts = tuple(zip(resolved.by_stage, calls.every, strict=True))
+        self._folder: Path | None = resolved.folder
+        """Of the checkpoint that has these weights; None where they came from elsewhere."""
+        self._copies: list[list[HostCopy]] = []
+        self._replacing: list[Replacement] = []
+        self._begun_whole = False
+        self.place: Place = "devices"
+        self.needs: str | None = None
+        self.version = 0
+        """Counts the updates."""
+
+    # Sleep
+
+    def leave(self, *, keep: bool, progress: Progress = silent) -> None:
+        """Free the memory of the devices; `keep` the weights on the host, or drop them."""
+        assert not self._replacing
+        for _, calls in self._parts:
+            leaves, calls.parameters = calls.parameters, ()
+            if keep and self.needs is None and self.place == "devices":
+                self._copies.append(offload(leaves, progress))
+            else:
+                for leaf in leaves:
+                    leaf.delete()
+        self.place = "host" if self._copies else "nowhere"
+
+    def forget(self) -> None:
+        """Drop what is on the host."""
+        self._copies.clear()
+        self.place = "nowhere" if self.place == "host" else self.place
+
+    def come_back(self, progress: Progress = silent) -> None:
+        """Bring weights that are on the host to the devices again."""
+        if self.place == "host":
+            for (_, calls), copies in zip(self._parts, self._copies, strict=True):
+                calls.parameters = bring_back(copies, progress)
+            self._copies.clear()
+            self.place = "devices"
+
+    def read_again(self, progress: Progress = silent) -> None:
+        """Read weights that are nowhere from their checkpoint; `needs` says so where they have none.
+
+        Raises `RequestError` for a checkpoint that cannot be read any more.
+        """
+        if self.place != "nowhere":
+            return
+        if self._folder is None:
+            self.needs = "the weights came from a trainer and were dropped (sleep level 2): update them"
+            return
+        version = self.version
+        self.update_from(self._folder, progress)
+        self.version = version  # They are the same as before.
+
+    # Updates
+
+    def begin(self, progress: Progress = silent) -> None:
+        """An update begins: `take` its tensors, then `finish`."""
+        if self._replacing:
+            raise RequestError("a weight update has begun already: finish that first")
+        self.come_back(progress)
+        self._begun_whole = self.place == "devices" and self.needs is None
+        try:
+            for part, calls in self._parts:
+                model = abstract_model(part.model, part.forward, jnp.dtype(part.dtype))
+                names = checkpoint_names(part.model, part.forward)
+                self._replacing.append(Replacement(model, names, calls.parameters or None))
+            for _, calls in self._parts:
+                calls.parameters = ()
+        except BaseException:
+            # An interrupt must not lose the weights.
+            if len(self._replacing) == len(self._parts):
+                self._give_back()
+            self._replacing = []
+            raise
+
+    def take(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Replace tensors by arrays; all are checked before the first is replaced.
+
+        Raises `RequestError`; after one that is wrong the update is over, and `needs` says if weights are lost.
+        """
+        if not self._replacing:
+            raise RequestError("no weight update has begun: call start_weight_update first")
+        source = "weight update"
+        with self._over_if_it_fails():
+            found = [ArrayTensor.of(name, array, source) for name, array in tensors]
+            matched = [each.match(found, source) for each in self._replacing]
+            for replacement, own in zip(self._replacing, matched, strict=True):
+                if own:
+                    replacement.take(own)
+            for tensor in found:
+                tensor.values.release()
+
+    def check(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Raise `RequestError` for a tensor whose name, shape or type is wrong.
+
+        Arrays of NumPy are looked through for numbers that are not finite; values on devices are not read.
+        """
+        source = "weight update"
+        given = list(tensors)
+        with self._over_if_it_fails():
+            found = [ArrayTensor.of(name, array, source) for name, array in given]
+            for each in self._replacing:
+                each.match(found, source)
+            for name, array in given:
+                if isinstance(array, np.ndarray) and not all_finite(array):
+                    raise ModelError(f"{source}: tensor {name!r} has numbers that are not finite")
+
+    def finish(self, folder: Path | None = None) -> None:
+        """The update is complete. Raises `RequestError` where something is missing.
+
+        `folder` is the checkpoint that has the weights now.
+        """
+        if not self._replacing:
+            raise RequestError("no weight update has begun: call start_weight_update first")
+        with self._over_if_it_fails():
+            for each in self._replacing:
+                each.finish()
+            missing = [name for each in self._replacing for name in each.missing()]
+            if missing:
+                some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+                raise ModelError(f"weight update: {len(missing)} parameters got no values: {some}")
+            if not self._begun_whole and not all(each.is_whole for each in self._replacing):
+                raise ModelError("weight update: it must bring all tensors, because the weights before it were lost")
+        has_changed = any(each.has_changed for each in self._replacing)
+        self._give_back()
+        self.needs = None
+        if has_changed:
+            self._folder = folder
+            self.version += 1
+
+    def abandon(self, reason: str) -> None:
+        """The update is over, because of something else; `needs` says if weights are lost."""
+        self._give_up(RuntimeError(reason))
+
+    def update_from(self, folder: Path, progress: Progress = silent) -> None:
+        """Replace all weights by those of a checkpoint. Raises `RequestError`: `needs` says if weights are lost."""
+        load_format = self._parts[0][0].config.model.load_format
+        if load_format == "dummy" and folder == self._parts[0][0].folder:
+            self._make_again(progress)
+            return
+        load_format = "auto" if load_format in ("dummy", "sharded_state") else load_format
+        if (folder / STATE_FILE).is_file():
+            self._update_from_state(folder, progress)
+            return
+        self.begin(progress)
+        with self._over_if_it_fails():
+            tensors = tensors_in(folder, load_format)
+            matched = [each.match(tensors, str(folder), is_whole=True) for each in self._replacing]
+            scales = [
+                kv_scales_of(abstract_model(part.model, part.forward, jnp.dtype(part.dtype)), folder, load_format)
+                for part, _ in self._parts
+            ]
+            for replacement, own, beside in zip(self._replacing, matched, scales, strict=True):
+                replacement.take(own, lambda done, total: progress("Loading weights", done, total))
+                replacement.take_scales(beside)
+        self.finish(folder)
+
+    def _update_from_state(self, folder: Path, progress: Progress) -> None:
+        """Replace all weights by those of a saved state, which is checked before anything changes."""
+        from jaxllm.executor.weights.sharded.load import SavedWeights
+
+        self.begin(progress)
+        with self._over_if_it_fails():
+            saved = [SavedWeights(folder, part) for part, _ in self._parts]
+            for replacement, own in zip(self._replacing, saved, strict=True):
+                replacement.take_saved(own.read(progress))
+        self.finish(folder)
+
+    def save(self, path: str, pattern: str | None, max_size: int | None, progress: Progress = silent) -> None:
+        """Write the weights to a folder as they lie on the devices. Raises `RequestError`."""
+        if self._replacing or self.place != "devices" or self.needs is not None:
+            why = self.needs or ("a weight update has begun" if self._replacing else "the weights sleep: wake them up")
+            raise RequestError(f"save_sharded_state: {why}")
+        # Few engines do it: others are faster without the import.
+        from jaxllm.executor.weights.sharded.save import save_state
+
+        save_state([(part, calls.parameters) for part, calls in self._parts], path, pattern, max_size, progress)
+
+    def _make_again(self, progress: Progress) -> None:
+        """Random weights, the same as at the start."""
+        is_same = self.place == "devices" and self.needs is None and not self.version
+        for part, calls in self._parts:
+            for leaf in calls.parameters:
+                leaf.delete()
+            calls.parameters = ()
+            calls.parameters = load_weights(part, progress)
+        self._copies.clear()
+        self.place, self.needs = "devices", None
+        self.version += not is_same
+
+    def distrust(self, reason: str) -> None:
+        """These weights are not those that are wanted."""
+        self.needs, self._folder = reason, None
+
+    @contextmanager
+    def _over_if_it_fails(self) -> Iterator[None]:
+        """Raises `RequestError` for whatever is raised but an interrupt, which ends the update as well."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(error)
+            raise _refusal(error) from error
+        except BaseException as interrupt:
+            self._give_up(interrupt)
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """An update has failed: take back what there is."""
+        changed = any(each.has_changed for each in self._replacing)
+        before = self.needs
+        self._give_back()
+        if self.place == "devices" and changed:
+            why = str(error) or type(error).__name__
+            self.needs = f"a weight update failed half-way ({why}): update them again, with all tensors"
+        elif before is not None:
+            self.needs = before
+
+    def _give_back(self) -> None:
+        """The parameters are the programs' again."""
+        found = [each.leaves for each in self._replacing]
+        self._replacing = []
+        if any(leaves is None for leaves in found):
+            for leaves in found:
+                for leaf in leaves or ():
+                    leaf.delete()
+            self.place = "nowhere"
+            self.needs = "there are no weights: update them, with all tensors"
+            return
+        for (_, calls), leaves in zip(self._parts, found, strict=True):
+            assert leaves is not None
+            calls.parameters = leaves
+        self.place = "devices"
+
+
+def _refusal(error: Exception) -> RequestError:
+    """An error of an update, for whoever asked for that."""
+    if isinstance(error, RequestError):
+        return error
+    text = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
+    return RequestError(text, "weights")

@@ -1,0 +1,69 @@
+"""What a step of the engine returns: token ids and numbers, never text."""
+
+import msgspec
+import numpy as np
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Log-probability of one token, beside alternatives at its place.
+
+    `rank` counts from 1 (the most likely token). `top_ids` and `top_logprobs` have equal length, most likely first;
+    they need not contain `token_id`. With `logprob_token_ids`, they are those, in that order. All logprobs are natural
+    logarithms of the unfiltered softmax.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class RankedSequence(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A complete sequence of a request that is answered with the best of many, all at once.
+
+    `cumulative_logprob` is the sum over `token_ids`, the end token included; `score` is what sequences are ranked by.
+    `logprobs` has one entry per token, when they were asked for. `finish_reason` is "stop" or "length".
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    cumulative_logprob: float
+    score: float
+    finish_reason: str
+    stop_reason: int | None = None
+
+
+class EngineOutput(msgspec.Struct, array_like=True):
+    """News of one request after one step.
+
+    `token_ids` are the tokens of this step, sampled or forced by a grammar (none when the request was aborted before it
+    could run); `logprobs`, when the request asked for them, has one entry per new token. `prompt_logprobs` comes once,
+    complete, with one entry per prompt token; the first is None, because nothing precedes it. `finish_reason` is
+    "stop", "length" or "abort" in the last output of a request and None before; `stop_reason` then is the stop token id
+    or the stop string, and None for the model's own end token. `scheduled_time` comes with a first output: when it was
+    first scheduled, in seconds of the monotonic clock. A request whose answer is ranked has one output, with
+    `sequences`, best first, and no `token_ids`. `data` is the result of a pooling model, float32 [O] or [length, O], in
+    the only output of its request. `refusal` says why the request cannot be served, or not any further, and is None
+    otherwise; `refused_parameter` then names the field. Such an output is the request's last, with the finish reason
+    "abort". `is_fault` says that the request is not to blame, but the operator's own code or the engine's.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    scheduled_time: float | None = None
+    sequences: list[RankedSequence] | None = None
+    data: np.ndarray | None = None
+    refusal: str | None = None
+    refused_parameter: str | None = None
+    is_fault: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None

@@ -1,0 +1,80 @@
+"""Kernels for CPUs are begun before anything that calls them is traced, so that they lie in the engine's cache."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.kernels.native import begin_kernels
+from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.models.checkpoint.checkpoint import DEMO
+from jaxllm.pallas_kernels.numba import targets
+from tests.conftest import RunPython
+
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "vocab_size": 48, "hidden_size": 64, "intermediate_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "max_position_embeddings": 64, "dtype": "float32",
+}  # fmt: skip
+
+ORDINARY = """
+import sys
+import jaxllm.engine.engine
+import jaxllm.serving.llm.llm
+from jaxllm.config import EngineConfig
+from jaxllm.pallas_kernels.numba import targets
+from jaxllm.executor.kernels.native import begin_kernels
+from jaxllm.executor.resolved import resolve_config
+targets._open = lambda *_: None
+begin_kernels(resolve_config(EngineConfig.from_options({})), None)
+seldom = ("quantiz", "weight_type", "latent", "gpu", "ring_mlp", "segment_attention.api", "recurrence.run",
+          "serving.pooling", "hosts.group", "sharded", "beam.policy", "bundle.manifest")
+print(*(name for name in sys.modules if name.startswith("jaxllm.") and any(part in name for part in seldom)))
+"""
+
+
+class Noting(dict[str, Any]):
+    """In the place of the kernels that XLA knows: notes which are asked for, and says that it knows them."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return True
+
+
+def saved(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def resolve(model: str, **options: Any) -> ResolvedConfig:
+    small = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "max_model_len": 64}
+    return resolve_config(EngineConfig.from_options({"model": model, **small, **options}))
+
+
+@pytest.mark.parametrize(("method", "experts"), [(None, False), ("int8", False), ("int4", True)])
+def test_all_kernels_of_a_step_are_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str | None, experts: bool
+) -> None:
+    resolved = resolve(saved(tmp_path, MIXTRAL) if experts else DEMO, quantization=method)
+    begun, called = Noting(), Noting()
+    monkeypatch.setattr(targets, "_begun", begun)
+    begin_kernels(resolved, None)
+    monkeypatch.setattr(targets, "_begun", called)
+    programs = generation_programs(resolved, 8)
+    programs.step(programs.buckets.all[-1]).lower()
+    assert called.asked <= begun.asked
+    found = {name for name in called.asked if "quantized" in name}
+    assert found == {name for name in begun.asked if "quantized" in name}
+    assert len(found) == {None: 0, "int8": 1, "int4": 2}[method]
+
+
+def test_starts_of_ordinary_models_import_nothing_of_others(run_python: RunPython) -> None:
+    done = run_python("-c", ORDINARY)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.strip()
