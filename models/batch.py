@@ -45,7 +45,7 @@ class Batch:
         return StateRows(slots, lengths == starts[1:] - starts[:-1])
 
 
-class View(NamedTuple):
+class LayerPaging(NamedTuple):
     """What a layer sees of a step: its page table, and the chunk that its attention stays within, 0 for none.
 
     Its pages are number `part` of the `shares` that each page of the table has, see `CachePlan`. Its KV heads are those

@@ -11,13 +11,13 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jaxllm.models.batch import Batch, View, by_table
+from jaxllm.models.batch import Batch, LayerPaging, by_table
 from jaxllm.models.cache import Cache
 from jaxllm.models.checkpoint.kv_scales import ENDINGS as KV_SCALES
 from jaxllm.models.checkpoint.kv_scales import read_kv_scales
 from jaxllm.models.checkpoint.loading import load_into
 from jaxllm.models.checkpoint.names import CheckpointNames
-from jaxllm.models.checkpoint.slots import layers_of
+from jaxllm.models.checkpoint.weight_target import layers_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
 from jaxllm.models.kv_shape import CacheLayout
@@ -29,7 +29,7 @@ from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import AltUpPlan, LayerPlan, TokenInputsPlan
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads, token_axis
-from jaxllm.models.stack import Told, make_stack, ropes_of
+from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
 from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, in_chunks, prepare
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CausalLM(nnx.Module):
             rotation(rope, config.head_size, self.options.max_model_len, positions) for rope in ropes_of(config.layers)
         )
         x = self._embedded(batch) if received is None else received
-        told = Told(rotations, self._views(batch.ragged, cache), batch.state_rows)
+        told = LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows)
         if self.token_inputs is not None:
             inputs = self.token_inputs(batch.token_ids, x, batch.ragged.num_tokens)
             told = told._replace(token_inputs=inputs)
@@ -104,7 +104,7 @@ class CausalLM(nnx.Module):
         assert isinstance(self.embedding, TokenEmbedding)
         return self.embedding(batch.token_ids, batch.ragged.positions, batch.given)
 
-    def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[View, RaggedBatch]:
+    def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[LayerPaging, RaggedBatch]:
         """The batch as each kind of layer sees it."""
         tables, views = by_table(ragged, self.cache.num_tables), {}
         for view in dict.fromkeys(self.layers.view(layer) for layer in range(self.config.num_layers)):
@@ -117,7 +117,7 @@ class CausalLM(nnx.Module):
                 views[view] = prepare(implementation, views[view], heads)
         return views
 
-    def _heads(self, view: View, pages: jax.Array) -> Heads:
+    def _heads(self, view: LayerPaging, pages: jax.Array) -> Heads:
         """Attention of the layers on one device, as a view has it."""
         config, devices = self.config, model_parallel(self.options.mesh)
         return Heads(

@@ -15,7 +15,7 @@ from jaxllm.models.layers.embedding import Embedding, Table
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import rotation
 from jaxllm.models.options import ForwardOptions
-from jaxllm.models.stack import Told, make_stack, ropes_of
+from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 
@@ -54,7 +54,7 @@ class RotaryEncoder(nnx.Module):
             rotation(rope, config.head_size, self.max_model_len, segments.positions) for rope in ropes_of(config.layers)
         )
         # There is no cache: attention to both sides has all of a text at hand.
-        told = Told(rotations, {self.layers.view(0): _without_pages(segments)}, None)
+        told = LayerInputs(rotations, {self.layers.view(0): _without_pages(segments)}, None)
         x, _ = self.layers(self.norm(x), told, Cache((jnp.zeros((), x.dtype),)))
         return x
 

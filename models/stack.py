@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.models.attention_plan import RopeConfig
-from jaxllm.models.batch import View
+from jaxllm.models.batch import LayerPaging
 from jaxllm.models.cache import Cache
 from jaxllm.models.cache_plan import CachePlan
 from jaxllm.models.errors import ModelError
@@ -36,15 +36,15 @@ Hidden = tuple[jax.Array, Cache]
 Rotations = tuple[Rotation, ...]
 """One for each of `ropes_of`."""
 
-ByView = Mapping[View, RaggedBatch]
+ByLayerPaging = Mapping[LayerPaging, RaggedBatch]
 """The batch as each kind of layer sees it."""
 
 
-class Told(NamedTuple):
+class LayerInputs(NamedTuple):
     """What layers are told of a step beside their input."""
 
     rotations: Rotations
-    ragged: ByView
+    ragged: ByLayerPaging
     states: StateRows | None
     """Where the states of rows lie; None where nothing is kept."""
     token_inputs: jax.Array | None = None
@@ -72,11 +72,11 @@ class _Layers(nnx.Module):
     def __init__(self, plans: tuple[LayerPlan, ...], cache: CachePlan) -> None:
         self.plans, self.cache = plans, cache
 
-    def view(self, layer: int) -> View:
+    def view(self, layer: int) -> LayerPaging:
         """What a layer sees of a step."""
         cache, plan = self.cache, self.plans[layer].attention
         heads = plan.num_kv_heads, plan.head_size
-        return View(cache.tables[layer], plan.chunk, cache.shares[layer], cache.parts[layer], *heads)
+        return LayerPaging(cache.tables[layer], plan.chunk, cache.shares[layer], cache.parts[layer], *heads)
 
 
 class LoopStack(_Layers):
@@ -86,7 +86,7 @@ class LoopStack(_Layers):
         super().__init__(plans, cache)
         self.each = nnx.List([make_layer(plan) for plan in plans])
 
-    def __call__(self, x: jax.Array, told: Told, cache: Cache) -> Hidden:
+    def __call__(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
         """Run all layers on `x` [T, D]."""
         ragged = told.ragged
         rotations = _computed_once(told.rotations, ragged[self.view(0)])
@@ -156,7 +156,7 @@ class ScanStack(_Layers):
             }
         )
 
-    def __call__(self, x: jax.Array, told: Told, cache: Cache) -> Hidden:
+    def __call__(self, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
         """Run all layers on `x` [T, D]."""
         # XLA would move what is cheap to compute back into the loop, and compute it in every layer.
         told = lax.optimization_barrier(told._replace(shared=None))._replace(shared=told.shared)
@@ -164,7 +164,7 @@ class ScanStack(_Layers):
             x, cache = self._scan(segment, x, told, cache)
         return x, cache
 
-    def _scan(self, segment: Segment, x: jax.Array, told: Told, cache: Cache) -> Hidden:
+    def _scan(self, segment: Segment, x: jax.Array, told: LayerInputs, cache: Cache) -> Hidden:
         """Run the layers of a segment."""
         ropes = ropes_of(self.plans)
         plans = self.plans[segment.start : segment.start + segment.period]
@@ -197,7 +197,7 @@ class ScanStack(_Layers):
         return x, cache
 
     def _in_cache(
-        self, segment: Segment, place: int, ragged: ByView
+        self, segment: Segment, place: int, ragged: ByLayerPaging
     ) -> Callable[[jax.Array], tuple[RaggedBatch, jax.Array]]:
         """For each repeat of a segment, the batch with the page table of the layer at a place, and its own layer."""
         if self.cache.places == tuple(range(len(self.plans))):

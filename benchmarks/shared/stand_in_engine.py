@@ -49,7 +49,7 @@ class StandIn:
         self._left: dict[str, int] = {}
         self._step = 0
 
-    def distrust_weights(self, reason: str) -> None:
+    def mark_weights_stale(self, reason: str) -> None:
         """It has none."""
 
     def close(self) -> None:

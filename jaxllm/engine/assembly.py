@@ -57,11 +57,11 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
     resolved = resolve_config(config, processes=processes)
     if resolved.platform != "cpu":
         # Only here: a start on CPU need not wait for the imports.
-        from jaxllm.executor.kernels.verification import with_tested_kernels
-        from jaxllm.executor.sampler.self_test import with_tested_sampling
+        from jaxllm.executor.kernels.verification import verify_kernels
+        from jaxllm.executor.sampler.self_test import verify_sampling
         from jaxllm.planning.fit import fit_here
 
-        resolved = with_tested_sampling(with_tested_kernels(fit_here(resolved)))
+        resolved = verify_sampling(verify_kernels(fit_here(resolved)))
     return resolved
 
 

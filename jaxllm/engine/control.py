@@ -142,7 +142,7 @@ class EngineControl:
         self.is_draining = False
         waking = self._asleep & set(TAGS if tags is None else tags)
         if "weights" in waking:
-            self._weights().come_back(progress)
+            self._weights().restore(progress)
             self._asleep.discard("weights")
         if "kv_cache" in waking:
             self._engine.runner.calls.call("empty_state")
@@ -186,7 +186,7 @@ class EngineControl:
         """Replace tensors, by their names in the checkpoint. Raises `RequestError`, and the update is over."""
         self._trying(self._weights().take, tensors)
 
-    def abandon_weight_update(self, reason: str) -> None:
+    def abort_weight_update(self, reason: str) -> None:
         """No more tensors come, and those that are missing were needed."""
         if self._is_updating:
             self._weights().abandon(reason)
@@ -229,7 +229,7 @@ class EngineControl:
             raise RequestError("save_sharded_state: an engine on several hosts saves none: save it on one host")
         self._weights().save(path, pattern, max_size, progress)
 
-    def distrust_weights(self, reason: str) -> None:
+    def mark_weights_stale(self, reason: str) -> None:
         """The weights are not those that are wanted: nothing is computed before an update."""
         self._weights().distrust(reason)
         self._update()

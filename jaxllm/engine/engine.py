@@ -251,9 +251,9 @@ class Engine(StepLoop[Dispatched]):
             **self.control.stats(),
         )
 
-    def distrust_weights(self, reason: str) -> None:
-        """See `EngineControl.distrust_weights`."""
-        self.control.distrust_weights(reason)
+    def mark_weights_stale(self, reason: str) -> None:
+        """See `EngineControl.mark_weights_stale`."""
+        self.control.mark_weights_stale(reason)
 
     def state(self) -> StepStats:
         """`stats` between steps: what the last one did is not told again."""

@@ -74,7 +74,7 @@ class StepLoop(ABC, Generic[Step]):
         """Whether a request has ended, and the next step's outputs will say so."""
         return any(output.request_id == request_id for output in self._ended)
 
-    def distrust_weights(self, reason: str) -> None:
+    def mark_weights_stale(self, reason: str) -> None:
         """The weights are not those that are wanted: nothing is computed before they are replaced."""
 
     def start_profile(self) -> str:

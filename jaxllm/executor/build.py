@@ -257,7 +257,7 @@ def _build(
         from jaxllm.executor.bundles import bundled_executables, explicit_pages
 
         executables = bundled_executables(resolved, programs, bundle, explicit_pages(resolved))
-    at_start, later = when_made(resolved.config.compile, buckets)
+    at_start, later = split_compile_schedule(resolved.config.compile, buckets)
     with executables.compiling(at_start, progress):
         loaded = load_weights(resolved, progress) if parameters is None else parameters
     wait_for_kernels()
@@ -279,7 +279,7 @@ def _calls(executables: Executables, parameters: tuple[jax.Array, ...], group: "
     return DeviceCalls(executables, parameters)
 
 
-def when_made(options: CompileOptions, buckets: Buckets) -> tuple[Sequence[Bucket], Sequence[Bucket]]:
+def split_compile_schedule(options: CompileOptions, buckets: Buckets) -> tuple[Sequence[Bucket], Sequence[Bucket]]:
     """Which steps are made at the start, and which in the background."""
     wanted = () if options.enforce_eager else buckets.all
     at_start = needed_first(buckets) if wanted and options.background_compilation else wanted

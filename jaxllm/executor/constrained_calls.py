@@ -63,9 +63,9 @@ def pack_constrained(
     """The packed input of a shard's `part` of the rows, int32 [n], and its fields: all but masks are filled in."""
     packed, views = layout.host_buffer()
     count = len(part)
-    views["hidden_rows"][:count] = packer.own_hidden(constrained.hidden[part])
+    views["hidden_rows"][:count] = packer.local_hidden(constrained.hidden[part])
     views["num_rows"][...] = count
-    views["sampling_ints"][:, :count] = packer.own_slots(constrained.ints[:, part])
+    views["sampling_ints"][:, :count] = packer.local_slots(constrained.ints[:, part])
     views["sampling_floats"][:, :count] = constrained.floats[:, part]
     views["sampling_floats"][:, count:] = NEUTRAL_FLOATS
     return packed, views

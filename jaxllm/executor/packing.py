@@ -75,11 +75,11 @@ class StepPacker:
         views["num_requests"][...] = rows
         views["num_sampled"][...] = rows if samples is plan.samples else np.flatnonzero(samples).max(initial=-1) + 1
         ints, floats = self._sampling.pack(plan.slots, output_lengths(plan, table), samples, bucket.rows)
-        views["sampling_ints"][...] = self.own_slots(ints)
+        views["sampling_ints"][...] = self.local_slots(ints)
         views["sampling_floats"][...] = floats
         return packed
 
-    def own_slots(self, ints: Int32Array) -> Int32Array:
+    def local_slots(self, ints: Int32Array) -> Int32Array:
         """Parameters of rows (see `SamplingTable.pack`) whose slots are counted within each shard."""
         if self._shape.shards > 1:
             ints[_SLOT] %= self.slots_per_shard
@@ -124,7 +124,7 @@ class StepPacker:
         for first in range(0, max(map(len, own)), at_once):
             yield [part[first : first + at_once] for part in own]
 
-    def own_hidden(self, hidden: Int32Array) -> Int32Array:
+    def local_hidden(self, hidden: Int32Array) -> Int32Array:
         """The same places, each in its own shard."""
         return hidden % self._most_tokens
 

@@ -284,9 +284,9 @@ def resolve_config(
     if stages == 1:
         return resolved
     # Most engines have one: starts are faster without the import.
-    from jaxllm.executor.pipeline.stages import in_stages
+    from jaxllm.executor.pipeline.stages import assign_pipeline_stages
 
-    return in_stages(resolved, devices, runner=runner, processes=processes)
+    return assign_pipeline_stages(resolved, devices, runner=runner, processes=processes)
 
 
 def _quantized(model: ModelConfig, method: str | None) -> ModelConfig:

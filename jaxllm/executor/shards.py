@@ -11,7 +11,7 @@ from jaxllm.models.sharding import DATA, within_shard
 Flags = TypeVar("Flags")
 
 
-def own_slots(slots: Array, count: int) -> Array:
+def local_slots(slots: Array, count: int) -> Array:
     """Which of this shard's `count` slots these `slots` of all shards are, and -1 for those of others."""
     if within_shard() is None:
         return slots
@@ -19,7 +19,7 @@ def own_slots(slots: Array, count: int) -> Array:
     return jnp.where((own >= 0) & (own < count), own, -1)
 
 
-def most_of_shards(values: Flags) -> Flags:
+def max_over_shards(values: Flags) -> Flags:
     """The largest of all shards' values, int32 or bool [] each: what decides whether, or how often, devices of all
     shards do what they must do together.
     """

@@ -21,7 +21,7 @@ from jaxllm.executor.sampler.logprobs_mode import RAW
 from jaxllm.executor.sampler.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
 from jaxllm.executor.sampler.sampler import SampledRows, sample
 from jaxllm.executor.sampler.vocabulary import SAME, SPLIT, over_vocabulary
-from jaxllm.executor.shards import most_of_shards, own_slots
+from jaxllm.executor.shards import local_slots, max_over_shards
 from jaxllm.models.batch import Batch, GivenEmbeddings
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import CausalLM
@@ -150,7 +150,7 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
         hidden, kv_cache = model(batch, state.kv_cache, *received)
 
         last = jnp.maximum(ragged.query_start[1:] - 1, 0)
-        num_sampled = most_of_shards(inputs["num_sampled"])
+        num_sampled = max_over_shards(inputs["num_sampled"])
         sampled, sampling = sample_in_blocks(model, hidden[last], rows, state.sampling, num_sampled, shape)
         slots = jnp.where(rows.valid, rows.slot, state.last_tokens.shape[0])
         return sampled, DeviceState(
@@ -209,14 +209,14 @@ def _update_pages(page_table: jax.Array, inputs: dict[str, jax.Array], shape: St
 
 def set_pages(page_table: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
     """Replace the rows of `slots` (int32 [U]) in a table [S, W] by `rows` [U, W]; a slot of -1 is padding."""
-    slots = own_slots(slots, page_table.shape[0])
+    slots = local_slots(slots, page_table.shape[0])
     outside = jnp.where(slots < 0, page_table.shape[0], slots)
     return page_table.at[outside].set(rows, mode="drop")
 
 
 def set_embeddings(hidden: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
     """Put `rows` [E, D] at `places` (int32 [E]) of the next step's tokens, in `DeviceState.hidden`; -1 is padding."""
-    places = own_slots(places, hidden.shape[0])
+    places = local_slots(places, hidden.shape[0])
     outside = jnp.where(places < 0, hidden.shape[0], places)
     return hidden.at[outside].set(rows, mode="drop")
 

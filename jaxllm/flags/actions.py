@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jaxllm.compat.vllm.options import Meaningless, add_translated
+from jaxllm.compat.vllm.options import NoopOption, add_translated
 from jaxllm.errors import ConfigError
 from jaxllm.flags.rewriting import merged
 
@@ -14,7 +14,7 @@ from jaxllm.flags.rewriting import merged
 class Ignore(argparse.Action):
     """Says that the flag has no effect, and goes on; refuses a value that would have one."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, *, known: Meaningless, **settings: Any) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, *, known: NoopOption, **settings: Any) -> None:
         super().__init__(option_strings, dest, **settings)
         self._known = known
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from jaxllm.compat.vllm.options import MEANINGLESS, TRANSLATED, Meaningless
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, TRANSLATED, NoopOption
 from jaxllm.config import EngineConfig, Section
 from jaxllm.flags.actions import Ignore, Objects, Texts, Translate
 from jaxllm.flags.flag import Flag
@@ -40,7 +40,7 @@ def engine_flags() -> Iterator[Flag]:
 
 def add_engine_flags(
     parser: argparse.ArgumentParser,
-    meaningless: Mapping[str, Meaningless] = MEANINGLESS,
+    meaningless: Mapping[str, NoopOption] = NOOP_OPTIONS,
     left_out: Container[str] = (),
 ) -> None:
     """Add a flag for every option of `EngineConfig` not `left_out`, grouped by section, and flags without effect.

@@ -54,9 +54,9 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
         resolved = resolve_pooling_config(config)
         if resolved.common.platform != "cpu":
             # Only here: a start on CPU need not wait for the import.
-            from jaxllm.executor.kernels.verification import with_tested_kernels
+            from jaxllm.executor.kernels.verification import verify_kernels
 
-            resolved = dataclasses.replace(resolved, common=with_tested_kernels(resolved.common))
+            resolved = dataclasses.replace(resolved, common=verify_kernels(resolved.common))
         return cls(resolved, build_pooling_runner(resolved, progress))
 
     def add_request(self, request: PoolingRequest) -> None:

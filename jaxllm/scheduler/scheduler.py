@@ -19,6 +19,7 @@ from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.groups import SequenceGroups
+from jaxllm.scheduler.in_flight import InFlightSteps
 from jaxllm.scheduler.pages import PageTables
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.queue import Policy, RunningOrder, order_key
@@ -26,7 +27,6 @@ from jaxllm.scheduler.room import Room
 from jaxllm.scheduler.shares import DEBT_STEPS, Shares
 from jaxllm.scheduler.snapshots import StateSnapshots
 from jaxllm.scheduler.table import RequestTable
-from jaxllm.scheduler.under_way import StepsUnderWay
 
 STEPS_BETWEEN_SHORT = 1
 """At least so many steps of the whole budget come between two short ones."""
@@ -109,7 +109,7 @@ class Scheduler:
         self._arrivals = 0
         self._num_steps, self._last_short = 0, -STEPS_BETWEEN_SHORT - 1
         self._stages = stages
-        self._under_way = StepsUnderWay(self.table, self._groups)
+        self._under_way = InFlightSteps(self.table, self._groups)
 
     @property
     def num_waiting(self) -> int:

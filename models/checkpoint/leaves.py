@@ -3,7 +3,7 @@
 import jax
 from flax import nnx
 
-from jaxllm.models.checkpoint.slots import ParameterPath
+from jaxllm.models.checkpoint.weight_target import ParameterPath
 from jaxllm.models.layers.parameter import ParameterSpec
 
 

@@ -1,4 +1,4 @@
-"""Filling a model, which was built from shapes, with parameters."""
+"""ParameterLoader a model, which was built from shapes, with parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +10,9 @@ from flax import nnx
 
 from jaxllm.models.checkpoint.host_parameter import whole_parameter
 from jaxllm.models.checkpoint.matching import matching_tensors, new_name
-from jaxllm.models.checkpoint.slots import checkpoint_slots
 from jaxllm.models.checkpoint.source import Source, source_of
 from jaxllm.models.checkpoint.weight_files import tensors_in
+from jaxllm.models.checkpoint.weight_target import checkpoint_slots
 from jaxllm.models.checkpoint.weights import load_arrays
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ParameterSpec

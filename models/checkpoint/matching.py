@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from jaxllm.models.checkpoint.packed_experts import with_experts_apart
 from jaxllm.models.checkpoint.safetensors_file import DTYPES, Tensor
-from jaxllm.models.checkpoint.slots import Slot, Slots, Specs
 from jaxllm.models.checkpoint.weight_files import tensors_in
+from jaxllm.models.checkpoint.weight_target import Slots, Specs, WeightTarget
 from jaxllm.models.errors import ModelError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def matching_tensors(
     load_format: str,
     known_format: "Format | None" = None,
     elsewhere: Callable[[str], bool] | None = None,
-) -> "list[tuple[Found, Sequence[Slot]]]":
+) -> "list[tuple[Found, Sequence[WeightTarget]]]":
     """The tensors and matrices of few bits that are wanted, each with its slots. Nothing but headers is read.
 
     Tensors whose name ends with one of `ignored` may be there, and so may those that are `elsewhere`, if they are not
@@ -46,7 +46,7 @@ def match(
     elsewhere: Callable[[str], bool] | None = None,
     *,
     is_part: bool = False,
-) -> "list[tuple[Found, Sequence[Slot]]]":
+) -> "list[tuple[Found, Sequence[WeightTarget]]]":
     """`matching_tensors` of those that are `given`, by `source`; a part of a checkpoint may lack some."""
     tensors: dict[str, Tensor] = {}
     for tensor in given:
@@ -85,7 +85,7 @@ def match(
     return [(tensor, slots[name]) for name, tensor in found.items() if name in slots]
 
 
-def _check_matrix(matrix: "MatrixTensor", own: Sequence[Slot], specs: Specs) -> None:
+def _check_matrix(matrix: "MatrixTensor", own: Sequence[WeightTarget], specs: Specs) -> None:
     from jaxllm.models.checkpoint.quantized_tensors import check_matrix
 
     for slot in own:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxllm.models.checkpoint.slots import ParameterPath, Slot
-from jaxllm.models.checkpoint.source import Fused, Interleaved, OfExpert, Take, Transposed, Whole
+from jaxllm.models.checkpoint.source import Fused, Interleaved, OfExpert, TensorTransform, Transposed, Whole
+from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ARRAYS, ParameterSpec, Rows
 from jaxllm.models.quantization.convert import common_type, converted
@@ -15,7 +15,7 @@ from jaxllm.models.quantization.rounding import can_round_to, rounded
 from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix
 
 
-def check_matrix(tensor: MatrixTensor, slot: Slot, spec: ParameterSpec) -> None:
+def check_matrix(tensor: MatrixTensor, slot: WeightTarget, spec: ParameterSpec) -> None:
     """Raise `ModelError` unless a parameter can take its rows of a matrix, without loss."""
     rows = rows_of_all(slot.take, slot.shape[0])
     in_size = slot.shape[1] if len(slot.shape) == 2 else None
@@ -32,7 +32,7 @@ def check_matrix(tensor: MatrixTensor, slot: Slot, spec: ParameterSpec) -> None:
         )
 
 
-def rows_of_all(take: Take, rows: int) -> int | None:
+def rows_of_all(take: TensorTransform, rows: int) -> int | None:
     """Rows of a checkpoint's matrix of which `rows` are taken; None where what is taken is more than rows."""
     match take:
         case Whole():
@@ -49,7 +49,7 @@ def rows_of_all(take: Take, rows: int) -> int | None:
     return None
 
 
-def taken_rows(take: Take, array: np.ndarray, rows: int) -> np.ndarray:
+def taken_rows(take: TensorTransform, array: np.ndarray, rows: int) -> np.ndarray:
     """The same of an array whose first axis is the matrix's; the matrix is [out, in], however the checkpoint has it."""
     match take:
         case Transposed(then=then):
@@ -61,12 +61,12 @@ def taken_rows(take: Take, array: np.ndarray, rows: int) -> np.ndarray:
     raise AssertionError(take)
 
 
-def widened_rows(slot: Slot, matrix: QuantizedMatrix, dtype: np.dtype[np.generic]) -> np.ndarray:
+def widened_rows(slot: WeightTarget, matrix: QuantizedMatrix, dtype: np.dtype[np.generic]) -> np.ndarray:
     """For an ordinary parameter what it has of a matrix, of which only its rows are widened."""
     return slot.rows.expand(_taken(slot, matrix).dequantized(np.float32).astype(dtype))
 
 
-def _taken(slot: Slot, matrix: QuantizedMatrix) -> QuantizedMatrix:
+def _taken(slot: WeightTarget, matrix: QuantizedMatrix) -> QuantizedMatrix:
     """What a slot has of a matrix."""
     rows = slot.shape[0]
     offsets = None if matrix.offsets is None else taken_rows(slot.take, matrix.offsets, rows)
@@ -75,8 +75,8 @@ def _taken(slot: Slot, matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 def arrays_of(
-    name: str, slot: Slot, spec: ParameterSpec, tensor: np.ndarray | QuantizedMatrix
-) -> Iterator[tuple[Slot, np.ndarray]]:
+    name: str, slot: WeightTarget, spec: ParameterSpec, tensor: np.ndarray | QuantizedMatrix
+) -> Iterator[tuple[WeightTarget, np.ndarray]]:
     """The arrays of a matrix, each with its slot, from the tensor called `name`, which may be an ordinary one.
 
     Raises `ModelError` for numbers that are not finite.
@@ -110,7 +110,7 @@ def sibling(path: ParameterPath, array: str) -> ParameterPath:
     return (*path[:-1], ARRAYS[array])
 
 
-def _number(slot: Slot, spec: ParameterSpec) -> int:
+def _number(slot: WeightTarget, spec: ParameterSpec) -> int:
     """Which of the matrices that a parameter is made of a slot's is."""
     assert slot.part is not None
     assert not isinstance(spec.rows, Rows)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxllm.models.checkpoint.safetensors_file import aligned_empty
-from jaxllm.models.checkpoint.slots import SCAN, ParameterPath, Slot, Slots, Specs
+from jaxllm.models.checkpoint.weight_target import SCAN, ParameterPath, Slots, Specs, WeightTarget
 from jaxllm.models.layers.parameter import ParameterSpec, Part, Rows
 from jaxllm.models.sharding import put
 
@@ -26,7 +26,7 @@ def random_arrays(
     Matrices are uniform with a variance of 1 / (size of the input), biases small, and weights of norms 1, which keeps
     activations and logits around one at any depth. `progress` is called with the bytes done and the bytes in total.
     """
-    tensors: dict[ParameterPath, dict[Part | None, list[tuple[str, Slot]]]] = {}
+    tensors: dict[ParameterPath, dict[Part | None, list[tuple[str, WeightTarget]]]] = {}
     for name, own in slots.items():
         for slot in own:
             # Several modules' parts of a tensor are not to be the same.
@@ -68,7 +68,7 @@ def _as_loaded(array: jax.Array) -> jax.Array:
 
 
 def _random_parameter(
-    keys: list[jax.Array], *, shape: tuple[int, ...], spec: ParameterSpec, slots: Sequence[Slot]
+    keys: list[jax.Array], *, shape: tuple[int, ...], spec: ParameterSpec, slots: Sequence[WeightTarget]
 ) -> jax.Array:
     """A parameter of `shape` that is made of the tensors of `slots`, which have a key each for every layer."""
     stacked, is_bias = SCAN in slots[0].path, slots[0].path[-1] == "bias"
@@ -95,7 +95,7 @@ def _random_parameter(
     return spec.layout.pack(jnp.concatenate(parts, axis=2).reshape(shape))
 
 
-def _size_and_rows(slot: Slot, whole: int) -> tuple[int, Rows]:
+def _size_and_rows(slot: WeightTarget, whole: int) -> tuple[int, Rows]:
     """How many rows of a parameter, which has `whole`, are a slot's, and what they are made of."""
     return whole if slot.part is None else slot.blocks * slot.part.size, slot.rows
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
 from jaxllm.models.checkpoint.leaves import shown
-from jaxllm.models.checkpoint.slots import ParameterPath, Slot, Specs
-from jaxllm.models.checkpoint.weights import Filling
+from jaxllm.models.checkpoint.weight_target import ParameterPath, Specs, WeightTarget
+from jaxllm.models.checkpoint.weights import ParameterLoader
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.models.sharding import put
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from jaxllm.pallas_kernels.linear.weight_type import QuantizedMatrix
 
 _Key = tuple[ParameterPath, int | None]
-_Piece = tuple[Slot, np.ndarray]
+_Piece = tuple[WeightTarget, np.ndarray]
 
 
-class Refilling(Filling):
+class Refilling(ParameterLoader):
     """Parameters of which some are replaced, whole or in part. What is not replaced stays as it is.
 
     A parameter of several tensors is put together on the host, once the last of them has come; those of which some do
@@ -36,8 +36,8 @@ class Refilling(Filling):
         self.has_changed = False
         """Whether a parameter is another one than before."""
 
-    def take(self, name: str, slot: Slot, tensor: "np.ndarray | QuantizedMatrix") -> None:
-        """See `Filling`. Raises `ModelError` for numbers that are not finite."""
+    def take(self, name: str, slot: WeightTarget, tensor: "np.ndarray | QuantizedMatrix") -> None:
+        """See `ParameterLoader`. Raises `ModelError` for numbers that are not finite."""
         if isinstance(tensor, np.ndarray) and not all_finite(tensor):
             raise ModelError(f"tensor {name!r} has numbers that are not finite")
         super().take(name, slot, tensor)
@@ -49,15 +49,15 @@ class Refilling(Filling):
         self.has_changed = True
         self.arrays[path] = make()
 
-    def add(self, slot: Slot, values: np.ndarray) -> None:
-        """See `Filling`."""
+    def add(self, slot: WeightTarget, values: np.ndarray) -> None:
+        """See `ParameterLoader`."""
         before = self.arrays.get(slot.path)
         try:
             super().add(slot, values)
         finally:
             self.has_changed |= self.arrays.get(slot.path) is not before
 
-    def _add_to_host(self, slot: Slot, values: np.ndarray, layers: int) -> None:
+    def _add_to_host(self, slot: WeightTarget, values: np.ndarray, layers: int) -> None:
         """Keep what comes until all of a parameter is there."""
         # Whoever gave the values may go on with their memory.
         self._pieces.setdefault((slot.path, None), []).append((slot, values))
@@ -71,7 +71,7 @@ class Refilling(Filling):
                 parameter.add(rows, own.layer, own.part, own.blocks)
             self.arrays[slot.path] = parameter.to_device()
 
-    def _joined(self, slot: Slot, values: np.ndarray) -> np.ndarray | None:
+    def _joined(self, slot: WeightTarget, values: np.ndarray) -> np.ndarray | None:
         pieces = self._pieces.setdefault((slot.path, slot.layer), [])
         pieces.append((slot, values))
         spec = one_layer(self._specs[slot.path])
@@ -133,7 +133,7 @@ def _patch(whole: np.ndarray, spec: ParameterSpec, pieces: Sequence[_Piece]) -> 
         np.copyto(into, packed, where=marks != unmarked)
 
 
-def _place(rows: np.ndarray, slot: Slot, values: np.ndarray) -> None:
+def _place(rows: np.ndarray, slot: WeightTarget, values: np.ndarray) -> None:
     """Put the values of a slot among the rows of its parameter."""
     if slot.part is None:
         rows[...] = values.reshape(rows.shape)

@@ -13,7 +13,7 @@ from jaxllm.models.checkpoint.matching import match, new_name
 from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.refilling import Refilling, check_names
 from jaxllm.models.checkpoint.safetensors_file import Tensor
-from jaxllm.models.checkpoint.slots import ParameterPath, Slot, checkpoint_slots
+from jaxllm.models.checkpoint.weight_target import ParameterPath, WeightTarget, checkpoint_slots
 from jaxllm.models.checkpoint.weights import Progress, load_arrays
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Replacement:
 
     def match(
         self, tensors: Sequence[Tensor], source: str, *, is_whole: bool = False
-    ) -> "list[tuple[Found, Sequence[Slot]]]":
+    ) -> "list[tuple[Found, Sequence[WeightTarget]]]":
         """Those tensors that this model wants, checked by name, shape and type. Raises `ModelError`.
 
         `is_whole`: none may be missing.
@@ -71,7 +71,7 @@ class Replacement:
             is_part=not is_whole,
         )
 
-    def take(self, matched: "list[tuple[Found, Sequence[Slot]]]", progress: Progress | None = None) -> None:
+    def take(self, matched: "list[tuple[Found, Sequence[WeightTarget]]]", progress: Progress | None = None) -> None:
         """Replace what `match` found. Raises `ModelError`; what came before the tensor that it names stays replaced."""
         check_names([tensor.name for tensor, _ in matched], self._seen)
         load_arrays(matched, self._sought, progress, self._filling)

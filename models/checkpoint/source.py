@@ -9,7 +9,7 @@ import numpy as np
 Shape = tuple[int, ...]
 
 
-class Take(Protocol):
+class TensorTransform(Protocol):
     """How a module's tensor comes out of one of the checkpoint. What is taken may share its memory."""
 
     def shape_of(self, wanted: Shape) -> Shape:
@@ -57,7 +57,7 @@ class Fused:
 class Transposed:
     """A matrix stored as (in, out), as GPT-2 has them; `then` takes from it what is wanted. Biases are as elsewhere."""
 
-    then: Take = Whole()
+    then: TensorTransform = Whole()
 
     def shape_of(self, wanted: Shape) -> Shape:
         """Rows and columns exchanged."""
@@ -89,7 +89,7 @@ class OfExpert:
     """That of an expert in a tensor of all `count`, (count, ...), or, `in_rows`, (count * rows, ...)."""
 
     count: int
-    then: Take = Whole()
+    then: TensorTransform = Whole()
     in_rows: bool = False
     expert: int = 0
 
@@ -154,7 +154,7 @@ class Source:
     """
 
     name: str
-    take: Take = Whole()
+    take: TensorTransform = Whole()
     endings: Mapping[str, str] = field(default_factory=dict)
     layers: Sequence[int | str] | None = None
 
@@ -164,7 +164,7 @@ class Source:
         number = layer if self.layers is None else self.layers[layer]
         return f"{self.name}{ending}".replace("*", str(number)).replace("{expert}", str(expert))
 
-    def take_of(self, expert: int | None) -> Take:
+    def take_of(self, expert: int | None) -> TensorTransform:
         """How the tensor of an expert is taken, if it is one's."""
         return (
             replace(self.take, expert=expert) if isinstance(self.take, OfExpert) and expert is not None else self.take

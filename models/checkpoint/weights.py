@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxllm.models.checkpoint.host_parameter import HostParameter, one_layer
 from jaxllm.models.checkpoint.read_ahead import read_ahead
 from jaxllm.models.checkpoint.safetensors_file import Tensor
-from jaxllm.models.checkpoint.slots import ParameterPath, Slot, Specs
 from jaxllm.models.checkpoint.source import Whole
+from jaxllm.models.checkpoint.weight_target import ParameterPath, Specs, WeightTarget
 from jaxllm.models.errors import ModelError
 from jaxllm.models.sharding import put
 
@@ -32,10 +32,10 @@ Progress = Callable[[int, int], None]
 
 
 def load_arrays(
-    tensors: "Sequence[tuple[Found, Sequence[Slot]]]",
+    tensors: "Sequence[tuple[Found, Sequence[WeightTarget]]]",
     specs: Specs,
     progress: Progress | None = None,
-    filling: "Filling | None" = None,
+    filling: "ParameterLoader | None" = None,
 ) -> dict[ParameterPath, jax.Array]:
     """Read a checkpoint, tensor by tensor, each to its parameter's type and straight to the devices.
 
@@ -45,7 +45,7 @@ def load_arrays(
     already. Raises `ModelError`.
     """
     total = sum(tensor.num_bytes for tensor, _ in tensors)
-    filling = Filling(specs) if filling is None else filling
+    filling = ParameterLoader(specs) if filling is None else filling
     done = 0
     wanted = ((tensor, _read_as(own, specs), _rows_here(tensor, own, specs)) for tensor, own in tensors)
     with closing(read_ahead(wanted)) as read:
@@ -58,13 +58,13 @@ def load_arrays(
     return filling.arrays
 
 
-def _read_as(own: Sequence[Slot], specs: Specs) -> np.dtype[Any]:
+def _read_as(own: Sequence[WeightTarget], specs: Specs) -> np.dtype[Any]:
     """The type that a tensor is read in. All its parameters have one, but for matrices that are yet to be rounded."""
     is_rounded = any(specs[slot.path].matrix is not None for slot in own)
     return np.dtype(np.float32 if is_rounded else specs[own[0].path].array.dtype)
 
 
-def _rows_here(tensor: "Found", own: Sequence[Slot], specs: Specs) -> npt.NDArray[np.bool_] | None:
+def _rows_here(tensor: "Found", own: Sequence[WeightTarget], specs: Specs) -> npt.NDArray[np.bool_] | None:
     """Which rows of a tensor the devices of this host hold parts of, bool [rows]; None: all, or it is hard to say."""
     if type(tensor) is not Tensor or len(own) > 1 or not isinstance(own[0].take, Whole):
         return None
@@ -91,7 +91,7 @@ def _rows_here(tensor: "Found", own: Sequence[Slot], specs: Specs) -> npt.NDArra
     return rows
 
 
-class Filling:
+class ParameterLoader:
     """Parameters that become complete, on the devices."""
 
     def __init__(self, specs: Specs) -> None:
@@ -101,7 +101,7 @@ class Filling:
         self._layers: dict[tuple[ParameterPath, int | None], HostParameter] = {}
         self._orders: dict[tuple[ParameterPath, int | None], np.ndarray] = {}
 
-    def take(self, name: str, slot: Slot, tensor: "np.ndarray | QuantizedMatrix") -> None:
+    def take(self, name: str, slot: WeightTarget, tensor: "np.ndarray | QuantizedMatrix") -> None:
         """Put what a slot has of the tensor called `name` where it belongs."""
         spec = self._specs[slot.path]
         if isinstance(tensor, np.ndarray) and spec.matrix is None:
@@ -118,14 +118,14 @@ class Filling:
             if self._specs[part.path].name != "order" or self._is_first_order(name, part, array):
                 self.add(part, array)
 
-    def _is_first_order(self, name: str, slot: Slot, order: np.ndarray) -> bool:
+    def _is_first_order(self, name: str, slot: WeightTarget, order: np.ndarray) -> bool:
         """Whether a matrix has no order of inputs yet. Raises `ModelError` where it has another one."""
         known = self._orders.setdefault((slot.path, slot.layer), order)
         if known is not order and not np.array_equal(known, order):
             raise ModelError(f"tensor {name!r}: its inputs are in another order than those of the matrices beside it")
         return known is order
 
-    def add(self, slot: Slot, values: np.ndarray) -> None:
+    def add(self, slot: WeightTarget, values: np.ndarray) -> None:
         """Put the values of a slot where they belong."""
         spec, arrays = self._specs[slot.path], self.arrays
         array = spec.array
@@ -142,7 +142,7 @@ class Filling:
             # Without waiting, host copies of the tensors would queue up behind a slow device.
             arrays[slot.path].block_until_ready()
 
-    def _add_to_host(self, slot: Slot, values: np.ndarray, layers: int) -> None:
+    def _add_to_host(self, slot: WeightTarget, values: np.ndarray, layers: int) -> None:
         """Put values into a parameter on the host, and that on the devices when it is complete."""
         parameter = self._incomplete.get(slot.path) or HostParameter(self._specs[slot.path], layers)
         self._incomplete[slot.path] = parameter
@@ -150,7 +150,7 @@ class Filling:
         if parameter.is_complete:
             self.arrays[slot.path] = self._incomplete.pop(slot.path).to_device()
 
-    def _write(self, slot: Slot, values: np.ndarray) -> None:
+    def _write(self, slot: WeightTarget, values: np.ndarray) -> None:
         """Write a layer into a parameter of all layers on the devices, or part of it."""
         array, arrays = self._specs[slot.path].array, self.arrays
         start, blocks = (0, 1) if slot.part is None else (slot.part.start, slot.blocks)
@@ -165,7 +165,7 @@ class Filling:
         part = put(values, _without_layers(array.sharding))
         arrays[slot.path] = _write(arrays.pop(slot.path), part, slot.layer, start, blocks=blocks)
 
-    def _joined(self, slot: Slot, values: np.ndarray) -> np.ndarray | None:
+    def _joined(self, slot: WeightTarget, values: np.ndarray) -> np.ndarray | None:
         """The parameter of one layer, when the last of its tensors has come."""
         key = (slot.path, slot.layer)
         if key not in self._layers:

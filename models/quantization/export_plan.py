@@ -15,9 +15,9 @@ from jaxllm.models.checkpoint.matching import matching_tensors, new_name
 from jaxllm.models.checkpoint.other_formats import is_gguf
 from jaxllm.models.checkpoint.safetensors_file import Tensor
 from jaxllm.models.checkpoint.safetensors_writer import Entry
-from jaxllm.models.checkpoint.slots import Slot, Slots, Specs, checkpoint_slots
 from jaxllm.models.checkpoint.source import Fused, Interleaved, Whole
 from jaxllm.models.checkpoint.weight_files import tensors_in
+from jaxllm.models.checkpoint.weight_target import Slots, Specs, WeightTarget, checkpoint_slots
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
@@ -131,7 +131,7 @@ def _check(folder: Path, config: ModelConfig, family: Family, specs: Specs, slot
     matching_tensors(folder, specs, slots, ignored, family.renamed, "auto")
 
 
-def _is_linear(tensor: Tensor, own: Sequence[Slot], specs: Specs) -> bool:
+def _is_linear(tensor: Tensor, own: Sequence[WeightTarget], specs: Specs) -> bool:
     """Whether a tensor is the matrix [out, in] of a linear layer that can have few bits; its slots are `own`."""
     if not own or len(tensor.shape) != 2 or not tensor.name.endswith(_WEIGHT):
         return False
@@ -155,7 +155,7 @@ def _ignored(copied: Sequence[Copied], slots: Slots, done: set[str], left: Seque
     return ["lm_head", *sorted(modules - {"lm_head"})]
 
 
-def _is_of_expert(own: Sequence[Slot]) -> bool:
+def _is_of_expert(own: Sequence[WeightTarget]) -> bool:
     return any(slot.part is not None and slot.part.expert is not None for slot in own)
 
 

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from jaxllm.compat.vllm.options import OF_SCRIPTS, TRANSLATED, drop_meaningless
+from jaxllm.compat.vllm.options import OF_SCRIPTS, TRANSLATED, drop_noop_options
 from jaxllm.compat.vllm.options.environment import HARMLESS, VARIABLES
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
@@ -53,7 +53,7 @@ def _field(source: Source, item: Field, own: set[str]) -> Row:
     known = OF_SCRIPTS.get(item.name.replace("_", "-"))
     try:
         value = default_of(source, item.default)
-        EngineConfig.from_options(drop_meaningless({item.name: value}, OF_SCRIPTS, lambda _: None), lambda _: None)
+        EngineConfig.from_options(drop_noop_options({item.name: value}, OF_SCRIPTS, lambda _: None), lambda _: None)
     except ConfigError as error:
         return Row(item.name, "absent", str(error))
     if known is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxllm.compat.vllm.options import MEANINGLESS, Meaningless, drop_meaningless
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, NoopOption, drop_noop_options
 from jaxllm.errors import ConfigError, nearest
 from jaxllm.flags import Flag
 from jaxllm.flags.rewriting import merged
@@ -14,7 +14,7 @@ from jaxllm.flags.rewriting import merged
 def read_config(
     name: str,
     flags: Iterable[Flag],
-    meaningless: Mapping[str, Meaningless] = MEANINGLESS,
+    meaningless: Mapping[str, NoopOption] = NOOP_OPTIONS,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The options in a YAML file of `flag: value` lines, the flag with dashes or underscores.
@@ -28,7 +28,7 @@ def read_config(
     }
     given = _as_options(_read_yaml(name), known)
     try:
-        given = drop_meaningless(given, meaningless, say)
+        given = drop_noop_options(given, meaningless, say)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     options: dict[str, Any] = {}

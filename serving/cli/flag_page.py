@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Final
 
-from jaxllm.compat.vllm.options import MEANINGLESS, TRANSLATED, Meaningless
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, TRANSLATED, NoopOption
 from jaxllm.compat.vllm.options.environment import VARIABLES
 from jaxllm.flags import Flag, FlagParser, engine_sections, section_flags, summary
 from jaxllm.serving.options.foreign import meaningless_flags
@@ -71,7 +71,7 @@ These flags of vLLM's are accepted with a value that changes nothing; any other 
 def page() -> str:
     """`docs/flags.md`: every flag with its values, default and meaning, as Markdown in lines of 100 columns."""
     sections = engine_sections().items()
-    every = {**meaningless_flags(), **MEANINGLESS}
+    every = {**meaningless_flags(), **NOOP_OPTIONS}
     return _PAGE.format(
         engine="\n\n".join(
             f"### {name.capitalize()}\n\n{summary(options)}\n\n{_list(map(_flag, section_flags(name, options)))}"
@@ -113,7 +113,7 @@ def _translated() -> Iterator[str]:
         yield f"`--{name}`{short}: {known.about}"
 
 
-def _grouped(every: Mapping[str, Meaningless]) -> Iterator[str]:
+def _grouped(every: Mapping[str, NoopOption]) -> Iterator[str]:
     """One item for all flags with the same reason and the same values."""
     items: dict[str, list[str]] = {}
     for name, known in sorted(every.items()):
@@ -123,7 +123,7 @@ def _grouped(every: Mapping[str, Meaningless]) -> Iterator[str]:
     return (f"{', '.join(names)}{rest}" for rest, names in sorted(items.items(), key=lambda item: item[1]))
 
 
-def _shown(known: Meaningless) -> str:
+def _shown(known: NoopOption) -> str:
     """The values that are accepted."""
     if not known.takes_value:
         return "off"

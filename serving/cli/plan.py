@@ -144,8 +144,8 @@ def _in_stages(report: "Report") -> Iterator[str]:
 
 def _by_compiler(report: "Report") -> "Iterator[str]":
     """What the compiler estimates of the same steps, as far as they were compiled."""
-    in_stages = [step for stage in report.stages for step in stage.steps]
-    steps = in_stages or report.steps
+    assign_pipeline_stages = [step for stage in report.stages for step in stage.steps]
+    steps = assign_pipeline_stages or report.steps
     known = [(step, step.compiler, step.estimate) for step in steps if step.compiler and step.estimate]
     if not known:
         return

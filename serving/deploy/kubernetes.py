@@ -1,9 +1,7 @@
 """All objects of an installation on Kubernetes, in the order in which they are applied."""
 
 from jaxllm.serving.deploy.container import Object
-from jaxllm.serving.deploy.gateway import gateway_objects
-from jaxllm.serving.deploy.installation import Installation
-from jaxllm.serving.deploy.surroundings import (
+from jaxllm.serving.deploy.environment import (
     autoscaler,
     disruption_budget,
     network_policy,
@@ -11,6 +9,8 @@ from jaxllm.serving.deploy.surroundings import (
     service,
     service_account,
 )
+from jaxllm.serving.deploy.gateway import gateway_objects
+from jaxllm.serving.deploy.installation import Installation
 from jaxllm.serving.deploy.workloads import compile_job, workload
 
 

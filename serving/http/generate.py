@@ -82,7 +82,7 @@ def identify(request: Request, server: ServerState, body: Named, prefix: str, nu
     return Identity(name, engine_ids, int(time.time()), model_name(server, body.model))
 
 
-def names_outside(engine_id: str) -> tuple[str, ...]:
+def client_visible_ids(engine_id: str) -> tuple[str, ...]:
     """What clients may call a request of the engine: the `id` of its answer, and that without its prefix."""
     name = re.sub(r"-[0-9a-f]{8}(-\d+)?$", "", engine_id)
     return name, name.partition("-")[2]
@@ -112,7 +112,7 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     request.scope[ENGINE_REQUESTS] = requests
-    engine = asked_engine(request)
+    engine = requested_rank(request)
     with owned(request, server, requests) as owner:
         if server.options.isolate_prefix_cache:
             for child in (child for each in requests for child in each.children):
@@ -121,7 +121,7 @@ def submit(request: Request, server: ServerState, requests: Sequence[TextRequest
         return server.llm.submit(requests, engine)
 
 
-def asked_engine(request: Request) -> int | None:
+def requested_rank(request: Request) -> int | None:
     """The number of the engine that shall answer, from the header that vLLM has for it. Raises `RequestError`."""
     asked = request.headers.get(ENGINE_HEADER)
     if asked is None:

@@ -221,7 +221,7 @@ ControlMethod = Literal[
     "start_weight_update",
     "update_weights_from",
     "finish_weight_update",
-    "abandon_weight_update",
+    "abort_weight_update",
     "save_sharded_state",
 ]
 """Methods of `jaxllm.engine.control.EngineControl`."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.compat.vllm.options import MEANINGLESS, TRANSLATED, drop_meaningless
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, TRANSLATED, drop_noop_options
 from jaxllm.config import EngineConfig
 from jaxllm.flags import FlagParser, add_engine_flags, engine_flags
 
@@ -44,7 +44,7 @@ class _EngineArgs:
     def add_cli_args(cls, parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
         """Add a flag for each option to `parser`, which is returned. All have defaults, unlike those of `jaxllm`."""
         left_out = {name.replace("_", "-") for name in OF_LLM}
-        foreign = {name: known for name, known in MEANINGLESS.items() if name not in left_out}
+        foreign = {name: known for name, known in NOOP_OPTIONS.items() if name not in left_out}
         add_engine_flags(parser, foreign)
         for name, default in OF_LLM.items():
             parser.add_argument("--" + name.replace("_", "-"), action=argparse.BooleanOptionalAction, default=default)
@@ -62,13 +62,13 @@ class _EngineArgs:
         others = (*OF_LLM, *OF_SERVERS)
         given: dict[str, Any] = dataclasses.asdict(self)  # type: ignore[call-overload]
         options = {name: value for name, value in given.items() if name not in others}
-        return EngineConfig.from_options(drop_meaningless(options, MEANINGLESS, logger.warning))
+        return EngineConfig.from_options(drop_noop_options(options, NOOP_OPTIONS, logger.warning))
 
 
 def _fields() -> list[tuple[str, Any, Any]]:
     """Of every option of the engine, the model first, and then of vLLM's that have no effect or stand for others."""
     own: dict[str, Any] = {**{flag.name: flag.default for flag in engine_flags()}, **OF_LLM}
-    foreign = dict.fromkeys(name.replace("-", "_") for name in (*MEANINGLESS, *TRANSLATED))
+    foreign = dict.fromkeys(name.replace("-", "_") for name in (*NOOP_OPTIONS, *TRANSLATED))
     return [(name, Any, dataclasses.field(default=value)) for name, value in {**own, **foreign, **OF_LLM}.items()]
 
 

@@ -101,7 +101,7 @@ class AsyncControl:
     async def _abandon(self, error: BaseException) -> None:
         """Engines that have not failed themselves wait for more tensors."""
         with suppress(EngineError):
-            await self.engines.ask(called("abandon_weight_update", reason=str(error) or type(error).__name__))
+            await self.engines.ask(called("abort_weight_update", reason=str(error) or type(error).__name__))
 
     async def reload_weights(self) -> int:
         """Read the weights of the model's checkpoint again."""

@@ -40,7 +40,7 @@ from jaxllm.serving.text.outputs import RequestOutput
 from jaxllm.serving.text.prompts import Prompt
 from jaxllm.serving.text.templates.sandbox import TemplateSandbox
 from jaxllm.serving.text.tokenizer import Tokenizer
-from jaxllm.structured.canary.checker import CanaryChecker
+from jaxllm.structured.grammar_sandbox.checker import CanaryChecker
 
 TEXT_THREADS = 2
 """Threads for tokenizing and chat templates: a long prompt in one leaves the other, and the event loop, free."""

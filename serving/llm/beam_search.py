@@ -9,7 +9,7 @@ from jaxllm.beam.options import BeamOptions, EarlyStopping
 from jaxllm.requests.checked_names import CheckedNames, repr_of_changes
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.text.outputs import RequestOutput, TokenChoices
-from jaxllm.serving.text.showing import Row, Shown, ShownInNotebooks
+from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks
 from jaxllm.serving.text.tokenizer import Tokenizer
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.compat.vllm.options import OF_SCRIPTS, drop_meaningless
+from jaxllm.compat.vllm.options import OF_SCRIPTS, drop_noop_options
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, RequestError, short_for
 from jaxllm.requests.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ from jaxllm.serving.text.chat import load_chat_template
 from jaxllm.serving.text.messages import Conversation
 from jaxllm.serving.text.outputs import Delta, RequestOutput
 from jaxllm.serving.text.prompts import Prompt
-from jaxllm.serving.text.showing import Results
+from jaxllm.serving.text.repr import Results
 
 if TYPE_CHECKING:
     from jaxllm.serving.llm.arguments import EngineArgs
@@ -71,7 +71,7 @@ class LLM(PoolingMethods):
         # vLLM's name, which asks for `get_metrics` where it is False. By default it is None, and nothing is measured.
         measure = options.get("disable_log_stats") is False
         change = options.pop("hf_overrides") if callable(options.get("hf_overrides")) else None
-        known = drop_meaningless(options, OF_SCRIPTS, logger.warning)
+        known = drop_noop_options(options, OF_SCRIPTS, logger.warning)
         if change is not None:
             # Other options, such as `rope_theta`, stand for overrides too.
             called = loading.called_overrides(change, {"model": model, **known})

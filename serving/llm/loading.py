@@ -22,7 +22,7 @@ from jaxllm.serving.text.tokenizer import Tokenizer
 from jaxllm.structured.backend import Vocabulary
 
 if TYPE_CHECKING:
-    from jaxllm.structured.canary.checker import CanaryChecker
+    from jaxllm.structured.grammar_sandbox.checker import CanaryChecker
 
 _NAMES = {
     "repetition_penalty": "repetition_penalty",
@@ -140,7 +140,7 @@ def check_vocabulary(tokenizer: Tokenizer | None, vocab_size: int) -> None:
 
 def form_checker(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> "CanaryChecker":
     """What tries grammars for this engine in a process of their own. Raises `ConfigError` where that cannot be."""
-    from jaxllm.structured.canary.checker import make_canary_checker
+    from jaxllm.structured.grammar_sandbox.checker import make_canary_checker
 
     options = config.model
     ends = info.eos_token_ids

@@ -10,7 +10,7 @@ from jaxllm.serving.llm.llm_engine import LLMEngine
 from jaxllm.serving.llm.offline_generation import as_prompts
 from jaxllm.serving.llm.progress import UseTqdm
 from jaxllm.serving.text.prompts import Prompt
-from jaxllm.serving.text.showing import Results
+from jaxllm.serving.text.repr import Results
 
 if TYPE_CHECKING:
     # Nor are these imported before somebody pools: most models generate, and start faster without them.

@@ -61,7 +61,7 @@ def update(control: Any, weights: NewWeights) -> int:
     except BaseException as error:
         # Engines that have not failed themselves, if this is the trainer's error or another engine's, wait for more.
         with suppress(EngineError):
-            control.abandon_weight_update(str(error) or type(error).__name__)
+            control.abort_weight_update(str(error) or type(error).__name__)
         raise
 
 

@@ -1,6 +1,6 @@
 """Flags of `vllm serve` that jaxllm does not have; those of vLLM's engine are in `jaxllm.compat.vllm.options`."""
 
-from jaxllm.compat.vllm.options import MEANINGLESS, Meaningless, off, only, switches, values
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, NoopOption, off, only, switches, values
 from jaxllm.serving.options.server import server_flags
 
 WITHOUT_EFFECT = {
@@ -33,8 +33,8 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 
-def meaningless_flags() -> dict[str, Meaningless]:
+def meaningless_flags() -> dict[str, NoopOption]:
     """Flags of `vllm serve` that have no effect on `jaxllm serve`."""
     real = {flag.flag.removeprefix("--") for flag in server_flags()}
-    every = {**MEANINGLESS, **WITHOUT_EFFECT}
+    every = {**NOOP_OPTIONS, **WITHOUT_EFFECT}
     return {name: every[name] for name in sorted(every) if name not in real}

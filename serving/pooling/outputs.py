@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxllm.serving.text.showing import Row, Shown, ShownInNotebooks
+from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks
 
 
 @dataclass(slots=True, repr=False)

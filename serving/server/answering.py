@@ -15,8 +15,8 @@ from jaxllm.serving.openai.stores import Stores, stores_of
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.server.app import create_app
 from jaxllm.serving.server.listener import Listener
+from jaxllm.serving.server.maintenance import follow_certificate, follow_keys, publish_metrics
 from jaxllm.serving.server.signals import Signals, before, cancel
-from jaxllm.serving.server.upkeep import follow_certificate, follow_keys, publish_metrics
 from jaxllm.serving.server.workers.context import WorkerContext
 from jaxllm.serving.telemetry.log_format import MULTILINE
 from jaxllm.serving.telemetry.logs import ThroughputLog, banner

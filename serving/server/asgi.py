@@ -12,8 +12,8 @@ from jaxllm.serving.openai.stores import stores_of
 from jaxllm.serving.options.server import ServerOptions, server_flags
 from jaxllm.serving.server.answering import make_state
 from jaxllm.serving.server.app import Application, create_app
+from jaxllm.serving.server.maintenance import follow_keys
 from jaxllm.serving.server.signals import cancel
-from jaxllm.serving.server.upkeep import follow_keys
 from jaxllm.serving.telemetry.logs import configure_logging
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.errors import not_enabled
-from jaxllm.serving.http.generate import json_response, names_outside
+from jaxllm.serving.http.generate import client_visible_ids, json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.llm.async_llm import AsyncLLM
 
@@ -140,7 +140,7 @@ async def abort_requests(request: Request) -> Response:
     found = llm.engines.request_ids
     if body.request_ids:
         asked = set(body.request_ids)
-        found = [name for name in found if not asked.isdisjoint(names_outside(name))]
+        found = [name for name in found if not asked.isdisjoint(client_visible_ids(name))]
     llm.abort(found)
     return json_response(Aborted(status="aborted", aborted=len(found)))
 

@@ -26,7 +26,7 @@ Request = TypeVar("Request", bound=Prepared)
 Request_contra = TypeVar("Request_contra", bound=Prepared, contravariant=True)
 
 
-class Follower(Protocol[Request_contra]):
+class OutputSink(Protocol[Request_contra]):
     """Follows the requests in flight: an `OutputProcessor` or a `PoolingProcessor`."""
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class TextEngine(ABC, Generic[Request]):
     or when the last reference goes.
     """
 
-    def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None, outputs: Follower[Request]) -> None:
+    def __init__(self, engine: TokenEngine, tokenizer: Tokenizer | None, outputs: OutputSink[Request]) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._outputs = outputs

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from jaxllm.serving.text.showing import Row, Shown, ShownInNotebooks
+from jaxllm.serving.text.repr import Row, Shown, ShownInNotebooks
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jaxllm.models.causal_lm import abstract_model, load_model
-from jaxllm.models.checkpoint.slots import checkpoint_slots
 from jaxllm.models.checkpoint.weight_files import SINGLE_FILE
+from jaxllm.models.checkpoint.weight_target import checkpoint_slots
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry

@@ -72,7 +72,7 @@ class ServerProcess:
 
     def canary(self) -> psutil.Process:
         """The process that tries new grammars."""
-        return self._child("jaxllm.structured.canary.process")
+        return self._child("jaxllm.structured.grammar_sandbox.process")
 
     def _child(self, module: str) -> psutil.Process:
         deadline = time.monotonic() + _END_SECONDS

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from jaxllm.executor.compile.data_shards import for_each_shard
+from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program, Shapes, of_leaves
 from jaxllm.executor.step_program import StageState, StepShape, copy_places, set_pages
 from jaxllm.models.causal_lm import CausalLM
@@ -84,7 +84,7 @@ def make_set_pages(arrays: Arrays[Any]) -> Program:
     table, rows = arrays.state.page_table, arrays.shape.rows_at_once
     arguments = (table, arrays.host((rows,)), arrays.host((rows, table.shape[1])))
     program = Program(set_pages, arguments, LEAF, donated=(0,), out_shardings=shardings(table), mesh=arrays.mesh)
-    return for_each_shard(program)
+    return map_over_data_shards(program)
 
 
 def make_copy_pages(arrays: Arrays[Any]) -> Program:
@@ -99,7 +99,9 @@ def make_copies(arrays: Arrays[Any], copied: Any, most: int) -> Program:
     """Copies places of arrays, at most so many; see `copy_places`."""
     arguments = (copied, arrays.of_shards(2, most), arrays.of_shards())
     places = shardings(copied)
-    return for_each_shard(Program(copy_places, arguments, copied, donated=(0,), out_shardings=places, mesh=arrays.mesh))
+    return map_over_data_shards(
+        Program(copy_places, arguments, copied, donated=(0,), out_shardings=places, mesh=arrays.mesh)
+    )
 
 
 def shardings(state: Any) -> Any:

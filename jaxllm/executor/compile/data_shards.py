@@ -15,7 +15,7 @@ from jaxllm.executor.compile.program import Program
 from jaxllm.models.sharding import DATA, data_parallel
 
 
-def for_each_shard(program: Program) -> Program:
+def map_over_data_shards(program: Program) -> Program:
     """A program of arrays of all shards, from one of a shard's arrays; the same program where there is one shard."""
     mesh = program.mesh
     if mesh is None or data_parallel(mesh) == 1:

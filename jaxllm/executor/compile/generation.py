@@ -21,7 +21,7 @@ from jaxllm.executor.compile.arrays import (
     shardings,
 )
 from jaxllm.executor.compile.buckets import Bucket, Buckets
-from jaxllm.executor.compile.data_shards import for_each_shard
+from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program, ProgramSet
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.sampler.constrained import constrained_layout, make_sample_constrained
@@ -171,7 +171,7 @@ def _step(
         donated=(1,),
         out_shardings=(arrays.by_shard, shardings(arrays.state)),
     )
-    return for_each_shard(program)
+    return map_over_data_shards(program)
 
 
 def _prompt_logprobs(arrays: Arrays[DeviceState]) -> Program:
@@ -203,7 +203,7 @@ def _sample_constrained(arrays: Arrays[DeviceState]) -> Program:
         donated=(2, 3),
         out_shardings=(arrays.by_shard, shardings(state.sampling), shardings(state.last_tokens)),
     )
-    return for_each_shard(program)
+    return map_over_data_shards(program)
 
 
 def _set_row(arrays: Arrays[DeviceState]) -> Program:
@@ -211,7 +211,7 @@ def _set_row(arrays: Arrays[DeviceState]) -> Program:
     rows = [arrays.host(state.bias.shape[1:], dtype, "vocab") for dtype in (np.int32, np.bool_, np.float32)]
     arguments = (state, arrays.host(), *rows)
     program = Program(set_row, arguments, state, donated=(0,), out_shardings=shardings(state), mesh=arrays.mesh)
-    return for_each_shard(program)
+    return map_over_data_shards(program)
 
 
 def _set_bias(arrays: Arrays[DeviceState]) -> Program:
@@ -221,7 +221,7 @@ def _set_bias(arrays: Arrays[DeviceState]) -> Program:
     function = over_vocabulary(set_bias, arrays.mesh, (SPLIT, SAME, SAME, SAME), SPLIT)
     arguments = (state, *entries)
     program = Program(function, arguments, state, donated=(0,), out_shardings=shardings(state), mesh=arrays.mesh)
-    return for_each_shard(program)
+    return map_over_data_shards(program)
 
 
 def _set_embeddings(arrays: Arrays[DeviceState]) -> Program:
@@ -229,7 +229,7 @@ def _set_embeddings(arrays: Arrays[DeviceState]) -> Program:
     rows = embeddings_at_once(hidden.shape[0] // arrays.shape.shards)
     arguments = (hidden, arrays.host((rows,)), arrays.host((rows, hidden.shape[1]), hidden.dtype))
     places = shardings(hidden)
-    return for_each_shard(
+    return map_over_data_shards(
         Program(set_embeddings, arguments, LEAF, donated=(0,), out_shardings=places, mesh=arrays.mesh)
     )
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxllm.executor.compile.arrays import LEAF, Arrays, shardings
-from jaxllm.executor.compile.data_shards import for_each_shard
+from jaxllm.executor.compile.data_shards import map_over_data_shards
 from jaxllm.executor.compile.program import Program
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
@@ -40,7 +40,7 @@ def _row_logits(arrays: Arrays[DeviceState], compiled: CompiledProcessors) -> Pr
         result=LEAF,
         out_shardings=arrays.by_shard,
     )
-    return for_each_shard(program)
+    return map_over_data_shards(program)
 
 
 def _sample_processed(arrays: Arrays[DeviceState], compiled: CompiledProcessors, *, from_host: bool) -> Program:
@@ -62,4 +62,4 @@ def _sample_processed(arrays: Arrays[DeviceState], compiled: CompiledProcessors,
         donated=(2, 3),
         out_shardings=(arrays.by_shard, shardings(state.sampling), shardings(state.last_tokens)),
     )
-    return for_each_shard(program)
+    return map_over_data_shards(program)

@@ -39,7 +39,7 @@ _ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
 """New and computed tokens: decodes of one page and of several tiles, a prompt, and a chunk of a longer one."""
 
 
-def with_tested_attention(resolved: ResolvedConfig, run: Callable[..., Result] | None = None) -> ResolvedConfig:
+def verify_attention(resolved: ResolvedConfig, run: Callable[..., Result] | None = None) -> ResolvedConfig:
     """`resolved`, changed where `auto` chose an accelerator's kernel that is not right here.
 
     Then the kernel for TPUs serves with its checks on, and in place of that for Hopper the one for all GPUs, if that is

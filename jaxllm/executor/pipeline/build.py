@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.bundle.read import Bundle
-from jaxllm.executor.build import Built, free_on_cpu, load_and_ask_compiler, load_weights, steady_pages, when_made
+from jaxllm.executor.build import (
+    Built,
+    free_on_cpu,
+    load_and_ask_compiler,
+    load_weights,
+    split_compile_schedule,
+    steady_pages,
+)
 from jaxllm.executor.bundles import bundled_executables, check_memory, explicit_pages
 from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.executables import Executables
@@ -39,7 +46,7 @@ def build_stages(
         resolved, pages, loaded = _load_and_size(resolved, progress, cache)
     programs = [generation_programs(part, pages) for part in resolved.by_stage]
     executables = _executables(resolved, programs, pages, bundle, cache)
-    at_start, later = when_made(resolved.config.compile, programs[-1].buckets)
+    at_start, later = split_compile_schedule(resolved.config.compile, programs[-1].buckets)
     with ExitStack() as compiling:
         for each in executables:
             compiling.enter_context(each.compiling(at_start, progress))

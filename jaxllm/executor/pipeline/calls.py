@@ -19,7 +19,7 @@ from jaxllm.executor.device_calls import DeviceCalls, Parameters
 from jaxllm.executor.pipeline.clock import StageClock
 from jaxllm.executor.sampler.sampler import SampledRows
 
-OF_ALL = frozenset({"empty_state", "set_pages", "copy_pages"})
+EVERY_STAGE = frozenset({"empty_state", "set_pages", "copy_pages"})
 """Programs beside the steps that every stage has. The others are the last one's."""
 
 
@@ -43,7 +43,7 @@ class StagedExecutables(Executables):
 
     def get(self, name: str) -> Executable:
         """That of the last stage, once all have theirs."""
-        if name in OF_ALL or name.startswith("step_"):
+        if name in EVERY_STAGE or name.startswith("step_"):
             for each in self._before:
                 each.get(name)
         return self._last.get(name)
@@ -83,7 +83,7 @@ class StagedCalls(DeviceCalls):
 
     def call(self, name: str, *arrays: Any) -> Any:
         """See `DeviceCalls.call`: the results are those of the last stage."""
-        if name in OF_ALL:
+        if name in EVERY_STAGE:
             for stage in self._before:
                 stage.calls.call(name, *arrays)
         elif name.startswith("step_"):

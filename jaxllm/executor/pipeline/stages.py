@@ -21,7 +21,7 @@ from jaxllm.models.sharding import make_mesh
 from jaxllm.models.stage import Stage
 
 
-def in_stages(
+def assign_pipeline_stages(
     resolved: ResolvedConfig, devices: Sequence[jax.Device], *, runner: str, processes: int
 ) -> ResolvedConfig:
     """The configuration with `pipeline_parallel_size` stages, each on the next of the devices.

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.executor.sampler.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
 from jaxllm.executor.sampler.sampler import SampledRows
-from jaxllm.executor.shards import most_of_shards
+from jaxllm.executor.shards import max_over_shards
 from jaxllm.executor.step_program import StepShape, sample_in_blocks
 from jaxllm.models.causal_lm import CausalLM
 
@@ -90,7 +90,7 @@ def make_sample_constrained(
         inputs = layout.unpack(packed)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
         chosen = hidden[inputs["hidden_rows"]]
-        num_rows = most_of_shards(inputs["num_rows"])
+        num_rows = max_over_shards(inputs["num_rows"])
         sampled, sampling = sample_in_blocks(model, chosen, rows, sampling, num_rows, shape, inputs["masks"])
         slots = jnp.where(rows.valid, rows.slot, last_tokens.shape[0])
         return sampled, sampling, last_tokens.at[slots].set(sampled.token_ids, mode="drop")

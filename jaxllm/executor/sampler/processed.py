@@ -22,7 +22,7 @@ from jaxllm.executor.sampler.penalties import process
 from jaxllm.executor.sampler.rows import SamplingRows, SamplingState
 from jaxllm.executor.sampler.sampler import SampledRows, allowed_tokens
 from jaxllm.executor.sampler.vocabulary import SAME, SPLIT, over_vocabulary
-from jaxllm.executor.shards import most_of_shards
+from jaxllm.executor.shards import max_over_shards
 from jaxllm.executor.step_program import StepShape, sample_in_blocks
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.sampling import WHOLE, Vocabulary
@@ -48,7 +48,7 @@ def make_row_logits(graph: nnx.GraphDef[CausalLM], layout: PackedLayout) -> Call
         model = nnx.merge(graph, parameters)
         inputs = layout.unpack(packed)
         rows = SamplingRows.unpack(inputs["sampling_ints"], inputs["sampling_floats"])
-        logits = model.logits(hidden[inputs["hidden_rows"]], most_of_shards(inputs["num_rows"]))
+        logits = model.logits(hidden[inputs["hidden_rows"]], max_over_shards(inputs["num_rows"]))
         return _with_bias(model, logits, rows, sampling)
 
     return row_logits
@@ -95,7 +95,7 @@ def make_sample_processed(
             hidden[inputs["hidden_rows"]],
             rows,
             sampling,
-            most_of_shards(inputs["num_rows"]),
+            max_over_shards(inputs["num_rows"]),
             shape,
             inputs["masks"],
             given,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
-from jaxllm.executor.shards import most_of_shards, own_slots
+from jaxllm.executor.shards import local_slots, max_over_shards
 from jaxllm.models.sharding import within_shard
 from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
 
@@ -74,7 +74,7 @@ class SamplingRows:
             "any_bias": jnp.any(valid & use_bias),
             "any_logprobs": jnp.any(valid & wants_logprobs),
         }
-        return cls(**of_int, **of_float, valid=valid, use_bias=use_bias, **most_of_shards(flags))
+        return cls(**of_int, **of_float, valid=valid, use_bias=use_bias, **max_over_shards(flags))
 
 
 @register_dataclass
@@ -108,7 +108,7 @@ def set_row(state: SamplingState, slot: Array, output_counts: Array, prompt_seen
             return changed
 
     else:
-        own = own_slots(slot, state.bias.shape[0])
+        own = local_slots(slot, state.bias.shape[0])
         # Out of range, for another shard's slot, nothing changes.
         place = jnp.where(own < 0, state.bias.shape[0], own)
 
@@ -123,7 +123,7 @@ def set_bias(
     state: SamplingState, slots: Array, token_ids: Array, values: Array, vocabulary: Vocabulary = WHOLE
 ) -> SamplingState:
     """Set single entries of the bias: `bias[slots[i], token_ids[i]] = values[i]`, all [U]; a slot of -1 is padding."""
-    slots = own_slots(slots, state.bias.shape[0])
+    slots = local_slots(slots, state.bias.shape[0])
     outside = jnp.where(slots < 0, state.bias.shape[0], slots)
     place = vocabulary.place(token_ids, state.bias.shape[1])
     return replace(state, bias=state.bias.at[outside, place].set(values, mode="drop"))

@@ -21,7 +21,7 @@ _MOST_WRONG = 1
 Run = Callable[[jax.Array, Choice], jax.Array]
 
 
-def with_tested_sampling(resolved: ResolvedConfig, run: Run | None = None) -> ResolvedConfig:
+def verify_sampling(resolved: ResolvedConfig, run: Run | None = None) -> ResolvedConfig:
     """`resolved`, with XLA's sampling where `auto` chose a kernel that is not right here.
 
     `run` is what chooses tokens: for tests. Raises `EngineError` for a kernel that hangs.

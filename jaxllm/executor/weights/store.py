@@ -63,7 +63,7 @@ class WeightStore:
         self._copies.clear()
         self.place = "nowhere" if self.place == "host" else self.place
 
-    def come_back(self, progress: Progress = silent) -> None:
+    def restore(self, progress: Progress = silent) -> None:
         """Bring weights that are on the host to the devices again."""
         if self.place == "host":
             for (_, calls), copies in zip(self._parts, self._copies, strict=True):
@@ -91,7 +91,7 @@ class WeightStore:
         """An update begins: `take` its tensors, then `finish`."""
         if self._replacing:
             raise RequestError("a weight update has begun already: finish that first")
-        self.come_back(progress)
+        self.restore(progress)
         self._begun_whole = self.place == "devices" and self.needs is None
         try:
             for part, calls in self._parts:

@@ -31,7 +31,7 @@ from jaxllm.serving.ipc.messages import (
     ToEngine,
     UpdateWeights,
 )
-from jaxllm.serving.text.engine import Follower
+from jaxllm.serving.text.engine import OutputSink
 from jaxllm.serving.text.measurements import EndReason, Measurements
 from jaxllm.serving.text.output_processor import Processed
 
@@ -60,7 +60,7 @@ class AsyncEngine:
         self._events = EventQueue[tuple[int, FromEngine | EngineError]](self._take_events)
         self._supervisor = EngineSupervisor(self, launch, restarts)
         self._heartbeat = Heartbeat(step_timeout)
-        self._followed: Follower[Any] | None = None
+        self._followed: OutputSink[Any] | None = None
         self._in_flight = InFlight(shared.admission)
         self._reconciliation = Reconciliation(self._in_flight)
         self._replies: dict[int, asyncio.Future[Called]] = {}
@@ -81,7 +81,7 @@ class AsyncEngine:
         self.info = await self._supervisor.start(config, **settings)
         return self.info
 
-    def serve(self, outputs: Follower[Any]) -> None:
+    def serve(self, outputs: OutputSink[Any]) -> None:
         """From now on requests are taken: `outputs` makes results of what the engine says of them."""
         self._followed = outputs
         self._watch = asyncio.create_task(watch(self.health, self._heartbeat, self._reconcile, self._give_up))
@@ -111,7 +111,7 @@ class AsyncEngine:
         return self._in_flight.idle
 
     @property
-    def _outputs(self) -> Follower[Any]:
+    def _outputs(self) -> OutputSink[Any]:
         assert self._followed is not None, "nothing is served yet"
         return self._followed
 
@@ -178,9 +178,9 @@ class AsyncEngine:
         """See `EngineSupervisor.has_other_weights`."""
         return self._supervisor.has_other_weights
 
-    def distrust_weights(self) -> None:
-        """See `EngineSupervisor.distrust_weights`."""
-        self._supervisor.distrust_weights()
+    def mark_weights_stale(self) -> None:
+        """See `EngineSupervisor.mark_weights_stale`."""
+        self._supervisor.mark_weights_stale()
 
     def trust_weights(self) -> None:
         """See `EngineSupervisor.trust_weights`."""
@@ -305,7 +305,7 @@ class AsyncEngine:
         if stats is not None:
             self.stats = stats
             if stats.weights_version:
-                self.distrust_weights()
+                self.mark_weights_stale()
             if stats.weights_problem == STALE_WEIGHTS and self._followed is not None:
                 # They came before it was known that the engine was started again.
                 self._fail(self._in_flight.ids(), EngineError(STALE_WEIGHTS, RETRY_AFTER))

@@ -55,9 +55,9 @@ class BackgroundControl:
         """See `EngineControl.update_weights`."""
         self._send(weights_message(tensors))
 
-    def abandon_weight_update(self, reason: str) -> None:
-        """See `EngineControl.abandon_weight_update`."""
-        self._call("abandon_weight_update", reason=reason)
+    def abort_weight_update(self, reason: str) -> None:
+        """See `EngineControl.abort_weight_update`."""
+        self._call("abort_weight_update", reason=reason)
 
     def finish_weight_update(self) -> int:
         """See `EngineControl.finish_weight_update`."""

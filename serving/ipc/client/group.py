@@ -167,7 +167,7 @@ class EngineGroup:
         """As `ask`. An engine that ends meanwhile waits for the new weights when it is back."""
         first = [engine for engine in self.engines if not engine.has_other_weights]
         for engine in first:
-            engine.distrust_weights()
+            engine.mark_weights_stale()
         try:
             return await self.ask(make)
         except RequestError:

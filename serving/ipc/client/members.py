@@ -18,7 +18,7 @@ from jaxllm.serving.ipc.client.placement import as_first
 from jaxllm.serving.ipc.client.router import Routing
 from jaxllm.serving.ipc.client.shared_state import SharedState
 from jaxllm.serving.ipc.client.supervisor import STALE_WEIGHTS, RestartBudget
-from jaxllm.serving.text.engine import Follower
+from jaxllm.serving.text.engine import OutputSink
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Members:
         """The model and its limits, as the engine said that was heard last when it started."""
         self._options, self._state = options, state
         self._config: EngineConfig
-        self._make_follower: Callable[[], Follower[Any]]
+        self._make_follower: Callable[[], OutputSink[Any]]
         self.all = [self._make(number) for number in range(options.size)]
         """All engines, also those that are about to leave."""
         self.size = options.size
@@ -113,7 +113,7 @@ class Members:
             else:
                 raise result
 
-    def serve(self, make_follower: Callable[[], Follower[Any]]) -> None:
+    def serve(self, make_follower: Callable[[], OutputSink[Any]]) -> None:
         """From now on requests are taken; of each engine another follower makes results of what it says."""
         self._make_follower = make_follower
         for engine in self.all:

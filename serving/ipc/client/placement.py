@@ -108,8 +108,8 @@ def _share(names: list[str], number: int, parallel: ParallelOptions, kind: str, 
     size, stages = parallel.tensor_parallel_size if parallel.mesh is None else "auto", parallel.pipeline_parallel_size
     each = len(names) // max(count, 1) if size == "auto" else -(-size * stages // devices)
     if each == 0 or each * count > len(names):
-        in_stages = f" in {stages} stages" if stages > 1 else ""
-        wanted = "1 each" if size == "auto" else f"tensor_parallel_size={size}{in_stages} each"
+        assign_pipeline_stages = f" in {stages} stages" if stages > 1 else ""
+        wanted = "1 each" if size == "auto" else f"tensor_parallel_size={size}{assign_pipeline_stages} each"
         of = f", with {devices} devices each," if devices > 1 else ""
         raise ConfigError(
             f"data_parallel_size={count}: {wanted} is more than the {len(names)} {kind}{of} of this machine"

@@ -118,7 +118,7 @@ class EngineSupervisor:
         """Whether the weights that are wanted are not the checkpoint's."""
         return "stale_weights" in self._settings
 
-    def distrust_weights(self) -> None:
+    def mark_weights_stale(self) -> None:
         """The engine has other weights than its checkpoint: one that is started again needs them first."""
         self._settings["stale_weights"] = STALE_WEIGHTS
 

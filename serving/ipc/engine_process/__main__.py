@@ -41,7 +41,7 @@ class Served(Protocol):
     def info(self) -> EngineInfo:
         """The model and its limits."""
 
-    def distrust_weights(self, reason: str) -> None:
+    def mark_weights_stale(self, reason: str) -> None:
         """The weights are not those that are wanted."""
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ def main(
         client.output_queue.put(_failed(error))
     else:
         if configure.stale_weights is not None:
-            engine.distrust_weights(configure.stale_weights)
+            engine.mark_weights_stale(configure.stale_weights)
         if _serve(engine, client, input_queue, run):
             return 0
     _wait_for_end(input_queue)

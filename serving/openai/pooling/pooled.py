@@ -9,7 +9,7 @@ from starlette.requests import Request
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.requests.engine_info import PoolingInfo
-from jaxllm.serving.http.generate import Identity, Named, asked_engine, calling, identify, log_requests, owned
+from jaxllm.serving.http.generate import Identity, Named, calling, identify, log_requests, owned, requested_rank
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import unless_gone
 from jaxllm.serving.openai.chat.prompt import render
@@ -55,7 +55,7 @@ async def pool(
     if server.options.enable_log_requests:
         log_requests(requests, request.scope["request_id"], server.options.max_log_len)
     with owned(request, server, requests):
-        return identity, await unless_gone(request.receive, server.llm.pool(requests, asked_engine(request)))
+        return identity, await unless_gone(request.receive, server.llm.pool(requests, requested_rank(request)))
 
 
 async def pool_texts(

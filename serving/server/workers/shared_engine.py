@@ -76,9 +76,9 @@ class SharedEngine:
         """See `EngineSupervisor.has_other_weights`."""
         return self._supervisor.has_other_weights
 
-    def distrust_weights(self) -> None:
-        """See `EngineSupervisor.distrust_weights`."""
-        self._supervisor.distrust_weights()
+    def mark_weights_stale(self) -> None:
+        """See `EngineSupervisor.mark_weights_stale`."""
+        self._supervisor.mark_weights_stale()
 
     def retire(self) -> None:
         """From now on an engine that ends is not replaced."""

@@ -128,7 +128,7 @@ class SharedEngines:
         if stats.weights_version and not all(each.has_other_weights for each in self._engines):
             # Also one that ended before it could be updated is to wait for its weights.
             for each in self._engines:
-                each.distrust_weights()
+                each.mark_weights_stale()
         self.metrics.observe(stats, None, number)
         self.throughput.observe(stats, None, number)
 

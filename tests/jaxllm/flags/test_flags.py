@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.compat.vllm.options import MEANINGLESS, drop_meaningless
+from jaxllm.compat.vllm.options import NOOP_OPTIONS, drop_noop_options
 from jaxllm.config import EngineConfig, Section, option, option_fields
 from jaxllm.errors import ConfigError
 from jaxllm.flags import (
@@ -119,14 +119,14 @@ def test_help_shows_defaults_bounds_choices_and_sections() -> None:
     assert "trust-remote-code" not in text
 
 
-@pytest.mark.parametrize("name", MEANINGLESS)
+@pytest.mark.parametrize("name", NOOP_OPTIONS)
 def test_meaningless_flags_say_so_and_go_on(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    known = MEANINGLESS[name]
+    known = NOOP_OPTIONS[name]
     if known.neutral is None:
         value = [] if not known.takes_value else ["4", "5"] if known.several else ["4"]
         assert parse(f"--{name}", *value, "--max-num-seqs", "3").scheduler.max_num_seqs == 3
         assert capsys.readouterr().err == f"prog: --{name} has no effect: {known.reason}\n"
-        assert drop_meaningless({name.replace("-", "_"): 4, "seed": 1}, MEANINGLESS, lambda _: None) == {"seed": 1}
+        assert drop_noop_options({name.replace("-", "_"): 4, "seed": 1}, NOOP_OPTIONS, lambda _: None) == {"seed": 1}
         return
     assert known.reason in error_of(capsys, f"--{name}", *(["wrong"] if known.takes_value else []))
     for value in known.neutral:
@@ -134,8 +134,8 @@ def test_meaningless_flags_say_so_and_go_on(name: str, capsys: pytest.CaptureFix
         assert parse(*given, "--max-num-seqs", "3").scheduler.max_num_seqs == 3
     assert capsys.readouterr().err == ""
     with pytest.raises(ConfigError, match=f"^{name.replace('-', '_')}="):
-        drop_meaningless({name.replace("-", "_"): "wrong"}, MEANINGLESS, lambda _: None)
-    assert drop_meaningless(dict.fromkeys([name.replace("-", "_")]), MEANINGLESS, lambda _: None) == {}
+        drop_noop_options({name.replace("-", "_"): "wrong"}, NOOP_OPTIONS, lambda _: None)
+    assert drop_noop_options(dict.fromkeys([name.replace("-", "_")]), NOOP_OPTIONS, lambda _: None) == {}
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_neutral_flags_of_vllm_are_accepted(line: str) -> None:
 
 def test_no_meaningless_flag_is_an_option() -> None:
     names = {name for flag in engine_flags() for name in flag.names}
-    assert not {"--" + name for name in MEANINGLESS} & names
-    shorts = [known.short for known in MEANINGLESS.values() if known.short]
+    assert not {"--" + name for name in NOOP_OPTIONS} & names
+    shorts = [known.short for known in NOOP_OPTIONS.values() if known.short]
     assert len(set(shorts)) == len(shorts)
     assert not {"-" + short for short in shorts} & names
 
@@ -242,11 +242,11 @@ def test_kernels_of_other_engines_are_hints() -> None:
 
 def test_options_said_in_another_way_are_keywords_too() -> None:
     given = {"rope_theta": 1e6, "hf_overrides": {"a": 1, "rope_theta": 2}, "task": "embed", "attention_config": None}
-    assert drop_meaningless(given, MEANINGLESS, pytest.fail) == {
+    assert drop_noop_options(given, NOOP_OPTIONS, pytest.fail) == {
         "hf_overrides": {"rope_theta": 2, "a": 1}, "runner": "pooling", "convert": "embed",
     }  # fmt: skip
     given = {"rope_theta": 1e6, "hf_overrides": None}
-    assert drop_meaningless(given, MEANINGLESS, pytest.fail) == {"hf_overrides": {"rope_theta": 1e6}}
+    assert drop_noop_options(given, NOOP_OPTIONS, pytest.fail) == {"hf_overrides": {"rope_theta": 1e6}}
 
 
 def test_values_have_other_names() -> None:

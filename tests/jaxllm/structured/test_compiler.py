@@ -12,7 +12,7 @@ from jaxllm.structured import llguidance_backend
 from jaxllm.structured.backend import Grammar, Matcher, mask_words
 from jaxllm.structured.compiler import THREADS, GrammarCompiler
 from jaxllm.structured.params import StructuredOutputsParams
-from tests.jaxllm.structured.canary.demo import demo_vocabulary
+from tests.jaxllm.structured.grammar_sandbox.demo import demo_vocabulary
 
 SECONDS = 60
 MIB = 1 << 20

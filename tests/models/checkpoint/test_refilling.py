@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models.checkpoint.refilling import _patch
-from jaxllm.models.checkpoint.slots import Slot
+from jaxllm.models.checkpoint.weight_target import WeightTarget
 from jaxllm.models.layers.parameter import ParameterSpec, Part, Rows
 from jaxllm.pallas_kernels.linear.tpu.layout import StripArray
 from jaxllm.pallas_kernels.linear.weight_type import INT4
@@ -24,7 +24,7 @@ def test_rows_that_are_not_given_stay(code: tuple[float, ...] | None) -> None:
     packed, wanted = (np.zeros(layout.array_shape, np.int8 if code is None else ml_dtypes.int4) for _ in range(2))
     layout.pack_into(packed, before)
     layout.pack_into(wanted, np.concatenate([before[:128], given[128:]]))
-    slot = Slot((), None, (128, 64), Rows(), Part("", 128, 128, Rows()), 1)
+    slot = WeightTarget((), None, (128, 64), Rows(), Part("", 128, 128, Rows()), 1)
     spec = ParameterSpec(jax.ShapeDtypeStruct(packed.shape, packed.dtype), Rows(), layout)
     _patch(packed, spec, [(slot, given[128:])])
     np.testing.assert_array_equal(packed, wanted)

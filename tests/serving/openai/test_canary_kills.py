@@ -111,7 +111,7 @@ def victims(server: ServerProcess) -> list[psutil.Process]:
     """The process that tries grammars, and then its children; empty if there is none at the moment."""
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(server.process.pid).children():
-            if "jaxllm.structured.canary.process" in child.cmdline():
+            if "jaxllm.structured.grammar_sandbox.process" in child.cmdline():
                 return [child, *child.children()]
     return []
 

@@ -5,7 +5,7 @@ One table for flags and for keywords of `LLM`. Names are flags without dashes at
 
 from collections.abc import Mapping
 
-from jaxllm.compat.vllm.options.meaningless import Meaningless, lists, off, only, switches, values
+from jaxllm.compat.vllm.options.meaningless import NoopOption, lists, off, only, switches, values
 
 _TEXT = "models read text only"
 _ONE_HOST = "one process drives all devices of one host"
@@ -16,7 +16,7 @@ _NO_RECURRENT = "states of recurrent layers have one form"
 _CACHE = "KV pages stay in device memory"
 _LOADING = "safetensors are mapped into memory"
 
-MEANINGLESS: Mapping[str, Meaningless] = {
+NOOP_OPTIONS: Mapping[str, NoopOption] = {
     **switches("there is no cascade attention", "disable-cascade-attn"),
     **switches("XLA makes the collectives", "disable-custom-all-reduce", "disable-nccl-for-dp-synchronization",
                "enable-nccl-comm-suspend"),
@@ -135,8 +135,8 @@ MEANINGLESS: Mapping[str, Meaningless] = {
 }  # fmt: skip
 """Of the engine, by name. `serving.options` has those of the server."""
 
-OF_SCRIPTS: Mapping[str, Meaningless] = {
-    **MEANINGLESS,
+OF_SCRIPTS: Mapping[str, NoopOption] = {
+    **NOOP_OPTIONS,
     **lists("requests of a script name no model", "served-model-name"),
     **values("a script sets up logging itself", "log-level", "log-format"),
     **values("a script gets the text as the model writes it", "reasoning-parser", "reasoning-parser-plugin",

@@ -8,7 +8,7 @@ from jaxllm.compat.vllm.options.translated import TRANSLATED, add_translated
 from jaxllm.errors import ConfigError
 
 
-class Meaningless(NamedTuple):
+class NoopOption(NamedTuple):
     """An option of vLLM's that is accepted, so that a command line or a script can be carried over.
 
     It changes nothing, for this `reason`; or if there are `neutral` values, only these change nothing, any other is an
@@ -42,8 +42,8 @@ class Meaningless(NamedTuple):
         return value is None or value in self.neutral
 
 
-def drop_meaningless(
-    options: Mapping[str, Any], table: Mapping[str, Meaningless], say: Callable[[str], None]
+def drop_noop_options(
+    options: Mapping[str, Any], table: Mapping[str, NoopOption], say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The options without those of the table; `say` is told, in a line, of each that was asked for and changes nothing.
 
@@ -82,29 +82,29 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def values(reason: str, *names: str) -> dict[str, Meaningless]:
+def values(reason: str, *names: str) -> dict[str, NoopOption]:
     """Flags with a value, none of which changes anything; `compilation-config/cc` has a short form."""
-    return {name: Meaningless(True, reason, short=short) for name, short in _with_short(names)}
+    return {name: NoopOption(True, reason, short=short) for name, short in _with_short(names)}
 
 
-def lists(reason: str, *names: str) -> dict[str, Meaningless]:
+def lists(reason: str, *names: str) -> dict[str, NoopOption]:
     """Flags with several values, none of which changes anything."""
-    return {name: Meaningless(True, reason, short=short, several=True) for name, short in _with_short(names)}
+    return {name: NoopOption(True, reason, short=short, several=True) for name, short in _with_short(names)}
 
 
-def switches(reason: str, *names: str) -> dict[str, Meaningless]:
+def switches(reason: str, *names: str) -> dict[str, NoopOption]:
     """Flags without a value that change nothing."""
-    return {name: Meaningless(False, reason, short=short) for name, short in _with_short(names)}
+    return {name: NoopOption(False, reason, short=short) for name, short in _with_short(names)}
 
 
-def only(neutral: Iterable[Any], advice: str, *names: str) -> dict[str, Meaningless]:
+def only(neutral: Iterable[Any], advice: str, *names: str) -> dict[str, NoopOption]:
     """Flags of which only these values change nothing."""
-    return {name: Meaningless(True, advice, tuple(neutral), short) for name, short in _with_short(names)}
+    return {name: NoopOption(True, advice, tuple(neutral), short) for name, short in _with_short(names)}
 
 
-def off(advice: str, *names: str) -> dict[str, Meaningless]:
+def off(advice: str, *names: str) -> dict[str, NoopOption]:
     """Flags without a value that must stay off."""
-    return {name: Meaningless(False, advice, (False,)) for name in names}
+    return {name: NoopOption(False, advice, (False,)) for name in names}
 
 
 def _with_short(names: Iterable[str]) -> Iterator[tuple[str, str]]:

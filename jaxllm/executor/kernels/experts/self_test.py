@@ -41,7 +41,7 @@ RunQuantized = Callable[[jax.Array, Weight, jax.Array], jax.Array]
 """One with matrices of few bits, of rows and the number of those in each group."""
 
 
-def with_tested_experts(
+def verify_experts(
     resolved: ResolvedConfig, run: Run | None = None, run_quantized: RunQuantized | None = None
 ) -> ResolvedConfig:
     """`resolved`, with XLA's products where `auto` chose a kernel that is not right here, or that reads no matrix.

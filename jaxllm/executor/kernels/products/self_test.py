@@ -28,7 +28,7 @@ _TOLERANCE = 0.03
 Run = Callable[[QuantizedInputs, str, str], jax.Array]
 
 
-def with_tested_products(resolved: ResolvedConfig, run: Run | None = None) -> ResolvedConfig:
+def verify_products(resolved: ResolvedConfig, run: Run | None = None) -> ResolvedConfig:
     """`resolved`, with XLA's products where `auto` chose a kernel that is not right here.
 
     `run` is what multiplies: for tests. Raises `EngineError` for a kernel that hangs.

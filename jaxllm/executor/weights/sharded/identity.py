@@ -13,7 +13,7 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.sharded.manifest import Manifest, SavedStage
 from jaxllm.models.checkpoint.leaves import shown
 from jaxllm.models.checkpoint.other_formats import STATE_FILE
-from jaxllm.models.checkpoint.slots import ParameterPath
+from jaxllm.models.checkpoint.weight_target import ParameterPath
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import ParameterSpec

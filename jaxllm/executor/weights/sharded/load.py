@@ -20,7 +20,7 @@ from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.checkpoint.leaves import leaf_specs, shown
 from jaxllm.models.checkpoint.read_ahead import in_order
 from jaxllm.models.checkpoint.safetensors_file import Tensor, aligned_empty, read_header
-from jaxllm.models.checkpoint.slots import ParameterPath
+from jaxllm.models.checkpoint.weight_target import ParameterPath
 from jaxllm.models.errors import ModelError
 
 

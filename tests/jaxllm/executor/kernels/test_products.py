@@ -13,8 +13,8 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.executor.kernels import self_test
 from jaxllm.executor.kernels.products.choice import choose_products
-from jaxllm.executor.kernels.products.self_test import with_tested_products
-from jaxllm.executor.kernels.verification import with_tested_kernels
+from jaxllm.executor.kernels.products.self_test import verify_products
+from jaxllm.executor.kernels.verification import verify_kernels
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedInputs
 from jaxllm.pallas_kernels.linear.weight_type import FP4, Values, WeightType
@@ -64,7 +64,7 @@ def test_each_type_is_tested_once() -> None:
         return right(inputs, backend, dtype)
 
     before = resolved()
-    assert with_tested_products(before, count) is before
+    assert verify_products(before, count) is before
     types = {kind for layer in before.model.layers for _, kind in layer.weight_types}
     types |= {kind for _, kind in before.model.weight_types}
     assert sorted(asked, key=repr) == sorted(((kind, rows) for kind in types for rows in (5, 300)), key=repr)
@@ -75,9 +75,9 @@ def test_what_linear_layers_do_not_have_is_not_tested() -> None:
     experts = with_types(resolved(), "mlp.expert_up", "mlp.expert_down")
     tables = dataclasses.replace(experts.model, weight_types=(("embedding", MXFP4), ("token_inputs.table", MXFP4)))
     for model in (experts.model, tables):
-        after = with_tested_products(dataclasses.replace(experts, model=model), refuse)
+        after = verify_products(dataclasses.replace(experts, model=model), refuse)
         assert (after.products, after.products_problem) == ("xla", None)
-    after = with_tested_products(with_types(resolved(), "mlp.shared.up"), refuse)
+    after = verify_products(with_types(resolved(), "mlp.shared.up"), refuse)
     assert "Mosaic failed" in str(after.products_problem)
 
 
@@ -90,14 +90,14 @@ def test_the_precision_is_the_engines(dtype: str, precision: str | None) -> None
         return right(*given)
 
     on_a_tpu = dataclasses.replace(with_types(resolved(), "mlp.up"), platform="tpu", dtype=dtype)
-    assert with_tested_products(on_a_tpu, run) is on_a_tpu
+    assert verify_products(on_a_tpu, run) is on_a_tpu
     assert found == [precision] * 2
 
 
 def test_every_kernel_of_the_forward_pass_is_tested() -> None:
     """Those of a TPU do not run here, so that none stays."""
     before = with_types(resolved(), "mlp.up", "mlp.expert_up")
-    after = with_tested_kernels(dataclasses.replace(before, attention="tpu", experts="tpu"))
+    after = verify_kernels(dataclasses.replace(before, attention="tpu", experts="tpu"))
     assert (after.attention, after.experts, after.products) == ("xla",) * 3
     assert after.attention_problem
     assert after.experts_problem
@@ -113,7 +113,7 @@ def test_one_that_hangs_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError
 
     with pytest.raises(EngineError, match="--linear-backend xla goes without this one"):
-        with_tested_products(resolved(), hangs)
+        verify_products(resolved(), hangs)
     ended.set()
 
 
@@ -128,11 +128,11 @@ def test_one_that_hangs_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch
 )
 def test_one_that_is_not_right_is_replaced(broken: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        after = with_tested_products(resolved(), broken)
+        after = verify_products(resolved(), broken)
     assert after.products == after.forward.products == "xla"
     assert str(after.products_problem).startswith("tpu: ")
     assert reason in str(after.products_problem)
     assert reason in caplog.text
     # Who names it gets it.
     before = resolved("tpu")
-    assert with_tested_products(before, broken) is before
+    assert verify_products(before, broken) is before

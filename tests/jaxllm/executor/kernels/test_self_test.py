@@ -12,7 +12,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
 from jaxllm.executor.kernels import self_test
-from jaxllm.executor.kernels.self_test import RESULTS, cases_of, with_tested_attention
+from jaxllm.executor.kernels.self_test import RESULTS, cases_of, verify_attention
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.plan import LayerPlan
@@ -57,7 +57,7 @@ def cache_folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_one_that_is_right_stays() -> None:
     before = resolved()
-    assert with_tested_attention(before, Implementation()) is before
+    assert verify_attention(before, Implementation()) is before
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_one_that_is_right_stays() -> None:
 )
 def test_one_that_is_not_is_replaced(broken: Implementation, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        after = with_tested_attention(resolved(), broken)
+        after = verify_attention(resolved(), broken)
     assert after.attention == after.forward.attention == "xla"
     assert after.attention_problem is not None
     assert after.attention_problem.startswith("gpu: ")
@@ -89,7 +89,7 @@ def test_a_gpu_serves_with_the_other_kernel_where_that_is_right(caplog: pytest.L
         out, cache = run_case("xla", inputs)
         return out * (1.5 if name == "gpu" else 1.0), cache
 
-    after = with_tested_attention(resolved(), wrong_on_hopper)
+    after = verify_attention(resolved(), wrong_on_hopper)
     assert asked == ["gpu", "triton"]
     assert after.attention == after.forward.attention == "triton"
     assert str(after.attention_problem).startswith("gpu: it is off by")
@@ -108,7 +108,7 @@ def test_latent_attention_is_tested_with_latents() -> None:
         out, cache = latent_check.run_case("xla", inputs)
         return out + (0.0 if checks else 1.0), cache
 
-    after = with_tested_attention(before, wrong)
+    after = verify_attention(before, wrong)
     assert asked == [("tpu", LatentSizes(32, 16), False), ("tpu", LatentSizes(32, 16), True)]
     assert after.attention_checks
     assert after.attention == "tpu"
@@ -120,7 +120,7 @@ def on_a_tpu() -> ResolvedConfig:
 
 def test_a_tpu_serves_with_checks_where_these_help(caplog: pytest.LogCaptureFixture) -> None:
     broken = Implementation(factor=1.5, needs_checks=True)
-    after = with_tested_attention(on_a_tpu(), broken)
+    after = verify_attention(on_a_tpu(), broken)
     assert (after.attention, after.attention_checks) == ("tpu", True)
     assert after.forward.attention_checks
     assert "its checks on" in caplog.text
@@ -128,34 +128,34 @@ def test_a_tpu_serves_with_checks_where_these_help(caplog: pytest.LogCaptureFixt
 
 
 def test_a_tpu_serves_with_xla_where_nothing_helps() -> None:
-    after = with_tested_attention(on_a_tpu(), Implementation(factor=1.5))
+    after = verify_attention(on_a_tpu(), Implementation(factor=1.5))
     assert (after.attention, after.attention_checks) == ("xla", False)
 
 
 def test_one_that_was_asked_for_is_never_replaced() -> None:
     broken = Implementation(factor=1.5)
     before = resolved("gpu")
-    assert with_tested_attention(before, broken) is before
+    assert verify_attention(before, broken) is before
     assert not broken.calls
 
 
 def test_a_failure_is_tested_again(cache_folder: Path) -> None:
     before = resolved(cache=str(cache_folder))
     full = Implementation(error=RuntimeError("RESOURCE_EXHAUSTED: another process has the memory"))
-    assert with_tested_attention(before, full).attention == "xla"
-    assert with_tested_attention(before, Implementation()) is before
+    assert verify_attention(before, full).attention == "xla"
+    assert verify_attention(before, Implementation()) is before
 
 
 def test_that_it_is_right_is_kept(cache_folder: Path) -> None:
     implementation = Implementation()
     before = resolved(cache=str(cache_folder))
-    first, second = (with_tested_attention(before, implementation) for _ in range(2))
+    first, second = (verify_attention(before, implementation) for _ in range(2))
     assert implementation.calls == 1
     assert first == second
     assert len(list((cache_folder / RESULTS).iterdir())) == 1
     # Another model has other heads.
     other = dataclasses.replace(before, page_size=2 * before.page_size)
-    with_tested_attention(other, implementation)
+    verify_attention(other, implementation)
     assert implementation.calls == 2
 
 
@@ -176,5 +176,5 @@ def test_one_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(inputs)
 
     with pytest.raises(EngineError, match=r"self-test of paged attention 'gpu' has not ended after 0\.2 s"):
-        with_tested_attention(resolved(), hangs)
+        verify_attention(resolved(), hangs)
     ended.set()

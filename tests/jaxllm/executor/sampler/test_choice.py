@@ -11,7 +11,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.executor.sampler.choice import choose_sampling
-from jaxllm.executor.sampler.self_test import with_tested_sampling
+from jaxllm.executor.sampler.self_test import verify_sampling
 from jaxllm.pallas_kernels.sampling import choose_tokens
 
 
@@ -32,7 +32,7 @@ def test_what_other_machines_take() -> None:
 
 def test_a_kernel_that_is_right_stays() -> None:
     before = resolved()
-    assert with_tested_sampling(before, jax.jit(choose_tokens)) is before
+    assert verify_sampling(before, jax.jit(choose_tokens)) is before
 
 
 def refuse(*_: Any) -> Any:
@@ -46,8 +46,8 @@ def refuse(*_: Any) -> Any:
 )
 def test_one_that_is_not_is_replaced(broken: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        assert with_tested_sampling(resolved(), broken).sampling == "xla"
+        assert verify_sampling(resolved(), broken).sampling == "xla"
     assert reason in caplog.text
     # Who names it gets it.
     before = resolved("tpu")
-    assert with_tested_sampling(before, broken) is before
+    assert verify_sampling(before, broken) is before

@@ -216,7 +216,7 @@ async def test_engines_of_one_server_that_are_added_need_the_weights_too(
     group.members._config = EngineConfig()
     group.members._options.settings.update(log_level="info", json_logs=False)
     group.members.serve(Requests)  # type: ignore[arg-type]
-    group.engines[0].distrust_weights()
+    group.engines[0].mark_weights_stale()
     await group.members.grow(2)
     assert given[0]["stale_weights"] == STALE_WEIGHTS
     assert group.engines[1].stats.weights_problem == STALE_WEIGHTS
@@ -273,7 +273,7 @@ async def test_an_update_that_is_cancelled_as_it_begins_is_abandoned(make_group:
         assert [each.method for each in await sent(engine)] == ["start_weight_update"]
     updated.cancel()
     for engine in group.engines:
-        assert [each.method for each in await sent(engine)] == ["abandon_weight_update"]
+        assert [each.method for each in await sent(engine)] == ["abort_weight_update"]
         tell(engine, Called(0), Called(1))
     with pytest.raises(asyncio.CancelledError):
         await updated

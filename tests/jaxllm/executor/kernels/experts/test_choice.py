@@ -11,7 +11,7 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.executor.kernels.experts.choice import choose_experts
-from jaxllm.executor.kernels.experts.self_test import with_tested_experts
+from jaxllm.executor.kernels.experts.self_test import verify_experts
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.mlp_plan import ExpertsPlan, RouterPlan
 from jaxllm.pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
@@ -44,7 +44,7 @@ def test_what_a_machine_takes() -> None:
 
 def test_a_kernel_that_is_right_stays() -> None:
     before = resolved()
-    assert with_tested_experts(before, jax.jit(lambda inputs: inputs.call("reference"))) is before
+    assert verify_experts(before, jax.jit(lambda inputs: inputs.call("reference"))) is before
 
 
 def refuse(_: Any) -> Any:
@@ -62,13 +62,13 @@ def refuse(_: Any) -> Any:
 )
 def test_one_that_is_not_is_replaced(broken: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        after = with_tested_experts(resolved(), broken)
+        after = verify_experts(resolved(), broken)
     assert after.experts == "xla"
     assert reason in str(after.experts_problem)
     assert reason in caplog.text
     # Who names it gets it.
     before = resolved("tpu")
-    assert with_tested_experts(before, broken) is before
+    assert verify_experts(before, broken) is before
 
 
 MXFP4 = WeightType(Values.CODES, group=32, code=FP4, scales="float8_e8m0fnu")
@@ -100,12 +100,12 @@ def test_matrices_of_few_bits_are_tested_by_type() -> None:
         return multiply(x, weight, sizes)
 
     before = quantized(MXFP4, W8A8, MXFP4)
-    assert with_tested_experts(before, refuse, count) is before
+    assert verify_experts(before, refuse, count) is before
     assert asked == [MXFP4, W8A8]
-    after = with_tested_experts(before, refuse, lambda *given: multiply(*given) * 1.1)
+    after = verify_experts(before, refuse, lambda *given: multiply(*given) * 1.1)
     assert (after.experts, "codes" in str(after.experts_problem).lower()) == ("xla", True)
     # The kernel does not read groups of 8: nothing is tested, and nothing runs it.
-    after = with_tested_experts(quantized(dataclasses.replace(MXFP4, group=8)), refuse, refuse_quantized)
+    after = verify_experts(quantized(dataclasses.replace(MXFP4, group=8)), refuse, refuse_quantized)
     assert (after.experts, after.experts_problem) == ("xla", None)
 
 

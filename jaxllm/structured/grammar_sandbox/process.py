@@ -1,7 +1,7 @@
-"""`python -m jaxllm.structured.canary.process`: tries grammars, each in a child made by `fork`.
+"""`python -m jaxllm.structured.grammar_sandbox.process`: tries grammars, each in a child made by `fork`.
 
-Not for people: `jaxllm.structured.canary.client` starts it. It reads the vocabulary once; it has one thread, so that
-its children are whole. It ends when its standard input does, and so with the process that started it.
+Not for people: `jaxllm.structured.grammar_sandbox.client` starts it. It reads the vocabulary once; it has one
+thread, so that its children are whole. It ends when its standard input does, and so with the process that started it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import msgspec
 
 from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Backend, Vocabulary, make_backend
-from jaxllm.structured.canary.messages import (
+from jaxllm.structured.grammar_sandbox.messages import (
     PONG,
     Begin,
     Cancel,
@@ -29,7 +29,7 @@ from jaxllm.structured.canary.messages import (
     framed,
     write_all,
 )
-from jaxllm.structured.canary.trial import attempt, limit, meaning, untried
+from jaxllm.structured.grammar_sandbox.trial import attempt, limit, meaning, untried
 
 NICE: Final = 5
 """Whoever waits for the tokens of a running request comes first."""

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from jaxllm.structured.canary.messages import PONG, Begin, Frames, Ping, ToCanary, Verdict, framed, write_all
+from jaxllm.structured.grammar_sandbox.messages import PONG, Begin, Frames, Ping, ToCanary, Verdict, framed, write_all
 
-MODULE: Final = "jaxllm.structured.canary.process"
+MODULE: Final = "jaxllm.structured.grammar_sandbox.process"
 PING_SECONDS: Final = 1.0
 MOST_UNANSWERED: Final = 5
 """A process that was asked so often whether it lives, and says nothing, is stopped or hangs: it does little itself."""

@@ -14,10 +14,10 @@ import msgspec
 
 from jaxllm.errors import QueueFullError, RequestError
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.canary.backoff import Backoff
-from jaxllm.structured.canary.link import Link
-from jaxllm.structured.canary.messages import Begin, Budget, Cancel, Try, Verdict
-from jaxllm.structured.canary.waiting import TurnQueue
+from jaxllm.structured.grammar_sandbox.backoff import Backoff
+from jaxllm.structured.grammar_sandbox.link import Link
+from jaxllm.structured.grammar_sandbox.messages import Begin, Budget, Cancel, Try, Verdict
+from jaxllm.structured.grammar_sandbox.waiting import TurnQueue
 from jaxllm.structured.params import StructuredOutputsParams
 
 AT_ONCE: Final = 2

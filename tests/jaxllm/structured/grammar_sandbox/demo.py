@@ -4,8 +4,8 @@ from pathlib import Path
 
 from jaxllm.models.checkpoint.checkpoint import resolve
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.canary.client import PATIENCE_SECONDS, Canary
-from jaxllm.structured.canary.messages import Budget
+from jaxllm.structured.grammar_sandbox.client import PATIENCE_SECONDS, Canary
+from jaxllm.structured.grammar_sandbox.messages import Budget
 
 
 def demo_vocabulary() -> Vocabulary:

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from jaxllm.errors import QueueFullError
-from jaxllm.structured.canary.client import MOST_OF_ONE, Canary
-from jaxllm.structured.canary.messages import Budget, Verdict
+from jaxllm.structured.grammar_sandbox.client import MOST_OF_ONE, Canary
+from jaxllm.structured.grammar_sandbox.messages import Budget, Verdict
 from jaxllm.structured.params import StructuredOutputsParams
 from tests.conftest import RunPython
-from tests.jaxllm.structured.canary.demo import demo_canary
+from tests.jaxllm.structured.grammar_sandbox.demo import demo_canary
 
 SECONDS = 60
 """After which something hangs."""
@@ -125,7 +125,7 @@ def test_a_process_that_cannot_live_is_given_up() -> None:
 
 FULL = """
 import resource
-from tests.jaxllm.structured.canary.demo import demo_canary
+from tests.jaxllm.structured.grammar_sandbox.demo import demo_canary
 from jaxllm.structured.params import StructuredOutputsParams
 
 def ask(text):
@@ -236,7 +236,7 @@ def test_closing_leaves_nobody_waiting(canary: Canary) -> None:
 
 PARENT = """
 import sys, time
-from tests.jaxllm.structured.canary.demo import demo_canary
+from tests.jaxllm.structured.grammar_sandbox.demo import demo_canary
 from jaxllm.structured.params import StructuredOutputsParams
 canary = demo_canary()
 canary.ask(StructuredOutputsParams(choice=["a"])).result()
@@ -256,7 +256,7 @@ def test_it_ends_with_whoever_started_it() -> None:
 
 
 def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.structured.canary.link.PING_SECONDS", 0.05)
+    monkeypatch.setattr("jaxllm.structured.grammar_sandbox.link.PING_SECONDS", 0.05)
     canary = demo_canary()
     try:
         assert canary.ask(StructuredOutputsParams(choice=["a"])).result(60).error is None

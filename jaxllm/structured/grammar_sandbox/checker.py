@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from jaxllm.config import StructuredOptions
 from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Vocabulary
-from jaxllm.structured.canary.client import Canary
-from jaxllm.structured.canary.messages import Budget, Verdict
+from jaxllm.structured.grammar_sandbox.client import Canary
+from jaxllm.structured.grammar_sandbox.messages import Budget, Verdict
 from jaxllm.structured.options import with_options
 from jaxllm.structured.params import StructuredOutputsParams
 

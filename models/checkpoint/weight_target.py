@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxllm.models.checkpoint.source import Source, Take, Whole, source_of
+from jaxllm.models.checkpoint.source import Source, TensorTransform, Whole, source_of
 from jaxllm.models.errors import ModelError
 from jaxllm.models.layers.parameter import Merged, ParameterSpec, Part, Rows
 
@@ -16,7 +16,7 @@ LOOP, SCAN = "each", "all"
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightTarget:
     """Where a checkpoint tensor goes: a parameter, or slice `layer` of a parameter that stacks several layers.
 
     `take` makes of the tensor one of `shape`; `rows` says what the parameter adds to that. Where it holds several
@@ -29,7 +29,7 @@ class Slot:
     rows: Rows
     part: Part | None = None
     blocks: int = 1
-    take: Take = Whole()
+    take: TensorTransform = Whole()
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ class Slot:
         return self.take.shape_of(self.shape)
 
 
-Slots = Mapping[str, Sequence[Slot]]
+Slots = Mapping[str, Sequence[WeightTarget]]
 """By the name of the checkpoint's tensor, which may be more than one module's."""
 
 
@@ -46,7 +46,7 @@ def checkpoint_slots(specs: Specs, names: Mapping[str, str | Source], first_laye
 
     The first of the layers there are has number `first_layer`. Raises `ModelError` for a module that `names` lacks.
     """
-    slots: dict[str, list[Slot]] = {}
+    slots: dict[str, list[WeightTarget]] = {}
     for path, spec in specs.items():
         if spec.name != "values":
             continue  # It comes with the values.
@@ -84,12 +84,12 @@ def _plain_name(modules: Sequence[str | int]) -> str:
 
 def _tensors_of(
     path: ParameterPath, size: int, rows: Rows | Merged
-) -> Iterator[tuple[tuple[str | int, ...], int, Slot]]:
+) -> Iterator[tuple[tuple[str | int, ...], int, WeightTarget]]:
     """For each tensor that a parameter of `size` rows holds: the module it is named after, its rows, and its slot."""
     *modules, _ = path
     if isinstance(rows, Rows):
-        yield tuple(modules), size, Slot(path, None, (), rows)
+        yield tuple(modules), size, WeightTarget(path, None, (), rows)
         return
     for part in rows.tensors():
-        slot = Slot(path, None, (), part.rows, part, rows.blocks)
+        slot = WeightTarget(path, None, (), part.rows, part, rows.blocks)
         yield (*modules[:-1], part.name), rows.blocks * part.size, slot

@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxllm.errors import RequestError
 from jaxllm.structured.backend import Backend, Grammar, mask_words
-from jaxllm.structured.canary.messages import Budget, Verdict
 from jaxllm.structured.complexity.check import check_complexity
+from jaxllm.structured.grammar_sandbox.messages import Budget, Verdict
 from jaxllm.structured.params import StructuredOutputsParams
 
 WALK_TOKENS: Final = 32

@@ -11,7 +11,7 @@ from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
 
-class StepsUnderWay:
+class InFlightSteps:
     """The steps that were scheduled and not taken yet, in order."""
 
     def __init__(self, table: RequestTable, groups: SequenceGroups) -> None:

@@ -19,7 +19,7 @@ from jaxllm.serving.pooling.outputs import (
     ScoringRequestOutput,
 )
 from jaxllm.serving.text.outputs import CompletionOutput, RequestOutput
-from jaxllm.serving.text.showing import MOST_SHOWN, Results
+from jaxllm.serving.text.repr import MOST_SHOWN, Results
 
 
 def output(name: str = "0") -> RequestOutput:
