@@ -90,8 +90,7 @@ class Process:
     def _end_stopped(self) -> None:
         """End children that somebody has stopped: their alarm clocks stand still, and others wait."""
         for child in self._children.values():
-            # Of those that have ended this tells nothing, and leaves them to be waited for.
-            if os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG) is not None:
+            if is_stopped(child.pid):
                 os.kill(child.pid, signal.SIGKILL)
 
     def _try(self, number: int, form: bytes) -> None:
@@ -144,6 +143,13 @@ class Process:
 
     def _say(self, verdict: Verdict) -> None:
         write_all(self._answers, framed(verdict))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped this child. One that has ended is not, and stays to be waited for."""
+    # Asked about stops alone, the kernel fails with ECHILD for a child that has ended.
+    state = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return state is not None and state.si_code == os.CLD_STOPPED
 
 
 def _backend(begin: Begin) -> Backend | RequestError:

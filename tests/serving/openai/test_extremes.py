@@ -24,6 +24,6 @@ def test_no_number_at_its_ends_breaks_anything(server: ServerProcess, http: http
     assert check(server, http, everything=False) > 3000
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_number_at_all_breaks_anything(server: ServerProcess, http: httpx.Client) -> None:
     assert check(server, http, everything=True) > 30_000

@@ -78,7 +78,7 @@ def test_no_message_repeats_a_long_value_of_a_body(http: httpx.Client) -> None:
     assert sweep(http, everything=False) > 500
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_message_repeats_a_long_value_anywhere(http: httpx.Client) -> None:
     assert sweep(http, everything=True) > 3000
 
