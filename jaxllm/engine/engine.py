@@ -126,7 +126,7 @@ class Engine(StepLoop[Dispatched]):
                 raise
             raise RequestFaultError(fault_message(request.request_id)) from error
         self._turns.arrived(request.owner)
-        self.scheduler.add(request, held=any(each.holds for each in features))
+        self.scheduler.add(request, [each.hold_reason for each in features if each.hold_reason])
         self._features.add(request, features)
 
     def add_or_refuse(self, request: Request) -> None:

@@ -6,7 +6,7 @@ requests. A request that cannot get a page makes the last in order give up its o
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from jaxllm.scheduler.admission import Admission
 from jaxllm.scheduler.fair_queue import FairQueue
 from jaxllm.scheduler.fairness import Fairness, in_order
 from jaxllm.scheduler.groups import SequenceGroups
+from jaxllm.scheduler.holds import HoldReason, Holds
 from jaxllm.scheduler.in_flight import InFlightSteps
 from jaxllm.scheduler.pages import PageTables
 from jaxllm.scheduler.plan import StepPlan
@@ -87,7 +88,7 @@ class Scheduler:
         self._running = RunningOrder(order_key(policy))
         self._fairness = Fairness(self.table, self._shares, max_num_batched_tokens)
         self._room = Room(self.table, self._running, self._shares, pages, max_num_batched_tokens)
-        self._held: set[Request] = set()
+        self._holds = Holds()
         self._requests: dict[str, Request] = {}
         self._page_tables = PageTables(self.table, pages)
         self._groups = SequenceGroups(self.table, pages)
@@ -114,12 +115,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._waiting) + len(self._held)
+        return len(self._waiting) + len(self._holds)
 
     @property
     def num_held(self) -> int:
         """Those of them that may not run yet."""
-        return len(self._held)
+        return len(self._holds)
 
     @property
     def num_running(self) -> int:
@@ -142,12 +143,13 @@ class Scheduler:
     @property
     def only_held(self) -> bool:
         """Whether all requests there are wait for their `release`."""
-        return len(self._held) == len(self._requests)
+        return len(self._holds) == len(self._requests)
 
-    def add(self, request: Request, *, held: bool = False) -> None:
-        """Queue a request, whose prompt must have 1 to `max_model_len - 1` tokens; `held`: from its `release` on.
+    def add(self, request: Request, hold_reasons: Collection[HoldReason] = ()) -> None:
+        """Queue a request, whose prompt must have 1 to `max_model_len - 1` tokens.
 
-        Raises `RequestError` when an unfinished request has the same id.
+        It may run once each of its `hold_reasons` is released. Raises `RequestError` when an unfinished request has the
+        same id.
         """
         assert 0 < request.num_tokens < self.table.max_model_len
         if request.request_id in self._requests:
@@ -161,8 +163,8 @@ class Scheduler:
                 each.arrival = self._arrivals
                 self._arrivals += 1
         self._requests[request.request_id] = request
-        if held:
-            self._held.add(request)
+        if hold_reasons:
+            self._holds.add(request, hold_reasons)
         else:
             self._wait(request)
 
@@ -179,10 +181,20 @@ class Scheduler:
         self._shares.leave(request.share)
         return self._requests.pop(request.request_id)
 
-    def release(self, request: Request) -> None:
-        """Let a request that was held run, at the place that its arrival gives it."""
-        self._held.remove(request)
-        self._wait(request)
+    def hold(self, request: Request, reason: HoldReason) -> None:
+        """Keep a waiting request from running until `release` is called with this reason, too."""
+        assert request.slot < 0, "a running request is preempted before it is held"
+        if request not in self._holds:
+            self._waiting.remove(request)
+        self._holds.add(request, (reason,))
+
+    def release(self, request: Request, reason: HoldReason) -> None:
+        """Let a request run, at the place that its arrival gives it, if this was the last reason to hold it.
+
+        Harmless for a request that has ended, and for a reason that is released already.
+        """
+        if self._holds.release(request, reason):
+            self._wait(request)
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> Request | None:
         """End a request, waiting or running, for a reason seen outside. Returns it, or None when there is none.
@@ -194,9 +206,7 @@ class Scheduler:
             return None
         if request.slot >= 0:
             self._leave(request)
-        elif request in self._held:
-            self._held.remove(request)
-        else:
+        elif not self._holds.remove(request):
             self._waiting.remove(request)
         self._shares.leave(request.share)
         request.finish_reason, request.stop_reason = reason, stop_reason
@@ -443,8 +453,8 @@ class Scheduler:
         """Assert the invariants of slots, pages, queue and running order. Slow: for tests."""
         self.table.check_integrity()
         self._running.check_integrity()
-        running, waiting = set(self._running), set(self._waiting) | self._held
-        assert not self._held & set(self._waiting)
+        running, waiting = set(self._running), set(self._waiting) | set(self._holds)
+        assert not set(self._holds) & set(self._waiting)
         assert running <= {request for request in self.table.requests if request is not None}
         assert len(running) == self.table.num_slots - self.table.num_free_slots
         assert all(each.slot < 0 for request in waiting for each in request.sequences)

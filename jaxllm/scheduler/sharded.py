@@ -4,7 +4,7 @@ A data shard is a `Scheduler`, so that all it promises holds for every one: pree
 a shard. Here it is decided which shard gets a request, and their plans become one step's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxllm.errors import RequestError, quoted
 from jaxllm.kv.manager import KVManager
 from jaxllm.kv.pages import Int32Array
 from jaxllm.requests.request import FinishReason, Request
+from jaxllm.scheduler.holds import HoldReason
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.scheduler import Scheduler
 from jaxllm.scheduler.table import RequestTable
@@ -92,7 +93,7 @@ class ShardedScheduler:
         part = self._part_of.get(request_id)
         return None if part is None else part.get(request_id)
 
-    def add(self, request: Request, *, held: bool = False) -> None:
+    def add(self, request: Request, hold_reasons: Collection[HoldReason] = ()) -> None:
         """See `Scheduler.add`."""
         if request.request_id in self._part_of:
             raise RequestError(
@@ -103,7 +104,7 @@ class ShardedScheduler:
             each.arrival = self._arrivals
             self._arrivals += 1
         part = self._place(request)
-        part.add(request, held=held)
+        part.add(request, hold_reasons)
         self._part_of[request.request_id] = part
 
     def _place(self, request: Request) -> Scheduler:
@@ -114,9 +115,15 @@ class ShardedScheduler:
         cached = {index: self._pages[index].num_cached_tokens(request) for index in not_busy}
         return self.parts[min(not_busy, key=lambda index: (-cached[index], loads[index], index))]
 
-    def release(self, request: Request) -> None:
+    def hold(self, request: Request, reason: HoldReason) -> None:
+        """See `Scheduler.hold`."""
+        self._part_of[request.request_id].hold(request, reason)
+
+    def release(self, request: Request, reason: HoldReason) -> None:
         """See `Scheduler.release`."""
-        self._part_of[request.request_id].release(request)
+        part = self._part_of.get(request.request_id)
+        if part is not None:
+            part.release(request, reason)
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> Request | None:
         """See `Scheduler.finish`."""

@@ -56,7 +56,7 @@ class ConstrainedDecoding(StepFeature):
     So it is with requests that use logits processors, which may have a grammar as well.
     """
 
-    holds = True
+    hold_reason = "grammar"
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ConstrainedDecoding(StepFeature):
                 self._wrong.append((request, error))
                 return
         if not request.params.uses_grammar or self._constraints.begin(request):
-            self._scheduler.release(request)
+            self._scheduler.release(request, self.hold_reason)
 
     def on_ended(self, request: Request) -> None:
         """Forget a request."""
@@ -113,7 +113,7 @@ class ConstrainedDecoding(StepFeature):
                 except RequestError as error:
                     self._refuse(request, str(error), error.parameter)
                 else:
-                    self._scheduler.release(request)
+                    self._scheduler.release(request, self.hold_reason)
 
     def on_idle(self) -> None:
         """Wait a little for a grammar, if nothing else can be done."""

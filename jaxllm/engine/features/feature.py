@@ -6,6 +6,7 @@ from jaxllm.engine.features.faults import Faults
 from jaxllm.executor.runner import Dispatched, StepResult
 from jaxllm.requests.outputs import EngineOutput
 from jaxllm.requests.request import Request
+from jaxllm.scheduler.holds import HoldReason
 from jaxllm.scheduler.plan import StepPlan
 
 
@@ -17,8 +18,8 @@ class StepFeature:
     nothing else. Work for one request belongs under `self.faults.guard(request)`, so that it ends that request alone.
     """
 
-    holds: ClassVar[bool] = False
-    """Whether its requests wait in the scheduler until it releases them."""
+    hold_reason: ClassVar[HoldReason] = ""
+    """If any: its requests may not run before it has released them from this reason, see `Scheduler.release`."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults = faults

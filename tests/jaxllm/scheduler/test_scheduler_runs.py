@@ -7,7 +7,7 @@ tokens the host knows more than the device would sample, and others than it samp
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -241,6 +241,12 @@ class Run:
         self.requests: dict[str, Request] = {}
         self.stories: dict[str, Story] = {}
         self.live: list[str] = []
+        self.held: dict[str, set[str]] = {}
+
+    @property
+    def ready(self) -> list[str]:
+        """Unfinished requests that may run."""
+        return [name for name in self.live if not self.held.get(name)]
 
     def add(
         self,
@@ -249,6 +255,7 @@ class Run:
         priority: int = 0,
         salt: str | None = None,
         owner: Owner = NOBODY,
+        hold_reasons: Collection[str] = (),
     ) -> None:
         name = str(len(self.requests))
         request = Request(
@@ -263,7 +270,18 @@ class Run:
         self.requests[name] = request
         self.stories[name] = Story.of(request, self.options["max_model_len"])
         self.live.append(name)
-        self.scheduler.add(request)
+        self.held[name] = set(hold_reasons)
+        self.scheduler.add(request, hold_reasons)
+
+    def hold(self, name: str, reason: str) -> None:
+        self.held[name].add(reason)
+        self.scheduler.hold(self.requests[name], reason)
+
+    def release(self, name: str, reason: str) -> None:
+        """Also of a request that has ended, and for a reason that it does not have."""
+        self.held[name].discard(reason)
+        self.scheduler.release(self.requests[name], reason)
+        self.scheduler.check_integrity()
 
     def key(self, request: Request) -> tuple[int, int]:
         return (request.priority if self.options["policy"] == "priority" else 0, request.arrival)
@@ -275,7 +293,7 @@ class Run:
         if abort is not None:
             self.finish(abort)
         if not self.under_way:
-            assert not self.live
+            assert not self.ready
             return
         scheduler = self.scheduler
         for request in scheduler.update(*self.under_way.popleft()):
@@ -290,13 +308,14 @@ class Run:
         running = sorted((each for each in table.requests if each is not None), key=self.key)
         total = {each: int(table.num_tokens[each.slot] + table.num_pending[each.slot]) for each in running}
         behind = {each: total[each] - int(table.num_computed[each.slot]) for each in running if self._goes_on(each)}
-        waiting = sorted((self.requests[name] for name in self.live if self.requests[name].slot < 0), key=self.key)
+        waiting = sorted((self.requests[name] for name in self.ready if self.requests[name].slot < 0), key=self.key)
         contended = len({self.requests[name].owner.name for name in self.live}) > 1
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         if plan is None:
-            assert self.under_way or not self.live
+            assert self.under_way or not self.ready
             return False
+        assert not any(self.held[request.request_id] for request in plan.requests), "a held request runs"
         self._check_plan(plan, running, total, behind)
         if contended:
             self._check_turns(plan, running, waiting)
@@ -365,7 +384,10 @@ class Run:
 
     def drain(self) -> None:
         """Every accepted request finishes: in each step the first in order gains at least one token."""
-        # With several owners a request that was the first may have to begin again behind older ones that came later.
+        for name, reasons in self.held.items():
+            for reason in tuple(reasons):
+                self.release(name, reason)
+        # With several owners a request that was the first may have to begin again after older ones that came later.
         again = len(self.live) if len({each.owner for each in self.requests.values()}) > 1 else 1
         for _ in range((self.ahead + 1) * (again * len(self.live) * self.options["max_model_len"] + 1)):
             if not self.live:
@@ -376,6 +398,7 @@ class Run:
         assert self.pages.num_free_pages == self.pages.num_pages - 1, "leaked"
 
 
+REASONS = ("grammar", "transfer")
 OWNERS = [Owner("a"), Owner("b"), Owner("c", 3.0)]
 
 tokens_of = st.lists(st.integers(0, 2), min_size=1, max_size=23)
@@ -442,12 +465,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([None, None, "a"]),
         count=st.integers(1, 3),
         owner=st.sampled_from(OWNERS),
+        hold_reasons=st.sampled_from([(), (), (), REASONS[:1], REASONS]),
     )
     def add(
-        self, prompt: list[int], params: SamplingParams, priority: int, salt: str | None, count: int, owner: Owner
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int,
+        salt: str | None,
+        count: int,
+        owner: Owner,
+        hold_reasons: tuple[str, ...],
     ) -> None:
         for _ in range(count):
-            self.run.add(prompt, params, priority, salt, owner if self.several else NOBODY)
+            self.run.add(prompt, params, priority, salt, owner if self.several else NOBODY, hold_reasons)
+
+    @precondition(lambda self: self.run.requests)
+    @rule(data=st.data(), reason=st.sampled_from(REASONS))
+    def release(self, data: st.DataObject, reason: str) -> None:
+        self.run.release(data.draw(st.sampled_from(list(self.run.requests))), reason)
+
+    @rule(data=st.data(), reason=st.sampled_from(REASONS))
+    def hold(self, data: st.DataObject, reason: str) -> None:
+        waiting = [name for name in self.run.live if self.run.requests[name].slot < 0]
+        if waiting:
+            self.run.hold(data.draw(st.sampled_from(waiting)), reason)
 
     @precondition(lambda self: self.run.live)
     @rule(count=st.integers(1, 8))
