@@ -19,13 +19,15 @@ from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.resolved import resolve_config
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.sampler.logprobs import no_logprobs
 from jaxllm.executor.sampler.rows import SamplingState
 from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.step_program import DeviceState, StepShape, set_pages
+from jaxllm.executor.state_programs import set_pages
+from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.cache import Cache
 
 NUM_PARAMETERS = 291

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jaxllm.errors import RequestError, quoted
+from jaxllm.executor.program_table import EMPTY_STATE
 from jaxllm.executor.progress import Progress, silent
 from jaxllm.requests.request import Request
 
@@ -145,7 +146,7 @@ class EngineControl:
             self._weights().restore(progress)
             self._asleep.discard("weights")
         if "kv_cache" in waking:
-            self._engine.runner.calls.call("empty_state")
+            self._engine.runner.calls.call(EMPTY_STATE)
             self._asleep.discard("kv_cache")
         if not self._asleep - {"scheduling"}:
             if self._level and not self._is_updating:

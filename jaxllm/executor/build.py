@@ -25,6 +25,7 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.identity import engine_identity
 from jaxllm.executor.compile.program import ProgramSet
 from jaxllm.executor.device_calls import DeviceCalls
+from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.memory.capacity import (
     count_pages,
@@ -34,11 +35,11 @@ from jaxllm.executor.memory.capacity import (
     with_snapshots,
 )
 from jaxllm.executor.memory.memory import cpu_free_bytes, device_free_bytes, steady
+from jaxllm.executor.program_table import EMPTY_STATE
 from jaxllm.executor.progress import Progress, silent
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.step_program import DeviceState
 from jaxllm.models.causal_lm import load_model
 from jaxllm.models.errors import ModelError
 
@@ -118,7 +119,7 @@ def follow(resolved: ResolvedConfig, group: "FollowerGroup", progress: Progress 
     background = built.in_background()
     try:
         for call in group.calls():
-            built.calls.call(call.name, *(each.array() for each in call.arrays))
+            built.calls.repeat(call.name, [each.array() for each in call.arrays])
     finally:
         if background is not None:
             background.stop()
@@ -294,5 +295,5 @@ def _shared_identity(resolved: ResolvedConfig, programs: ProgramSet[DeviceState]
 
 
 def _make_state(calls: DeviceCalls) -> None:
-    calls.call("empty_state")
+    calls.call(EMPTY_STATE)
     jax.block_until_ready(calls.state)

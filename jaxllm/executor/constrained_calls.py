@@ -8,6 +8,7 @@ from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.executor.packing import StepPacker, output_lengths
+from jaxllm.executor.program_table import SAMPLE_CONSTRAINED
 from jaxllm.executor.sampler.constrained import ConstrainedRows, constrained_layout
 from jaxllm.executor.sampler.logprobs import Logprobs
 from jaxllm.executor.sampler.table import NEUTRAL_FLOATS, SamplingTable
@@ -48,7 +49,7 @@ class ConstrainedCalls:
                     views["masks"][: len(part)] = masks[part]
                     own.append(packed)
                 packed = np.concatenate(own)
-                sampled = self._calls.call("sample_constrained", packed)
+                sampled = self._calls.call(SAMPLE_CONSTRAINED, packed)
                 places = np.concatenate([shard * at_once + np.arange(len(part)) for shard, part in enumerate(parts)])
                 constrained.chosen.append((constrained.rows[which[np.concatenate(parts)]], places, sampled))
                 for leaf in jax.tree.leaves(

@@ -4,7 +4,8 @@ import numpy as np
 
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.packing import StepPacker
-from jaxllm.executor.step_program import embeddings_at_once
+from jaxllm.executor.program_table import SET_EMBEDDINGS
+from jaxllm.executor.state_programs import embeddings_at_once
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
@@ -45,4 +46,4 @@ class EmbeddingCalls:
             sent = np.zeros((self._at_once, together.shape[1]), together.dtype)
             sent_places[: len(some)] = some
             sent[: len(some)] = together[first : first + self._at_once]
-            self._calls.call("set_embeddings", sent_places, sent)
+            self._calls.call(SET_EMBEDDINGS, sent_places, sent)

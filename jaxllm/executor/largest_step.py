@@ -12,9 +12,9 @@ from jaxllm.executor.compile.compiler import is_out_of_memory
 from jaxllm.executor.compile.executables import compiler_options
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import ProgramSet
+from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.memory.capacity import bytes_on_device
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.executor.step_program import DeviceState
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 
 PROVISIONAL_PAGES = 64

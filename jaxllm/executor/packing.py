@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.sampler.rows import INT_FIELDS
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.step_program import FROM_DEVICE, StepShape
+from jaxllm.executor.step_inputs import FROM_DEVICE, StepShape
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 

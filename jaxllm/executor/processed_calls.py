@@ -11,6 +11,7 @@ from jaxllm.executor.constrained_calls import pack_constrained
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.executor.packing import StepPacker
+from jaxllm.executor.program_table import ROW_LOGITS, SAMPLE_FROM_HOST, SAMPLE_PROCESSED
 from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 from jaxllm.executor.sampler.constrained import ConstrainedRows
 from jaxllm.executor.sampler.processed import processed_layout
@@ -45,7 +46,7 @@ class ProcessedCalls:
         with self._watch.watching("logits of rows"):
             for parts, places in self._parts(layout, constrained, which):
                 own = [pack_constrained(layout, self._packer, constrained, which[part])[0] for part in parts]
-                calls.append((np.concatenate(parts), places, self._calls.call("row_logits", np.concatenate(own))))
+                calls.append((np.concatenate(parts), places, self._calls.call(ROW_LOGITS, np.concatenate(own))))
         for rows, places, logits in calls:
             found[rows] = np.asarray(self._calls.fetch(logits))[places, : self._vocab_size]
         return found
@@ -75,11 +76,11 @@ class ProcessedCalls:
                     own.append(packed)
                 rows, packed = np.concatenate(parts), np.concatenate(own)
                 if logits is None:
-                    sampled = self._calls.call("sample_processed", packed)
+                    sampled = self._calls.call(SAMPLE_PROCESSED, packed)
                 else:
                     given = np.full((len(parts) * self._at_once(layout), self._width), -np.inf, np.float32)
                     given[places, : self._vocab_size] = logits[rows]
-                    sampled = self._calls.call("sample_from_host", packed, given)
+                    sampled = self._calls.call(SAMPLE_FROM_HOST, packed, given)
                 constrained.chosen.append((constrained.rows[which[rows]], places, sampled))
                 for leaf in jax.tree.leaves(
                     (sampled.token_ids, sampled.is_empty, sampled.logprobs if constrained.wants_logprobs else None)

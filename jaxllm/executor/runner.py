@@ -16,12 +16,22 @@ from jaxllm.executor.compile.first_run import first_run
 from jaxllm.executor.constrained_calls import ConstrainedCalls, with_chosen
 from jaxllm.executor.device_calls import DeviceCalls
 from jaxllm.executor.packing import StepPacker, output_lengths, there
+from jaxllm.executor.program_table import (
+    COPY_PAGES,
+    COPY_STATES,
+    LISTED_LOGPROBS,
+    PROMPT_LOGPROBS,
+    SET_BIAS,
+    SET_PAGES,
+    SET_ROW,
+)
 from jaxllm.executor.sampler.constrained import ConstrainedRows
 from jaxllm.executor.sampler.listed import ListedRows, listed_layout, packed_rows
 from jaxllm.executor.sampler.logprobs import Logprobs
+from jaxllm.executor.sampler.prompt_logprobs import PROMPT_LOGPROB_ROWS
 from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.step_program import PROMPT_LOGPROB_ROWS, StepShape
+from jaxllm.executor.step_inputs import StepShape
 from jaxllm.requests.request import Request
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
@@ -144,7 +154,7 @@ class Runner:
 
     def _run_empty(self, bucket: Bucket) -> None:
         packed = self._packer.empty(bucket)
-        sampled = self.calls.call(bucket.name, packed)
+        sampled = self.calls.step(bucket, packed)
         jax.block_until_ready((sampled, self.calls.state))
 
     def must_wait(self, table: RequestTable) -> bool:
@@ -163,13 +173,13 @@ class Runner:
         """
         bucket = self._bucket_for(plan.most_tokens)
         # Outside the watch: with `enforce_eager` a shape is compiled when it is first met, on purpose.
-        self.calls.prepare(bucket.name)
+        self.calls.prepare(bucket)
         constrained = plan.constrained
         samples = plan.samples if constrained is None else plan.samples & ~constrained
         with self.watch.watching(bucket):
             copies = self._packer.copies(plan)
             if copies is not None and self.calls.state.kv_cache.pages:
-                self.calls.call("copy_pages", *copies)
+                self.calls.call(COPY_PAGES, *copies)
             if plan.states_before:
                 self._copy_states(plan.states_before)
             self._place_pages(plan, table)
@@ -177,7 +187,7 @@ class Runner:
             if self._embeddings is not None:
                 self._embeddings.send(plan, table)
             packed = self._packer.pack(plan, table, bucket, samples)
-            sampled = self.calls.call(bucket.name, packed)
+            sampled = self.calls.step(bucket, packed)
             if plan.states_behind:
                 self._copy_states(plan.states_behind)
             prompts = list(self._prompt_logprobs(plan, table))
@@ -257,24 +267,24 @@ class Runner:
             slots, pages = np.full(size, -1, np.int32), np.zeros((size, width), np.int32)
             slots[: len(some)] = some
             pages[: len(some)] = table.block_table[some]
-            self.calls.call("set_pages", slots, pages)
+            self.calls.call(SET_PAGES, slots, pages)
 
     def _copy_states(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy states of recurrent layers from slots to slots, in this order, behind all steps so far."""
         slots = np.zeros((2, self._num_slots), np.int32)
         slots[:, : len(copies)] = np.array(copies, np.int32).T
-        self.calls.call("copy_states", slots, np.int32(len(copies)))
+        self.calls.call(COPY_STATES, slots, np.int32(len(copies)))
 
     def _update_sampling(self, plan: StepPlan, table: RequestTable) -> None:
         """Take over the parameters of newly admitted requests, and what the outputs so far change about others."""
         for request in plan.admitted:
             dense = self._sampling.set(request)
             if dense is not None:
-                self.calls.call("set_row", np.int32(request.slot), *dense)
+                self.calls.call(SET_ROW, np.int32(request.slot), *dense)
         for update in self._sampling.updates(
             table, plan.slots[plan.samples], output_lengths(plan, table)[plan.samples]
         ):
-            self.calls.call("set_bias", *update)
+            self.calls.call(SET_BIAS, *update)
 
     def _prompt_logprobs(self, plan: StepPlan, table: RequestTable) -> Iterator[PromptChunk]:
         """Start the log-probabilities of the prompts in this step that want them."""
@@ -297,7 +307,7 @@ class Runner:
         tokens = self._sampling.listed_tokens[plan.slots[rows]]
         with self.watch.watching("listed tokens"):
             inputs = packed_rows(self._listed_layout, hidden, tokens)
-            blocks = [self.calls.call("listed_logprobs", each) for each in inputs]
+            blocks = [self.calls.call(LISTED_LOGPROBS, each) for each in inputs]
         for block in blocks:
             block.copy_to_host_async()
         return ListedRows(rows, blocks)
@@ -307,7 +317,7 @@ class Runner:
             block = np.zeros(PROMPT_LOGPROB_ROWS, np.int32)
             part = targets[begin : begin + PROMPT_LOGPROB_ROWS]
             block[: len(part)] = part
-            yield self.calls.call("prompt_logprobs", np.int32(first + begin), block)
+            yield self.calls.call(PROMPT_LOGPROBS, np.int32(first + begin), block)
 
 
 def _grown_by_pages(plan: StepPlan, table: RequestTable, page_size: int) -> list[int]:

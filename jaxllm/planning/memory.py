@@ -14,11 +14,11 @@ from jaxllm.executor.compile.compiler import compile_lowered, is_out_of_memory
 from jaxllm.executor.compile.executables import compiler_options, without_compilation_cache
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.program import ProgramSet, platform_of
+from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.largest_step import PROVISIONAL_PAGES
 from jaxllm.executor.memory.capacity import bytes_on_device, count_steady_pages, pages_asked, with_snapshots
 from jaxllm.executor.memory.memory import CPU_SHARE, cpu_free_bytes, usable_bytes
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.executor.step_program import DeviceState
 from jaxllm.planning.hlo import parse
 from jaxllm.planning.links import Network
 from jaxllm.planning.schedule import ProgramCost, program_cost

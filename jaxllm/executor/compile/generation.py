@@ -1,50 +1,28 @@
-"""The programs of an engine that generates: what each is made of, and the one list of them."""
+"""The programs of an engine that generates, made from their records for a configuration."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxllm.executor.compile.arrays import (
-    LEAF,
-    Arrays,
-    make_copies,
-    make_copy_pages,
-    make_empty_state,
-    make_set_pages,
-    shardings,
-)
-from jaxllm.executor.compile.buckets import Bucket, Buckets
-from jaxllm.executor.compile.data_shards import map_over_data_shards
-from jaxllm.executor.compile.program import Program, ProgramSet
+from jaxllm.executor.compile.buckets import Buckets
+from jaxllm.executor.compile.program import ProgramSet
+from jaxllm.executor.compile.program_context import Handover, ProgramContext
+from jaxllm.executor.device_state import DeviceState, StageState
+from jaxllm.executor.program_table import PROGRAMS, STAGE_STEP, STEP
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.executor.sampler.constrained import constrained_layout, make_sample_constrained
-from jaxllm.executor.sampler.listed import listed_layout, make_listed_logprobs
-from jaxllm.executor.sampler.logprobs import Logprobs
-from jaxllm.executor.sampler.logprobs_mode import is_normalized
-from jaxllm.executor.sampler.rows import SamplingState, set_bias, set_row
-from jaxllm.executor.sampler.sampler import SampledRows
-from jaxllm.executor.sampler.table import UPDATE_SIZE
-from jaxllm.executor.sampler.vocabulary import SAME, SPLIT, over_vocabulary
-from jaxllm.executor.step_program import (
-    PROMPT_LOGPROB_ROWS,
-    DeviceState,
-    StageState,
-    StepShape,
-    embeddings_at_once,
-    make_prompt_logprobs,
-    make_step,
-    set_embeddings,
-)
+from jaxllm.executor.sampler.rows import SamplingState
+from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.cache import make_cache
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.sharding import sharding
+
+if TYPE_CHECKING:
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 
 SAMPLE_ROWS = {"cpu": 32}
 """Rows whose logits are computed at a time. On CPU a product with 32 rows takes less time than two with 16, but those
@@ -70,51 +48,45 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         shards=resolved.data_shards,
         takes_embeddings=resolved.config.model.enable_prompt_embeds,
     )
-    stage, native = resolved.stage, resolved.forward.native_matmul
-    gives_hidden = stage is not None and not stage.is_last
-    state: Any = (_stage_state if gives_hidden else _state)(resolved, num_pages, buckets, shape)
-    arrays = Arrays(graph, parameters, state, shape, resolved.mesh, native, resolved.matmul_precision)
-    if stage is not None:
-        # Most engines have none: starts are faster without the import.
-        from jaxllm.executor.compile.stages import Handover, stage_programs
-
-        handover = Handover(resolved.mesh, resolved.model.hidden_size, jnp.dtype(resolved.dtype))
-        if gives_hidden:
-            return stage_programs(arrays, buckets, handover, stage)
-        received = handover.array
-    else:
-        received = None
-    processed: dict[str, Program] = {}
-    processors: dict[str, Any] = {}
-    if resolved.processors:
-        # Most engines have none: starts are faster without the import.
-        from jaxllm.executor.compile.processed import processed_programs
-
-        processed, names = processed_programs(arrays, resolved)
-        processors = {"logits_processors": names}
+    stage = resolved.stage
+    of_last = stage is None or stage.is_last
+    processors, options = _processors(resolved)
+    context: ProgramContext[Any] = ProgramContext(
+        graph=graph,
+        parameters=parameters,
+        state=(_state if of_last else _stage_state)(resolved, num_pages, buckets, shape),
+        shape=shape,
+        mesh=resolved.mesh,
+        uses_native_kernels=resolved.forward.native_matmul,
+        precision=resolved.matmul_precision,
+        handover=Handover(resolved.mesh, resolved.model.hidden_size, jnp.dtype(resolved.dtype)),
+        stage=stage,
+        processors=processors,
+        has_host_processors=processors is not None and len(processors.processors) < len(resolved.processors),
+    )
     return ProgramSet(
-        step=partial(_step, arrays, received),
-        others={
-            "empty_state": make_empty_state(arrays),
-            "prompt_logprobs": _prompt_logprobs(arrays),
-            "listed_logprobs": _listed_logprobs(arrays),
-            "sample_constrained": _sample_constrained(arrays),
-            "set_row": _set_row(arrays),
-            "set_bias": _set_bias(arrays),
-            "set_pages": make_set_pages(arrays),
-            "copy_pages": make_copy_pages(arrays),
-            **({"copy_states": _copy_states(arrays)} if state.kv_cache.states else {}),
-            **({"set_embeddings": _set_embeddings(arrays)} if shape.takes_embeddings else {}),
-            **processed,
-        },
+        step=partial((STEP if of_last else STAGE_STEP).make, context),
+        others={record.name: record.make(context) for record in PROGRAMS if record.is_in(context)},
         buckets=buckets,
         shape=shape,
         parameters=parameters,
-        state=state,
-        options={"max_logprobs": shape.max_logprobs} | ({} if stage is None else {"stage": asdict(stage)}) | processors,
+        state=context.state,
+        options={"max_logprobs": shape.max_logprobs} | ({} if stage is None else {"stage": asdict(stage)}) | options,
         mesh=resolved.mesh,
-        uses_native_kernels=native,
+        uses_native_kernels=context.uses_native_kernels,
     )
+
+
+def _processors(resolved: ResolvedConfig) -> "tuple[CompiledProcessors | None, dict[str, Any]]":
+    """The logits processors, and what executables depend on: the names of compiled ones and what they compute."""
+    if not resolved.processors:
+        return None, {}
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
+
+    compiled = CompiledProcessors.of(resolved)
+    known = [f"{name} {digest}" for name, digest in compiled.digests().items()]
+    on_host = ["on the host"] if len(compiled.processors) < len(resolved.processors) else []
+    return compiled, {"logits_processors": [*known, *on_host]}
 
 
 def _state(resolved: ResolvedConfig, pages: int, buckets: Buckets, shape: StepShape) -> DeviceState:
@@ -156,88 +128,3 @@ def _stage_state(resolved: ResolvedConfig, pages: int, _: Buckets, shape: StepSh
 
 def _array(mesh: Mesh | None, shape: tuple[int, ...], dtype: Any, *axes: str | None) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(mesh, *axes))
-
-
-def _step(
-    arrays: Arrays[DeviceState], received: Callable[[Bucket], jax.ShapeDtypeStruct] | None, bucket: Bucket
-) -> Program:
-    program = arrays.program(
-        f"step_{bucket.tokens}_tokens",
-        make_step(arrays.graph, arrays.shape, bucket),
-        arrays.state,
-        arrays.of_shards(arrays.shape.layout(bucket).size),
-        *(() if received is None else (received(bucket),)),
-        result=(SampledRows(LEAF, _LOGPROBS), arrays.state),
-        donated=(1,),
-        out_shardings=(arrays.by_shard, shardings(arrays.state)),
-    )
-    return map_over_data_shards(program)
-
-
-def _prompt_logprobs(arrays: Arrays[DeviceState]) -> Program:
-    function = make_prompt_logprobs(
-        arrays.graph, arrays.shape.max_logprobs, normalized=is_normalized(arrays.shape.logprobs_mode)
-    )
-    others = (arrays.state.hidden, arrays.host(), arrays.host((PROMPT_LOGPROB_ROWS,)))
-    return arrays.program("prompt_logprobs", function, *others, result=_LOGPROBS, out_shardings=arrays.whole)
-
-
-def _listed_logprobs(arrays: Arrays[DeviceState]) -> Program:
-    layout = listed_layout(arrays.state.last_tokens.shape[0])
-    function = make_listed_logprobs(arrays.graph, layout, normalized=is_normalized(arrays.shape.logprobs_mode))
-    others = (arrays.state.hidden, arrays.host((layout.size,)))
-    return arrays.program("listed_logprobs", function, *others, result=LEAF, out_shardings=arrays.whole)
-
-
-def _sample_constrained(arrays: Arrays[DeviceState]) -> Program:
-    state = arrays.state
-    layout = constrained_layout(state.sampling, arrays.shape.shards)
-    program = arrays.program(
-        "sample_constrained",
-        make_sample_constrained(arrays.graph, arrays.shape, layout),
-        state.hidden,
-        state.sampling,
-        state.last_tokens,
-        arrays.of_shards(layout.size),
-        result=(SampledRows(LEAF, _LOGPROBS), state.sampling, LEAF),
-        donated=(2, 3),
-        out_shardings=(arrays.by_shard, shardings(state.sampling), shardings(state.last_tokens)),
-    )
-    return map_over_data_shards(program)
-
-
-def _set_row(arrays: Arrays[DeviceState]) -> Program:
-    state = arrays.state.sampling
-    rows = [arrays.host(state.bias.shape[1:], dtype, "vocab") for dtype in (np.int32, np.bool_, np.float32)]
-    arguments = (state, arrays.host(), *rows)
-    program = Program(set_row, arguments, state, donated=(0,), out_shardings=shardings(state), mesh=arrays.mesh)
-    return map_over_data_shards(program)
-
-
-def _set_bias(arrays: Arrays[DeviceState]) -> Program:
-    state = arrays.state.sampling
-    entries = [arrays.host((UPDATE_SIZE,), dtype) for dtype in (np.int32, np.int32, np.float32)]
-    # Each device changes its part: left to itself, the compiler would gather the whole array for it.
-    function = over_vocabulary(set_bias, arrays.mesh, (SPLIT, SAME, SAME, SAME), SPLIT)
-    arguments = (state, *entries)
-    program = Program(function, arguments, state, donated=(0,), out_shardings=shardings(state), mesh=arrays.mesh)
-    return map_over_data_shards(program)
-
-
-def _set_embeddings(arrays: Arrays[DeviceState]) -> Program:
-    hidden = arrays.state.hidden
-    rows = embeddings_at_once(hidden.shape[0] // arrays.shape.shards)
-    arguments = (hidden, arrays.host((rows,)), arrays.host((rows, hidden.shape[1]), hidden.dtype))
-    places = shardings(hidden)
-    return map_over_data_shards(
-        Program(set_embeddings, arguments, LEAF, donated=(0,), out_shardings=places, mesh=arrays.mesh)
-    )
-
-
-def _copy_states(arrays: Arrays[DeviceState]) -> Program:
-    states = arrays.state.kv_cache.states
-    # In one step, each slot can be read, or kept in a snapshot.
-    return make_copies(arrays, states, arrays.slots)
-
-
-_LOGPROBS = Logprobs(LEAF, LEAF, LEAF, LEAF)

@@ -17,10 +17,8 @@ from jaxllm.executor.compile.executables import Executables
 from jaxllm.executor.compile.program import Executable
 from jaxllm.executor.device_calls import DeviceCalls, Parameters
 from jaxllm.executor.pipeline.clock import StageClock
+from jaxllm.executor.program_table import ProgramRecord, find_record
 from jaxllm.executor.sampler.sampler import SampledRows
-
-EVERY_STAGE = frozenset({"empty_state", "set_pages", "copy_pages"})
-"""Programs beside the steps that every stage has. The others are the last one's."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class StagedExecutables(Executables):
 
     def get(self, name: str) -> Executable:
         """That of the last stage, once all have theirs."""
-        if name in EVERY_STAGE or name.startswith("step_"):
+        if find_record(name).is_in_every_stage:
             for each in self._before:
                 each.get(name)
         return self._last.get(name)
@@ -81,23 +79,25 @@ class StagedCalls(DeviceCalls):
         """See `DeviceCalls.every`."""
         return (*(stage.calls for stage in self._before), self)
 
-    def call(self, name: str, *arrays: Any) -> Any:
-        """See `DeviceCalls.call`: the results are those of the last stage."""
-        if name in EVERY_STAGE:
+    def call(self, program: ProgramRecord, *arrays: Any) -> Any:
+        """See `DeviceCalls.call`: the result is that of the last stage."""
+        if program.is_in_every_stage:
             for stage in self._before:
-                stage.calls.call(name, *arrays)
-        elif name.startswith("step_"):
-            begun = time.monotonic()
-            given = []
-            for stage in self._before:
-                hidden = stage.calls.call(name, *arrays)
-                arrays = (arrays[0], jax.device_put(hidden, stage.places[name]))
-                given.append(hidden)
-            sampled: SampledRows = super().call(name, *arrays)
-            if self._clock is not None:
-                self._clock.watch([*given, sampled.token_ids], begun)
-            return sampled
-        return super().call(name, *arrays)
+                stage.calls.call(program, *arrays)
+        return super().call(program, *arrays)
+
+    def step(self, bucket: Bucket, *arrays: Any) -> Any:
+        """See `DeviceCalls.step`: the result is that of the last stage."""
+        begun = time.monotonic()
+        outputs = []
+        for stage in self._before:
+            hidden = stage.calls.step(bucket, *arrays)
+            arrays = (arrays[0], jax.device_put(hidden, stage.places[bucket.name]))
+            outputs.append(hidden)
+        sampled: SampledRows = super().step(bucket, *arrays)
+        if self._clock is not None:
+            self._clock.watch([*outputs, sampled.token_ids], begun)
+        return sampled
 
     def delete_state(self) -> None:
         """Free the memory of all states."""

@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax import nnx
 
+from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
+from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.packed_layout import PackedLayout
+from jaxllm.executor.sampler.blocks import put_last_tokens, sample_in_blocks
 from jaxllm.executor.sampler.rows import FLOAT_FIELDS, INT_FIELDS, SamplingRows, SamplingState
 from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.shards import max_over_shards
-from jaxllm.executor.step_program import StepShape, sample_in_blocks
+from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.causal_lm import CausalLM
 
 Int32Array = npt.NDArray[np.int32]
@@ -75,6 +77,13 @@ def constrained_fields(state: Any, shards: int, most_rows: int) -> dict[str, tup
     }
 
 
+def sample_constrained_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """See `make_sample_constrained`."""
+    layout = constrained_layout(context.state.sampling, context.shape.shards)
+    function = make_sample_constrained(context.graph, context.shape, layout)
+    return ProgramBody(function, (context.of_shards(layout.size),))
+
+
 def make_sample_constrained(
     graph: nnx.GraphDef[CausalLM], shape: StepShape, layout: PackedLayout
 ) -> Callable[..., Any]:
@@ -92,7 +101,6 @@ def make_sample_constrained(
         chosen = hidden[inputs["hidden_rows"]]
         num_rows = max_over_shards(inputs["num_rows"])
         sampled, sampling = sample_in_blocks(model, chosen, rows, sampling, num_rows, shape, inputs["masks"])
-        slots = jnp.where(rows.valid, rows.slot, last_tokens.shape[0])
-        return sampled, sampling, last_tokens.at[slots].set(sampled.token_ids, mode="drop")
+        return sampled, sampling, put_last_tokens(last_tokens, rows, sampled)
 
     return sample_constrained

@@ -17,8 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from flax import nnx
 
+from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
+from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.packed_layout import PackedLayout
 from jaxllm.executor.sampler.logprobs import listed_logprobs
+from jaxllm.executor.sampler.logprobs_mode import is_normalized
 from jaxllm.executor.sampler.vocabulary import SAME, SPLIT, over_vocabulary
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.requests.sampling_limits import MAX_LOGPROB_TOKEN_IDS
@@ -66,6 +69,13 @@ def packed_rows(layout: PackedLayout, hidden: Int32Array, tokens: Int32Array) ->
         views["num_rows"][...] = count
         first += count
         yield packed
+
+
+def listed_logprobs_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """See `make_listed_logprobs`."""
+    layout = listed_layout(context.state.last_tokens.shape[0])
+    function = make_listed_logprobs(context.graph, layout, normalized=is_normalized(context.shape.logprobs_mode))
+    return ProgramBody(function, (context.host((layout.size,)),))
 
 
 def make_listed_logprobs(

@@ -8,24 +8,29 @@ Axis letters: M rows of one call, W words of a mask, V vocabulary, K numbers of 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxllm.executor.compile.program_context import ProgramBody, ProgramContext
+from jaxllm.executor.device_state import DeviceState
 from jaxllm.executor.packed_layout import PackedLayout
-from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
+from jaxllm.executor.sampler.blocks import put_last_tokens, sample_in_blocks
 from jaxllm.executor.sampler.constrained import CONSTRAINED_ROWS, constrained_fields
 from jaxllm.executor.sampler.penalties import process
 from jaxllm.executor.sampler.rows import SamplingRows, SamplingState
 from jaxllm.executor.sampler.sampler import SampledRows, allowed_tokens
 from jaxllm.executor.sampler.vocabulary import SAME, SPLIT, over_vocabulary
 from jaxllm.executor.shards import max_over_shards
-from jaxllm.executor.step_program import StepShape, sample_in_blocks
+from jaxllm.executor.step_inputs import StepShape
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.sampling import WHOLE, Vocabulary
+
+if TYPE_CHECKING:
+    from jaxllm.executor.sampler.compiled_processors import CompiledProcessors
 
 HOST_ROWS = 16
 """Most rows of one call for processors on the host: their logits travel both ways, and those of padding too."""
@@ -39,6 +44,40 @@ def processed_layout(state: Any, shards: int, num_numbers: int, *, from_host: bo
     fields = constrained_fields(state, shards, HOST_ROWS if from_host else CONSTRAINED_ROWS)
     rows = fields["hidden_rows"][0][0]
     return PackedLayout({**fields, "uses": ((rows,), np.int32), "numbers": ((rows, num_numbers), np.int32)})
+
+
+def row_logits_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """See `make_row_logits`."""
+    layout = _layout_of(context, from_host=True)
+    return ProgramBody(make_row_logits(context.graph, layout), (context.of_shards(layout.size),))
+
+
+def sample_processed_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """See `make_sample_processed`."""
+    layout = _layout_of(context, from_host=False)
+    return ProgramBody(_sample_processed(context, layout, from_host=False), (context.of_shards(layout.size),))
+
+
+def sample_from_host_body(context: ProgramContext[DeviceState]) -> ProgramBody:
+    """The same with logits that processors on the host have changed."""
+    layout, shards = _layout_of(context, from_host=True), context.shape.shards
+    rows = len(layout.host_buffer()[1]["hidden_rows"])
+    size = (shards * rows, context.state.sampling.bias.shape[1])
+    logits = context.host(size, np.float32, "shards" if shards > 1 else None, "vocab")
+    return ProgramBody(_sample_processed(context, layout, from_host=True), (context.of_shards(layout.size), logits))
+
+
+def _layout_of(context: ProgramContext[DeviceState], *, from_host: bool) -> PackedLayout:
+    assert context.processors is not None
+    numbers = context.processors.num_numbers
+    return processed_layout(context.state.sampling, context.shape.shards, numbers, from_host=from_host)
+
+
+def _sample_processed(
+    context: ProgramContext[DeviceState], layout: PackedLayout, *, from_host: bool
+) -> Callable[..., Any]:
+    assert context.processors is not None
+    return make_sample_processed(context.graph, context.shape, layout, context.processors, from_host=from_host)
 
 
 def make_row_logits(graph: nnx.GraphDef[CausalLM], layout: PackedLayout) -> Callable[..., Any]:
@@ -58,7 +97,7 @@ def make_sample_processed(
     graph: nnx.GraphDef[CausalLM],
     shape: StepShape,
     layout: PackedLayout,
-    compiled: CompiledProcessors,
+    compiled: "CompiledProcessors",
     *,
     from_host: bool,
 ) -> Callable[..., Any]:
@@ -101,8 +140,7 @@ def make_sample_processed(
             given,
             alter,
         )
-        slots = jnp.where(rows.valid, rows.slot, last_tokens.shape[0])
-        return sampled, sampling, last_tokens.at[slots].set(sampled.token_ids, mode="drop")
+        return sampled, sampling, put_last_tokens(last_tokens, rows, sampled)
 
     return sample_processed
 

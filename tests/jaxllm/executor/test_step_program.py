@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.executor.compile.buckets import Bucket
-from jaxllm.executor.step_program import StepShape, _update_pages, copy_places, set_pages
+from jaxllm.executor.state_programs import copy_places, set_pages
+from jaxllm.executor.step_inputs import StepShape
+from jaxllm.executor.step_program import _update_pages
 
 SLOTS, WIDTH, PAGE_SIZE, ROWS = 5, 6, 4, 4
 

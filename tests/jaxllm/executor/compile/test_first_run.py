@@ -14,8 +14,8 @@ from tests.conftest import RunPython
 BROKEN_STEP = """
 import sys
 import jax, jax.numpy as jnp
-from jaxllm.executor import build
-from jaxllm.executor.compile import first_run, generation
+from jaxllm.executor import build, step_program
+from jaxllm.executor.compile import first_run
 from tests.e2e.driving import make_engine
 
 def hang(number):
@@ -25,7 +25,7 @@ def exhaust(number):
     large = jax.lax.broadcasted_iota(jnp.int32, (1 << 20, 1 << 22), 1) ^ number
     return jax.lax.sort(large, dimension=1)[number, number]
 
-make_step, broken = generation.make_step, {"hang": hang, "exhaust": exhaust}[sys.argv[1]]
+make_step, broken = step_program.make_step, {"hang": hang, "exhaust": exhaust}[sys.argv[1]]
 
 def make_broken_step(graph, shape, bucket):
     step = make_step(graph, shape, bucket)
@@ -35,7 +35,7 @@ def make_broken_step(graph, shape, bucket):
         return step(parameters, state, packed + (broken(packed[0]) >> 31))
     return with_broken
 
-generation.make_step = make_broken_step
+step_program.make_step = make_broken_step
 build.run_at_start = lambda platform, made: made    # as on an accelerator
 first_run.LONGEST_SECONDS, first_run.is_watched = 3.0, lambda: True
 make_engine(max_num_batched_tokens=8, max_model_len=64, max_num_seqs=4, compilation_cache_dir="")

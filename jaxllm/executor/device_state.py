@@ -1,0 +1,43 @@
+"""What stays on the devices of an engine from step to step.
+
+Axis letters: T tokens, S slots, G page tables, W page-table width, D hidden size.
+"""
+
+from dataclasses import dataclass
+
+import jax
+
+from jaxllm.executor.sampler.rows import SamplingState
+from jaxllm.models.cache import Cache
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StageState:
+    """What stays on the devices of a stage of layers from step to step; donated, so that it is updated in place."""
+
+    kv_cache: Cache
+    page_table: jax.Array
+    """int32 [S, G * W], pages of the request in each slot, in order, of one table after the other.
+
+    `NULL_PAGE` where there is none yet. Where the request gave a page back, its entry may be another's page: no token
+    sees what it holds.
+    """
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState(StageState):
+    """The same of devices that sample: those of the last stage, or of all layers.
+
+    With data shards every one has its own: pages, slots and places of hidden states of all lie one behind the other.
+    """
+
+    sampling: SamplingState
+    last_tokens: jax.Array
+    """int32 [S], the token sampled last in each slot."""
+    hidden: jax.Array
+    """[largest T, D], hidden states of the last step, for log-probabilities of prompts.
+
+    Where prompts may be embeddings, those of the next step replace them once nobody asks for them any more.
+    """
