@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxllm.executor.compile.buckets import Bucket, Buckets
 from jaxllm.executor.sampler.rows import INT_FIELDS
 from jaxllm.executor.sampler.table import SamplingTable
-from jaxllm.executor.step_inputs import FROM_DEVICE, StepShape
+from jaxllm.executor.step_inputs import STEP_INPUTS, HostStep, StepShape, host_sample_positions
 from jaxllm.scheduler.plan import StepPlan
 from jaxllm.scheduler.table import RequestTable
 
@@ -26,6 +26,7 @@ class StepPacker:
     def __init__(self, shape: StepShape, buckets: Buckets, sampling: SamplingTable, num_slots: int) -> None:
         self._shape, self._sampling = shape, sampling
         self._layouts = {bucket: shape.layout(bucket) for bucket in buckets.all}
+        self._inputs = [each for each in STEP_INPUTS if each.is_present(shape)]
         self._most_tokens = buckets.largest.tokens
         self.slots_per_shard = num_slots // shape.shards
 
@@ -49,34 +50,12 @@ class StepPacker:
 
     def _pack(self, plan: StepPlan, table: RequestTable, bucket: Bucket, samples: npt.NDArray[np.bool_]) -> Int32Array:
         """That of a shard."""
-        packed, views = self._layouts[bucket].host_buffer()
-        rows, tokens = plan.num_rows, plan.num_tokens
-        ends = np.cumsum(plan.num_new_tokens)
-        token_rows = np.repeat(np.arange(rows, dtype=np.int32), plan.num_new_tokens)
-        # Position of a token: where its row starts, plus its distance from the row's first token.
-        offsets = plan.starts - (ends - plan.num_new_tokens)
-        positions = np.arange(tokens, dtype=np.int32) + offsets[token_rows]
-        views["token_ids"][:tokens] = table.token_ids[plan.slots[token_rows], positions]
-        # The last token of a decode may still be on its way, from the step before this one.
-        unknown = plan.starts[: plan.num_decodes] >= table.num_tokens[plan.slots[: plan.num_decodes]]
-        views["token_ids"][: plan.num_decodes][unknown] = FROM_DEVICE
-        views["positions"][:tokens] = positions
-        views["token_rows"][:tokens] = token_rows
-        views["query_start"][1 : rows + 1] = ends
-        views["query_start"][rows + 1 :] = tokens
-        kv_lens = plan.starts + plan.num_new_tokens
-        views["kv_lens"][:rows] = kv_lens
-        views["slots"][:rows] = plan.slots % self.slots_per_shard
-        columns = (kv_lens - 1) // self._shape.page_size
-        for number, pages in enumerate(views["last_pages"].reshape(-1, bucket.rows)):
-            pages[:rows] = table.block_table[plan.slots, columns + number * table.width]
-        views["num_tokens"][...] = tokens
-        views["num_decodes"][...] = plan.num_decodes
-        views["num_requests"][...] = rows
-        views["num_sampled"][...] = rows if samples is plan.samples else np.flatnonzero(samples).max(initial=-1) + 1
+        packed, fields = self._layouts[bucket].host_buffer()
         ints, floats = self._sampling.pack(plan.slots, output_lengths(plan, table), samples, bucket.rows)
-        views["sampling_ints"][...] = self.local_slots(ints)
-        views["sampling_floats"][...] = floats
+        sampling = self.local_slots(ints), floats
+        step = HostStep(plan, table, samples, sampling, self._shape.page_size, self.slots_per_shard)
+        for each in self._inputs:
+            each.fill(fields[each.name], step)
         return packed
 
     def local_slots(self, ints: Int32Array) -> Int32Array:
@@ -86,14 +65,14 @@ class StepPacker:
         return ints
 
     def last_hidden(self, plan: StepPlan) -> Int32Array:
-        """Where the hidden state of each row's last token is in `DeviceState.hidden`, int32 [n]."""
-        return self._places(plan, self._most_tokens, [np.cumsum(part.num_new_tokens) - 1 for part in there(plan)])
+        """Where the hidden state that each row samples from is in `DeviceState.hidden`, int32 [n]."""
+        return self._places(plan, self._most_tokens, [host_sample_positions(part) for part in active_shard_plans(plan)])
 
     def result_rows(self, plan: StepPlan, bucket: Bucket) -> Int32Array | slice:
         """Which of the step's results are those of the plan's rows."""
         if not plan.parts:
             return slice(plan.num_rows)
-        return self._places(plan, bucket.rows, [np.arange(part.num_rows) for part in there(plan)])
+        return self._places(plan, bucket.rows, [np.arange(part.num_rows) for part in active_shard_plans(plan)])
 
     def _places(self, plan: StepPlan, size: int, own: list[np.ndarray]) -> Int32Array:
         """Places in all shards' arrays of so many, from those in each shard's own."""
@@ -129,7 +108,7 @@ class StepPacker:
         return hidden % self._most_tokens
 
 
-def there(plan: StepPlan) -> list[StepPlan]:
+def active_shard_plans(plan: StepPlan) -> list[StepPlan]:
     """The plans of the shards that have something to do."""
     return [part for part in plan.by_shard if part is not None]
 

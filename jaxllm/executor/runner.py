@@ -15,7 +15,7 @@ from jaxllm.executor.compile.compilations import CompilationWatch
 from jaxllm.executor.compile.first_run import first_run
 from jaxllm.executor.constrained_calls import ConstrainedCalls, with_chosen
 from jaxllm.executor.device_calls import DeviceCalls
-from jaxllm.executor.packing import StepPacker, output_lengths, there
+from jaxllm.executor.packing import StepPacker, active_shard_plans, output_lengths
 from jaxllm.executor.program_table import (
     COPY_PAGES,
     COPY_STATES,
@@ -260,7 +260,7 @@ class Runner:
         if plan.admitted:
             changed = [request.slot for request in plan.admitted] + changed
         if (self._has_chosen or table.groups.gives_back) and plan.num_decodes < plan.num_rows:
-            for part in there(plan):
+            for part in active_shard_plans(plan):
                 changed = changed + _grown_by_pages(part, table, self._shape.page_size)
         for first in range(0, len(changed), size):
             some = changed[first : first + size]

@@ -19,7 +19,7 @@ from jaxllm.executor.sampler.blocks import put_last_tokens, sample_in_blocks
 from jaxllm.executor.sampler.rows import SamplingRows
 from jaxllm.executor.sampler.sampler import SampledRows
 from jaxllm.executor.shards import max_over_shards
-from jaxllm.executor.step_inputs import FROM_DEVICE, FROM_EMBEDDINGS, StepShape
+from jaxllm.executor.step_inputs import FROM_DEVICE, FROM_EMBEDDINGS, StepShape, sample_positions
 from jaxllm.models.batch import Batch, GivenEmbeddings
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
@@ -63,9 +63,10 @@ def make_step(graph: nnx.GraphDef[CausalLM], shape: StepShape, bucket: Bucket) -
         batch = Batch(token_ids, ragged, inputs["slots"] if state.kv_cache.states else None, given)
         hidden, kv_cache = model(batch, state.kv_cache, *received)
 
-        last = jnp.maximum(ragged.query_start[1:] - 1, 0)
         num_sampled = max_over_shards(inputs["num_sampled"])
-        sampled, sampling = sample_in_blocks(model, hidden[last], rows, state.sampling, num_sampled, shape)
+        sampled, sampling = sample_in_blocks(
+            model, hidden[sample_positions(ragged.query_start)], rows, state.sampling, num_sampled, shape
+        )
         return sampled, DeviceState(
             kv_cache=kv_cache,
             sampling=sampling,
