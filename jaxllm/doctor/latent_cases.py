@@ -37,7 +37,7 @@ def decode_bandwidth(resolved: ResolvedConfig) -> float:
     rows, tokens = _DECODES.get(resolved.platform, _OTHER_DECODES)
     repeats = _REPEATS.get(resolved.platform, _OTHER_REPEATS)
     case = _of_model(Case("decode", ((1, tokens - 1),) * rows), resolved)
-    inputs, backend = make_inputs(case), find_latent(resolved.attention)
+    inputs, backend = make_inputs(case), find_latent(resolved.backend("attention"))
     inputs = replace(inputs, kv_cache=jax.jit(backend.from_canonical)(inputs.kv_cache))
     decode = jax.jit(partial(repeated_decodes, backend, repeats))
     return minimum_bytes(case) * repeats / best_seconds(lambda: decode(inputs))

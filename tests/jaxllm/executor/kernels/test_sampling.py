@@ -9,9 +9,11 @@ import pytest
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
+from jaxllm.executor.kernels.sampling import SAMPLING
+from jaxllm.executor.kernels.select import select_kernel
+from jaxllm.executor.kernels.self_test import verify_kernel
+from jaxllm.executor.kernels.self_tests.sampling import TEST
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
-from jaxllm.executor.sampler.choice import choose_sampling
-from jaxllm.executor.sampler.self_test import verify_sampling
 from jaxllm.pallas_kernels.sampling import choose_tokens
 
 
@@ -19,20 +21,25 @@ def resolved(asked: str = "auto") -> ResolvedConfig:
     """The demo model as on a TPU."""
     here = resolve_config(EngineConfig.from_options({"model": "demo"}))
     options = {"model": "demo", "compilation_cache_dir": "", "sampling_backend": asked}
-    return dataclasses.replace(here, config=EngineConfig.from_options(options), sampling="tpu")
+    return dataclasses.replace(here, config=EngineConfig.from_options(options)).with_kernel("sampling", "tpu")
+
+
+def verify(before: ResolvedConfig, run: Any) -> ResolvedConfig:
+    """With another choice of tokens in place of the kernel's."""
+    return verify_kernel(dataclasses.replace(TEST, run=lambda logits, choice, _: run(logits, choice)), before)
 
 
 def test_what_other_machines_take() -> None:
     (device, *_) = jax.devices()
-    assert choose_sampling("auto", device, 1000) == choose_sampling("xla", device, 1000) == "xla"
-    assert choose_sampling("reference", device, 1000) == "reference"
+    assert select_kernel(SAMPLING, "auto", device, 1000) == select_kernel(SAMPLING, "xla", device, 1000) == "xla"
+    assert select_kernel(SAMPLING, "reference", device, 1000) == "reference"
     with pytest.raises(ConfigError, match="needs a TPU; this is a CPU"):
-        choose_sampling("tpu", device, 1000)
+        select_kernel(SAMPLING, "tpu", device, 1000)
 
 
 def test_a_kernel_that_is_right_stays() -> None:
     before = resolved()
-    assert verify_sampling(before, jax.jit(choose_tokens)) is before
+    assert verify(before, jax.jit(choose_tokens)) is before
 
 
 def refuse(*_: Any) -> Any:
@@ -46,8 +53,8 @@ def refuse(*_: Any) -> Any:
 )
 def test_one_that_is_not_is_replaced(broken: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        assert verify_sampling(resolved(), broken).sampling == "xla"
+        assert verify(resolved(), broken).backend("sampling") == "xla"
     assert reason in caplog.text
     # Who names it gets it.
     before = resolved("tpu")
-    assert verify_sampling(before, broken) is before
+    assert verify(before, broken) is before

@@ -3,7 +3,8 @@
 import dataclasses
 import logging
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,16 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError, EngineError
 from jaxllm.executor.kernels import self_test
-from jaxllm.executor.kernels.products.choice import choose_products
-from jaxllm.executor.kernels.products.self_test import verify_products
+from jaxllm.executor.kernels.linear import LINEAR
+from jaxllm.executor.kernels.select import select_kernel
+from jaxllm.executor.kernels.self_test import verify_kernel
+from jaxllm.executor.kernels.self_tests.linear import TEST
 from jaxllm.executor.kernels.verification import verify_kernels
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
+from jaxllm.models.config import ModelConfig
 from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedInputs
 from jaxllm.pallas_kernels.linear.weight_type import FP4, Values, WeightType
+from jaxllm.requests.engine_info import Operation
 from tests.models import small
 
 
@@ -26,7 +31,16 @@ def resolved(asked: str = "auto", method: str = "int8_w4a8") -> ResolvedConfig:
     options = {"model": "demo", "compilation_cache_dir": "", "quantization": method}
     here = resolve_config(EngineConfig.from_options(options))
     config = EngineConfig.from_options({**options, "linear_backend": asked})
-    return dataclasses.replace(here, config=config, products="tpu")
+    return dataclasses.replace(here, config=config).with_kernel("linear", "tpu")
+
+
+def select(asked: str, platform: str, model: ModelConfig) -> str:
+    return select_kernel(LINEAR, asked, SimpleNamespace(platform=platform), model)
+
+
+def verify(before: ResolvedConfig, run: Any) -> ResolvedConfig:
+    """With another product in place of the kernel's."""
+    return verify_kernel(dataclasses.replace(TEST, run=run), before)
 
 
 MXFP4 = WeightType(Values.CODES, group=32, code=FP4, scales="float8_e8m0fnu")
@@ -49,11 +63,11 @@ def refuse(*_: Any) -> Any:
 
 def test_what_a_machine_takes() -> None:
     model = resolved().model
-    assert choose_products("auto", "tpu", model) == choose_products("tpu", "tpu", model) == "tpu"
-    assert choose_products("xla", "tpu", model) == choose_products("auto", "tpu", small.MODEL) == "xla"
-    assert choose_products("auto", "gpu", model) == choose_products("auto", "cpu", model) == "xla"
+    assert select("auto", "tpu", model) == select("tpu", "tpu", model) == "tpu"
+    assert select("xla", "tpu", model) == select("auto", "tpu", small.MODEL) == "xla"
+    assert select("auto", "gpu", model) == select("auto", "cpu", model) == "xla"
     with pytest.raises(ConfigError, match="needs a TPU; this is a CPU"):
-        choose_products("tpu", "cpu", model)
+        select("tpu", "cpu", model)
 
 
 def test_each_type_is_tested_once() -> None:
@@ -64,7 +78,7 @@ def test_each_type_is_tested_once() -> None:
         return right(inputs, backend, dtype)
 
     before = resolved()
-    assert verify_products(before, count) is before
+    assert verify(before, count) is before
     types = {kind for layer in before.model.layers for _, kind in layer.weight_types}
     types |= {kind for _, kind in before.model.weight_types}
     assert sorted(asked, key=repr) == sorted(((kind, rows) for kind in types for rows in (5, 300)), key=repr)
@@ -75,10 +89,10 @@ def test_what_linear_layers_do_not_have_is_not_tested() -> None:
     experts = with_types(resolved(), "mlp.expert_up", "mlp.expert_down")
     tables = dataclasses.replace(experts.model, weight_types=(("embedding", MXFP4), ("token_inputs.table", MXFP4)))
     for model in (experts.model, tables):
-        after = verify_products(dataclasses.replace(experts, model=model), refuse)
-        assert (after.products, after.products_problem) == ("xla", None)
-    after = verify_products(with_types(resolved(), "mlp.shared.up"), refuse)
-    assert "Mosaic failed" in str(after.products_problem)
+        after = verify(dataclasses.replace(experts, model=model), refuse)
+        assert (after.backend("linear"), after.kernels["linear"].problem) == ("xla", None)
+    after = verify(with_types(resolved(), "mlp.shared.up"), refuse)
+    assert "Mosaic failed" in str(after.kernels["linear"].problem)
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("float32", "highest"), ("bfloat16", None)])
@@ -90,18 +104,18 @@ def test_the_precision_is_the_engines(dtype: str, precision: str | None) -> None
         return right(*given)
 
     on_a_tpu = dataclasses.replace(with_types(resolved(), "mlp.up"), platform="tpu", dtype=dtype)
-    assert verify_products(on_a_tpu, run) is on_a_tpu
+    assert verify(on_a_tpu, run) is on_a_tpu
     assert found == [precision] * 2
 
 
-def test_every_kernel_of_the_forward_pass_is_tested() -> None:
+def test_every_kernel_is_tested() -> None:
     """Those of a TPU do not run here, so that none stays."""
     before = with_types(resolved(), "mlp.up", "mlp.expert_up")
-    after = verify_kernels(dataclasses.replace(before, attention="tpu", experts="tpu"))
-    assert (after.attention, after.experts, after.products) == ("xla",) * 3
-    assert after.attention_problem
-    assert after.experts_problem
-    assert after.products_problem
+    for operation in get_args(Operation):
+        before = before.with_kernel(operation, "tpu")
+    after = verify_kernels(before)
+    assert [choice.name for choice in after.kernels.values()] == ["xla"] * 4
+    assert all(choice.problem for choice in after.kernels.values())
 
 
 def test_one_that_hangs_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +127,7 @@ def test_one_that_hangs_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError
 
     with pytest.raises(EngineError, match="--linear-backend xla goes without this one"):
-        verify_products(resolved(), hangs)
+        verify(resolved(), hangs)
     ended.set()
 
 
@@ -128,11 +142,11 @@ def test_one_that_hangs_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch
 )
 def test_one_that_is_not_right_is_replaced(broken: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        after = verify_products(resolved(), broken)
-    assert after.products == after.forward.products == "xla"
-    assert str(after.products_problem).startswith("tpu: ")
-    assert reason in str(after.products_problem)
+        after = verify(resolved(), broken)
+    assert after.backend("linear") == after.forward.linear_backend == "xla"
+    assert str(after.kernels["linear"].problem).startswith("tpu: ")
+    assert reason in str(after.kernels["linear"].problem)
     assert reason in caplog.text
     # Who names it gets it.
     before = resolved("tpu")
-    assert verify_products(before, broken) is before
+    assert verify(before, broken) is before
