@@ -26,7 +26,7 @@ from jaxllm.models.batch import Batch, GivenEmbeddings
 from jaxllm.models.cache import Cache
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE
 from jaxllm.requests.prompt_embeds import NO_TOKEN
 
 FROM_DEVICE = -1

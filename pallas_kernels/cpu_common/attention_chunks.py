@@ -5,8 +5,7 @@ they share together, and every one through its own after that. Its numbers are t
 tokens, and how many keys are shared, 0 if it is part of a row.
 """
 
-from jaxllm.pallas_kernels.numba.memory import compiled, int32, set_int32, word
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,
     CHUNK_INTS,
     W_C,
@@ -20,6 +19,7 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     W_WINDOW,
     first_token,
 )
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_int32, word
 
 PREFIX_ROWS = 16
 """Rows that go through shared keys together: as many as make these cheap, few enough to leave work for all threads."""

@@ -2,8 +2,18 @@
 
 import numpy as np
 
-from jaxllm.pallas_kernels.numba.memory import compiled, real, set_real, word
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
+    BLOCK,
+    EACH_HEAD,
+    SOFT_CAP,
+    W_FLOATS,
+    W_HAS_SLOPES,
+    W_K,
+    W_N,
+    first_seen,
+)
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, real, set_real, word
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     LANES,
     add,
     divide,
@@ -19,16 +29,6 @@ from jaxllm.pallas_kernels.numba.vectors import (
     store,
     subtract,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
-    BLOCK,
-    EACH_HEAD,
-    SOFT_CAP,
-    W_FLOATS,
-    W_HAS_SLOPES,
-    W_K,
-    W_N,
-    first_seen,
-)
 
 MASKED = np.float32(-1e30)
 """Score of a key that is not seen. Finite, so that a block without any visible key leaves no NaN."""
@@ -37,6 +37,8 @@ LOG2_E = np.float32(1.4426950408889634)
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 MOST = np.float32(30)
 """The hyperbolic tangent of more is 1."""
+SMALLEST = np.float32(1e-30)
+"""Of a sum of weights, which is a divisor."""
 
 
 @compiled

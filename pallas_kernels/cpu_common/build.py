@@ -10,9 +10,9 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
-from jaxllm.pallas_kernels.numba.calls import Kernel, entry_points
-from jaxllm.pallas_kernels.numba.memory import compiled
-from jaxllm.pallas_kernels.numba.trampoline import HANDLER, target_machine
+from jaxllm.pallas_kernels.cpu_common.calls import Kernel, entry_points
+from jaxllm.pallas_kernels.cpu_common.memory import compiled
+from jaxllm.pallas_kernels.cpu_common.trampoline import HANDLER, target_machine
 
 _TASK = "jaxllm_task"
 

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from jaxllm.pallas_kernels.numba.memory import (
+from jaxllm.pallas_kernels.cpu_common.memory import (
     call,
     compiled,
     external,
@@ -20,7 +20,7 @@ from jaxllm.pallas_kernels.numba.memory import (
     set_word,
     word,
 )
-from jaxllm.pallas_kernels.numba.vectors import WORD, operation, pointer
+from jaxllm.pallas_kernels.cpu_common.vectors import WORD, operation, pointer
 
 # XLA_FFI_CallFrame
 _API, _CONTEXT, _ARGUMENTS, _RESULTS = 2, 3, 9, 14

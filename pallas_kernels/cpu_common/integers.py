@@ -8,7 +8,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
     HAS_AVX512,

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.numba.vectors import BYTE, FLOAT, INT, WORD, operation, pointer
+from jaxllm.pallas_kernels.cpu_common.vectors import BYTE, FLOAT, INT, WORD, operation, pointer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -5,8 +5,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.numba.tiles import Tile
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.tiles import Tile
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
     WORD,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jaxllm.pallas_kernels.artifact_cache import ArtifactCache
 
 if TYPE_CHECKING:
-    from jaxllm.pallas_kernels.numba.trampoline import Trampoline
+    from jaxllm.pallas_kernels.cpu_common.trampoline import Trampoline
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def begin(targets: Iterable[Target], folder: Path | None) -> Callable[[], None]:
     What is not in `folder` is compiled, seconds each, and cached there unless it is None. Whoever can write to `folder`
     decides what this process runs.
     """
-    from jaxllm.pallas_kernels.numba.trampoline import Trampoline
+    from jaxllm.pallas_kernels.cpu_common.trampoline import Trampoline
 
     targets = list(targets)
     with _lock:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 from numba.core import cgutils
 
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     LANES,
     WORD,
     emit_fma,

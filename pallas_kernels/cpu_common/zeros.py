@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.numba.targets import Target, provide
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 
 # Of madvise(2).
 _DONTNEED, _HUGEPAGE = 4, 14
@@ -91,7 +91,7 @@ clear:
 def _build() -> bytes:
     import llvmlite.binding as llvm
 
-    from jaxllm.pallas_kernels.numba.trampoline import target_machine
+    from jaxllm.pallas_kernels.cpu_common.trampoline import target_machine
 
     machine = target_machine()
     code: bytes = machine.emit_object(llvm.parse_assembly(_CODE))

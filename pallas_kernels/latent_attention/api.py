@@ -3,7 +3,7 @@
 import jax
 
 from jaxllm.pallas_kernels.latent_attention.backend import LatentGeometry, LatentOptions, find_latent
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 def latent_attention(

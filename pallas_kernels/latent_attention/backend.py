@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 import jax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 @dataclass(frozen=True)

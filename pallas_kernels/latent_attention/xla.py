@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentGeometry, LatentOptions, LatentSizes
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.xla.blockwise import Blocks, Pages, Part, by_platform
-from jaxllm.pallas_kernels.paged_attention.xla.softmax import Heads
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
+from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, by_platform
+from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 SMALL_ROWS, LARGE_ROWS = 1024, 8192
 """Query rows (tokens times heads) of a block of a prompt, on processors and on GPUs: with sums of 512 for each row, 2

@@ -5,7 +5,7 @@ import jax
 from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry, Heads, find
 from jaxllm.pallas_kernels.paged_attention.local_chunks import within_chunks
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 def paged_attention(

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import jax
 
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 Attended = tuple[jax.Array, jax.Array]
 """Results [T, N, H] and the updated cache."""

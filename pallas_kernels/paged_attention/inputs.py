@@ -12,7 +12,7 @@ from jaxllm.pallas_kernels.paged_attention.api import paged_attention
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import joined, quantised
 from jaxllm.pallas_kernels.paged_attention.local_chunks import within_chunks
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
 
 LAYER = 1
 """The layer that `Inputs.call` attends over, unless told."""

@@ -7,7 +7,7 @@ So chunked attention is plain causal attention over another batch, for every bac
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
 
 
 def most_rows(tokens: int, rows: int, chunk: int) -> int:

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import apart
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, window_start
 
 
 def reference_paged_attention(

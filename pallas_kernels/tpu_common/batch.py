@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 @jax.tree_util.register_dataclass

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.xla.softmax import MASKED, Heads, Running
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.xla_common.softmax import MASKED, Heads, Running
 
 
 class Blocks(NamedTuple):

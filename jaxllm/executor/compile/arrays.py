@@ -15,7 +15,7 @@ from jaxllm.executor.compile.program import Program, Shapes, of_leaves
 from jaxllm.executor.step_program import StageState, StepShape, copy_places, set_pages
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.sharding import sharding
-from jaxllm.pallas_kernels.numba.zeros import zeros
+from jaxllm.pallas_kernels.cpu_common.zeros import zeros
 
 State = TypeVar("State", bound=StageState)
 

@@ -8,9 +8,9 @@ from flax import nnx
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.parameter import ParameterSpec
+from jaxllm.pallas_kernels.cpu_common.targets import Target, begin
+from jaxllm.pallas_kernels.cpu_common.zeros import ZEROS
 from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
-from jaxllm.pallas_kernels.numba.targets import Target, begin
-from jaxllm.pallas_kernels.numba.zeros import ZEROS
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
 
 KERNELS = "kernels"

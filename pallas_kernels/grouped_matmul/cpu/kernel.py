@@ -7,11 +7,11 @@ and a result is the same sum in the same order whatever the rows beside it.
 
 from typing import Any
 
+from jaxllm.pallas_kernels.cpu_common.calls import FIRST, Kernel, argument, result, size
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.matmul import AHEAD, BLOCKS, CHUNK, DEPTH, ROWS
 from jaxllm.pallas_kernels.linear.cpu.tiles import make_block_tile
-from jaxllm.pallas_kernels.numba.calls import FIRST, Kernel, argument, result, size
-from jaxllm.pallas_kernels.numba.memory import compiled, int32, set_int32, set_word, word, zero_bytes
 
 # Arguments of the call: x [R, in]; weights [L, G * P, in, 16]; sizes int32 [G]; layer int32 [1].
 # Results: y [R, 16 P], and of every group with rows: its number, its first row, its first item, int32 [G + 1, 3].

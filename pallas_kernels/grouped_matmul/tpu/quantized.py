@@ -18,7 +18,7 @@ from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims
 from jaxllm.pallas_kernels.linear.tpu.codes import added
 from jaxllm.pallas_kernels.linear.tpu.kernel import Body
 from jaxllm.pallas_kernels.linear.weight_type import Values, WeightType
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, target
+from jaxllm.pallas_kernels.tpu_common.target import Target, target
 
 Ref = Any
 """A reference to memory, which Pallas does not type."""

@@ -8,12 +8,12 @@ does not depend on how many rows there are.
 
 from typing import Any
 
+from jaxllm.pallas_kernels.cpu_common.calls import FIRST, THREADS, Kernel, argument, result, size
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
+from jaxllm.pallas_kernels.cpu_common.vectors import HAS_AVX512, LANES, add, load, store
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
 from jaxllm.pallas_kernels.linear.cpu.tiles import make_block_tile
-from jaxllm.pallas_kernels.numba.calls import FIRST, THREADS, Kernel, argument, result, size
-from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
-from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512, LANES, add, load, store
 
 BLOCKS, ROWS = (3, 8) if HAS_AVX512 else (1, 6)
 """A tile: as many sums as fill the registers."""

@@ -16,9 +16,10 @@ from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels, levels
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import INT4, Activations, WeightType
 from jaxllm.pallas_kernels.linear.xla import RowMajor
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
-LANES, _DEPTH = 128, 16
-"""Columns of a register, and a divisor of the inputs and of groups: rows of a register of bfloat16."""
+_DEPTH = 16
+"""A divisor of the inputs and of groups: rows of a register of bfloat16."""
 _WIDEST = 4096
 """Outputs of a unit that is one strip, though it has no whole registers."""
 

@@ -12,10 +12,10 @@ from jaxllm.pallas_kernels.float8 import FLOATS, widens_by_bits
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims, choose_blocks
 from jaxllm.pallas_kernels.linear.tpu.codes import added
 from jaxllm.pallas_kernels.linear.tpu.kernel import Body, in_halves, kernel
-from jaxllm.pallas_kernels.linear.tpu.layout import LANES
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import INT4, UINT4, Values, WeightType
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 INTEGER_CHIPS, FLOAT8_CHIPS = ("v5e", "v5p", "v6e"), ("tpu7x",)
 """Chips whose matrix units multiply int8, and those of float8."""

@@ -6,11 +6,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.numba.targets import Target, provide
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.cpu.layout import from_transposed, transposed, transposed_shape
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
 
 MULTIPLE = 16
 """What heads and pages must be multiples of: whole vectors, on processors with the longest."""
@@ -25,7 +25,7 @@ def attention_target(dtype: str, *, scaled: bool = False) -> Target:
 
 
 def _build(dtype: str, *, scaled: bool) -> bytes:
-    from jaxllm.pallas_kernels.numba.build import build
+    from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
     return build(make_kernel(dtype, CACHE_BYTES[dtype], scaled=scaled))

@@ -2,13 +2,9 @@
 
 from typing import Any
 
-from jaxllm.pallas_kernels.numba.memory import compiled, set_word, word
-from jaxllm.pallas_kernels.numba.vectors import LANES
-from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,
     GROUP,
-    TILE,
     VECTORS,
     W_BLOCK,
     W_BYTES,
@@ -17,8 +13,11 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     W_NO,
     W_RUN,
     W_YES,
-    key_and_value_at,
 )
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, set_word, word
+from jaxllm.pallas_kernels.cpu_common.outer_tile import make_outer_tile
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES
+from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, key_and_value_at
 
 
 def by_rows(vectors: int, kind: str) -> Any:

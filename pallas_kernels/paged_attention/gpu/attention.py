@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, Heads
+from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
     choose_tile,
     gpu_prepare,
@@ -24,7 +25,7 @@ from jaxllm.pallas_kernels.paged_attention.gpu.options import (
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 SHARED_MEMORY = 227 * 1024
 """Bytes a block may use on Hopper and Blackwell."""

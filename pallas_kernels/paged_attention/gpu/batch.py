@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxllm.pallas_kernels.paged_attention.backend import Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 MULTIPROCESSORS = 132

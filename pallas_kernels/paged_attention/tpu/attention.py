@@ -9,11 +9,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES, SharedRows
-from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
-from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars, with_tables
+from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, Options, Scalars, with_tables
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
     Dims,
@@ -26,6 +24,10 @@ from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
     words_of,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
+from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 
 def tpu_paged_attention(

@@ -18,18 +18,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
-    LOG2_E,
-    MASKED,
     Options,
-    Ref,
     Scalars,
     clear,
-    compiler_params,
-    div,
     load_head,
     load_queries,
     new_tokens,
-    rem,
     row_slots,
     rows_ahead,
     scaled,
@@ -39,6 +33,9 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.decode_places import Block, Place, Places
 from jaxllm.pallas_kernels.paged_attention.tpu.decode_softmax import Running, State, absorb, attended
+from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
+from jaxllm.pallas_kernels.tpu_common.constants import LOG2_E, MASKED, Ref
+from jaxllm.pallas_kernels.tpu_common.scalars import div, rem
 
 
 class Memory(NamedTuple):

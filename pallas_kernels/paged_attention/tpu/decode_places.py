@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.tpu.common import Options, Scalars, div, rem, window_begin
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Options, Scalars, window_begin
+from jaxllm.pallas_kernels.tpu_common.scalars import div, rem
 
 
 class Block(NamedTuple):

@@ -16,31 +16,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
-    Ref,
     Scalars,
-    cdiv,
-    compiler_params,
-    div,
     load_queries,
-    rem,
     row_slots,
     scaled,
     store_queries,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Copies, Memory, Span
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_scores import Chunk, Scores, per_row
-from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import (
-    SUBLANES,
-    Running,
-    Scored,
-    absorb,
-    attended,
-    settle,
-)
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Running, Scored, absorb, attended, settle
+from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES, Ref
+from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
 
 UNBOUNDED = 1 << 26
 """A window that holds everything, small enough that 16 times it is no overflow."""

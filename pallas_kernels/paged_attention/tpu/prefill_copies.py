@@ -10,18 +10,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
-    Ref,
     Scalars,
-    cdiv,
-    div,
     each,
     new_tokens,
-    rem,
     rows_ahead,
     start_pages,
     window_begin,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Running
+from jaxllm.pallas_kernels.tpu_common.constants import Ref
+from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
 
 ROW, QUERIES, KEYS, KEY_STEP, QUERY_STEP = range(5)
 """Where the producer is: entries of its state in SMEM."""

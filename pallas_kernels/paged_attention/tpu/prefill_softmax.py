@@ -18,10 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, MASKED, Options, Ref
-
-SUBLANES = 8
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Options
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, SUBLANES, Ref
 
 _BIAS, _MANTISSA = 127, 23
 """Of the exponent of a float32, and bits after it."""

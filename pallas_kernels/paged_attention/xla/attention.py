@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
+from jaxllm.pallas_kernels.paged_attention.cache_write import write_head_major
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import apart
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_head_major
-from jaxllm.pallas_kernels.paged_attention.xla.blockwise import LARGE, SMALL, Pages, Part, by_platform
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major, head_major_shape
 from jaxllm.pallas_kernels.paged_attention.xla.rows import in_rows
-from jaxllm.pallas_kernels.paged_attention.xla.softmax import Heads
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, window_start
+from jaxllm.pallas_kernels.xla_common.blockwise import LARGE, SMALL, Pages, Part, by_platform
+from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 
 @dataclass(frozen=True)

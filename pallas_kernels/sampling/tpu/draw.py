@@ -10,19 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.sampling.tpu.lanes import (
-    LANES,
-    SUBLANES,
-    TOGETHER,
-    Part,
-    Ref,
-    lane_index,
-    largest,
-    load,
-    smallest,
-    store,
-    total,
-)
+from jaxllm.pallas_kernels.sampling.tpu.lanes import TOGETHER, Part, lane_index, largest, load, smallest, store, total
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES, Ref
 
 
 def draw(

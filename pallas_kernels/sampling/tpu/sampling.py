@@ -9,12 +9,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
 from jaxllm.pallas_kernels.sampling.choice import Choice
 from jaxllm.pallas_kernels.sampling.tpu.candidates import REGISTERS
 from jaxllm.pallas_kernels.sampling.tpu.kernel import Control, Row, kernel
-from jaxllm.pallas_kernels.sampling.tpu.lanes import LANES, SUBLANES, TOGETHER, whole
+from jaxllm.pallas_kernels.sampling.tpu.lanes import TOGETHER, whole
 from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 _MOST_ROWS = 32
 """Rows of a block. More hide the latency of what is computed once for each, but the first block arrives later."""

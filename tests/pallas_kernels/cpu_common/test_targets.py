@@ -11,7 +11,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from jaxllm.pallas_kernels.linear.cpu.packed import matmul, matmul_target
-from jaxllm.pallas_kernels.numba.targets import begin
+from jaxllm.pallas_kernels.cpu_common.targets import begin
 begin([matmul_target('float32')], Path(sys.argv[1]))()
 x = np.ones((3, 32), np.float32)
 assert (np.asarray(matmul(x, np.ones((1, 32, 16), np.float32))) == 32).all()

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.pallas_kernels.cpu_common.build import build
+from jaxllm.pallas_kernels.cpu_common.trampoline import Trampoline
 from jaxllm.pallas_kernels.linear.cpu.matmul import make_kernel
-from jaxllm.pallas_kernels.numba.build import build
-from jaxllm.pallas_kernels.numba.trampoline import Trampoline
 
 
 def product(x: jax.Array, weights: jax.Array) -> jax.Array:

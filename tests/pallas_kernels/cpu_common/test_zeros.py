@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.pallas_kernels.numba.zeros import zeros
+from jaxllm.pallas_kernels.cpu_common.zeros import zeros
 
 LARGE = 64 << 20
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.pallas_kernels.cpu_common.targets import Target
 from jaxllm.pallas_kernels.linear import Weight
 from jaxllm.pallas_kernels.linear.cpu.quantized import call
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, Processor, form_of
@@ -18,7 +19,6 @@ from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused, Norm
 from jaxllm.pallas_kernels.linear.quantized import QuantizedRowMajor
 from jaxllm.pallas_kernels.linear.quantized_cases import NF4, packed, quantized_like, random_matrix
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, QuantizedMatrix, Values, WeightType
-from jaxllm.pallas_kernels.numba.targets import Target
 
 INT8 = WeightType(Values.INT8)
 W8A8 = WeightType(Values.INT8, activations=Activations.PER_TOKEN)
@@ -146,7 +146,7 @@ def test_processors_without_products_of_bytes_find_the_same(
     wanted = product(x, weight)
     # One row and few have tiles of their own.
     target = call.quantized_target(form)
-    monkeypatch.setattr("jaxllm.pallas_kernels.numba.integers.HAS_DOT", False)
+    monkeypatch.setattr("jaxllm.pallas_kernels.cpu_common.integers.HAS_DOT", False)
     code = target.build()
     other = Target(f"{target.name}_without_dot", lambda: code, Path(__file__).parent)
     monkeypatch.setattr(call, "quantized_target", lambda form: other)

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form, as_integers
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
-from jaxllm.pallas_kernels.numba.targets import Target, provide
 
 LARGEST_SEGMENT = 1024
 """Inputs of a chain of products of float32; longer sums are added up of several, which is more exact."""
@@ -25,8 +25,8 @@ def quantized_target(form: Form) -> Target:
 
 
 def _build(form: Form) -> bytes:
+    from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.linear.cpu.quantized.kernel import make_kernel
-    from jaxllm.pallas_kernels.numba.build import build
 
     return build(make_kernel(form))
 

@@ -8,14 +8,8 @@ it: sums of float32 are in one order, and those of whole numbers are exact in an
 from dataclasses import replace
 from typing import Any
 
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
-from jaxllm.pallas_kernels.linear.cpu.quantized.one_row import make_one_row
-from jaxllm.pallas_kernels.linear.cpu.quantized.prepare import make_prepare, meta_words
-from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import make_tile, make_widen
-from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
-from jaxllm.pallas_kernels.numba.calls import FIRST, THREADS, Kernel, argument, result, set_scratch, size
-from jaxllm.pallas_kernels.numba.memory import (
+from jaxllm.pallas_kernels.cpu_common.calls import FIRST, THREADS, Kernel, argument, result, set_scratch, size
+from jaxllm.pallas_kernels.cpu_common.memory import (
     compiled,
     fetch,
     fetch_add,
@@ -26,7 +20,13 @@ from jaxllm.pallas_kernels.numba.memory import (
     word,
     zero_bytes,
 )
-from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512
+from jaxllm.pallas_kernels.cpu_common.vectors import HAS_AVX512
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
+from jaxllm.pallas_kernels.linear.cpu.quantized.one_row import make_one_row
+from jaxllm.pallas_kernels.linear.cpu.quantized.prepare import make_prepare, meta_words
+from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import make_tile, make_widen
+from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
 
 CHUNK = 64
 """Rows of an item."""

@@ -10,20 +10,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
-from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import (
-    FIRST_DIGIT,
-    REGISTERS,
-    SUM,
-    UNIT,
-    constant,
-    join_digits,
-    of_any_kind,
-    unsigned,
-)
-from jaxllm.pallas_kernels.numba.integers import emit_dot, every_byte, load_ints, splat_int
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.integers import emit_dot, every_byte, load_ints, splat_int
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
     INT,
@@ -38,6 +26,18 @@ from jaxllm.pallas_kernels.numba.vectors import (
     number,
     operation,
     pointer,
+)
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
+from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import (
+    FIRST_DIGIT,
+    REGISTERS,
+    SUM,
+    UNIT,
+    constant,
+    join_digits,
+    of_any_kind,
+    unsigned,
 )
 
 AHEAD, AHEAD_OF_CODES = 2048, 8192

@@ -20,9 +20,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form
-from jaxllm.pallas_kernels.numba.integers import (
+from jaxllm.pallas_kernels.cpu_common.integers import (
     emit_byte_table,
     emit_dot,
     emit_float_table,
@@ -30,7 +28,7 @@ from jaxllm.pallas_kernels.numba.integers import (
     load_ints,
     splat_int,
 )
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
     INT,
@@ -48,6 +46,8 @@ from jaxllm.pallas_kernels.numba.vectors import (
     operation,
     pointer,
 )
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form
 
 REGISTERS = BLOCK // LANES
 """Of a block."""

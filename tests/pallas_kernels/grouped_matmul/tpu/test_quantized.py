@@ -12,7 +12,7 @@ from jaxllm.pallas_kernels.linear.quantized_cases import packed, random_matrix
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, UINT4, Values, WeightType
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
+from jaxllm.pallas_kernels.tpu_common.target import Target
 
 MXFP4 = WeightType(Values.CODES, group=32, code=FP4, scales="float8_e8m0fnu")
 AWQ = WeightType(Values.CODES, group=64, has_offsets=True, code=UINT4, scales="float16")

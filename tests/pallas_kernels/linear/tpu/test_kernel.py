@@ -16,7 +16,7 @@ from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels
 from jaxllm.pallas_kernels.linear.tpu.kernel import in_halves, in_parts
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType, pack_codes
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
+from jaxllm.pallas_kernels.tpu_common.target import Target
 
 _W8A8 = WeightType(Values.INT8, group=128, activations=Activations.PER_TOKEN)
 _AWQ = WeightType(Values.CODES, group=128, has_offsets=True, code=UINT4, scales="float16")

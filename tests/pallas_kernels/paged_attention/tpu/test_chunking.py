@@ -9,9 +9,10 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, choose_blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, row_slots, with_tables
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+from jaxllm.pallas_kernels.tpu_common.target import Target
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
 from tests.thinned import thinned
