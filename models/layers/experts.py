@@ -70,13 +70,13 @@ class ExpertLinear(Matrix):
 
     def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""
-        from jaxllm.pallas_kernels.grouped_matmul.quantized import choose_quantized_grouped_layout
+        from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
 
         rows, in_size = self.layout.shape
         one = (rows // self.experts, in_size)
         parts = self.blocks, self.across
-        return choose_quantized_grouped_layout(
-            self.experts, one, kind, native=self.is_native, backend=self.backend, parts=parts
+        return choose_quantized_layout(
+            one, kind, groups=self.experts, native=self.is_native, backend=self.backend, parts=parts
         )
 
     def set_weight_type(self, kind: "WeightType") -> None:

@@ -9,34 +9,10 @@ from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.grouped_matmul.xla import ragged_dot
 from jaxllm.pallas_kernels.linear import RowMajor, Weight
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.quantized.layout import QuantizedPacked
-from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout, QuantizedRowMajor, quantized_rows, widened
+from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout, quantized_rows, widened
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
-
-
-def choose_quantized_grouped_layout(
-    groups: int,
-    shape: tuple[int, int],
-    kind: WeightType,
-    *,
-    native: bool = False,
-    backend: str = "xla",
-    parts: tuple[int, int] = (1, 1),
-) -> QuantizedLayout:
-    """The layout of a matrix of few bits of `shape` (out, in) for each of so many groups, one above the other.
-
-    `native` and `backend` are those of `choose_grouped_layout`. XLA reads all; the kernels of CPUs want outputs of
-    whole blocks.
-    """
-    out_size, in_size = shape
-    whole, (blocks, across) = (groups * out_size, in_size), parts
-    if backend == "tpu" and not native and Strips.reads(whole, kind, groups * blocks, across):
-        return Strips(whole, kind, groups * blocks, across)
-    if native and out_size % BLOCK == 0 and QuantizedPacked.reads(shape, kind):
-        return QuantizedPacked(whole, kind)
-    return QuantizedRowMajor((groups * out_size, in_size), kind)
 
 
 def quantized_grouped_matmul(

@@ -34,12 +34,27 @@ class QuantizedLayout(OperandLayout):
     def reads(cls, shape: tuple[int, int], kind: WeightType) -> bool:
         """Whether there is such a layout of a matrix of `shape` (out, in)."""
 
-    @abstractmethod
     def arrays(self, input_scales: int = 1) -> Mapping[str, ArrayOf]:
         """Its arrays, by their names in `QuantizedMatrix`, whose shapes the layouts of the arrays take.
 
         A matrix that is made of several has so many `input_scales`.
         """
+        kinds = array_shapes(self.shape, self.kind, input_scales)
+        return {name: self.array(name, shape, dtype) for name, (shape, dtype) in kinds.items()}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayOf:
+        """How the array of a name lies, whose shape and type in `QuantizedMatrix` these are: as it is, unless told."""
+        return ArrayOf(RowMajor(shape), dtype)
+
+    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
+        """Rows [T, in], float32; see `OperandLayout`."""
+        weight = weight.own()
+        found = self.ordered_rows(weight, index)
+        return found if weight.order is None else found[:, jnp.argsort(weight.order)]
+
+    @abstractmethod
+    def ordered_rows(self, weight: Weight, index: jax.Array) -> jax.Array:
+        """Rows [T, in], float32, of a matrix that is no stack, with columns in the order of the values."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +66,15 @@ class QuantizedRowMajor(QuantizedLayout):
         """All."""
         return True
 
-    def arrays(self, input_scales: int = 1) -> Mapping[str, ArrayOf]:
+    def ordered_rows(self, weight: Weight, index: jax.Array) -> jax.Array:
         """See `QuantizedLayout`."""
-        kinds = array_shapes(self.shape, self.kind, input_scales)
-        return {name: ArrayOf(RowMajor(shape), dtype) for name, (shape, dtype) in kinds.items()}
-
-    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
-        """Rows [T, in], float32; see `OperandLayout`."""
-        weight = weight.own()
-        assert weight.scales is not None
 
         def taken(array: jax.Array | None) -> jax.Array | None:
             return None if array is None else jnp.take(array, index, axis=0, mode="clip")
 
         values, scales = taken(weight.array), taken(weight.scales)
         assert values is not None
-        found = widened(values, scales, taken(weight.offsets), self.kind, self.shape[1])
-        return found if weight.order is None else found[:, jnp.argsort(weight.order)]
+        return widened(values, scales, taken(weight.offsets), self.kind, self.shape[1])
 
     def multiply(
         self,

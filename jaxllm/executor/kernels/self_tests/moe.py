@@ -11,9 +11,9 @@ from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.mlp_plan import EXPERT, ExpertsPlan
 from jaxllm.pallas_kernels.grouped_matmul.cases import Case, make_inputs
-from jaxllm.pallas_kernels.grouped_matmul.quantized import choose_quantized_grouped_layout, quantized_grouped_matmul
+from jaxllm.pallas_kernels.grouped_matmul.quantized import quantized_grouped_matmul
 from jaxllm.pallas_kernels.linear.quantized_cases import packed, quantized_like, random_matrix
-from jaxllm.pallas_kernels.linear.quantized_layouts import QUANTIZED_LAYOUTS
+from jaxllm.pallas_kernels.linear.quantized_layouts import QUANTIZED_LAYOUTS, choose_quantized_layout
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
 _SIZES = (3, 0, 40, 1, 0, 300, 9, 7)
@@ -50,7 +50,7 @@ def _quantized_types(model: ModelConfig, backend: str) -> Iterator[WeightType]:
     """Each quantised type that experts' matrices have, and the kernel takes."""
     pairs = (pair for layer in model.layers for pair in layer.weight_types)
     for kind in dict.fromkeys(kind for name, kind in pairs if _is_of_expert(name)):
-        layout = choose_quantized_grouped_layout(len(_SIZES), _shape(kind), kind, backend=backend)
+        layout = choose_quantized_layout(_shape(kind), kind, groups=len(_SIZES), backend=backend)
         if isinstance(layout, QUANTIZED_LAYOUTS[backend]):
             yield kind
 
@@ -86,7 +86,7 @@ def _quantized_problem(kind: WeightType, backend: str, dtype: str, run: Callable
     """What is wrong compared with NumPy, where weights are quantised."""
     rng, groups, (out_size, in_size) = np.random.default_rng(0), len(_SIZES), _shape(kind)
     matrix = random_matrix((groups * out_size, in_size), kind, rng)
-    layout = choose_quantized_grouped_layout(groups, (out_size, in_size), kind, backend=backend)
+    layout = choose_quantized_layout((out_size, in_size), kind, groups=groups, backend=backend)
     rows = sum(_SIZES)
     x = rng.standard_normal((rows + _PADDING, in_size), np.float32).astype(jnp.dtype(dtype))
     weight = packed(layout, matrix, layers=2)
