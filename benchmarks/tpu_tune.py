@@ -29,7 +29,7 @@ from benchmarks.tpu.cases import MODELS, Case, decode_case, prefill_case
 from benchmarks.tpu.search import search
 from benchmarks.tpu.worker import Worker, key_of
 from jaxllm.pallas_kernels.chips import CHIPS, chip_of
-from jaxllm.pallas_kernels.measured import keep_measured
+from jaxllm.pallas_kernels.measured import store_measured
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
@@ -76,7 +76,7 @@ def main() -> None:
         for name in options.model:
             for entry in _tune_model(worker, kind, name, options.page_size, options.tries):
                 if output is None:
-                    keep_measured("paged_attention", kind, {**entry, "command": command})
+                    store_measured("paged_attention", kind, {**entry, "command": command})
                 else:
                     _write(output, {**entry, "command": command})
 

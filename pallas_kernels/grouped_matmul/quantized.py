@@ -1,4 +1,4 @@
-"""Grouped products with matrices of few bits. Ordinary models do not import this."""
+"""Grouped products with quantised matrices. Ordinary models do not import this."""
 
 from dataclasses import replace
 

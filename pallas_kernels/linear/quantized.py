@@ -1,4 +1,4 @@
-"""Layouts of matrices of few bits, and such products in plain XLA operations."""
+"""Layouts of quantised matrices, and such products in plain XLA operations."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class ArrayOf(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizedLayout(OperandLayout):
-    """How the arrays of a matrix [out, in] of few bits lie in memory, and how it is multiplied with from there."""
+    """How the arrays of a quantised matrix [out, in] lie in memory, and how it is multiplied with from there."""
 
     kind: WeightType
 
@@ -129,7 +129,7 @@ def _times(x: jax.Array, weight: Weight, kind: WeightType, out_dtype: jnp.dtype,
         if rows.dtype == jnp.int8 and kind.code is None:
             out = product(rows, weight.array, jnp.dtype(jnp.int32), platform).astype(jnp.float32) * scales
         else:
-            numbers = as_numbers(weight.array, kind, in_size).astype(x.dtype)
+            numbers = decode_values(weight.array, kind, in_size).astype(x.dtype)
             out = product(rows.astype(x.dtype), numbers, sums, platform).astype(jnp.float32) * scales
         if weight.offsets is not None:
             total = rows.astype(jnp.float32).sum(axis=1, keepdims=True)
@@ -170,11 +170,11 @@ def widened(
         wide = array.astype(jnp.float32)
         return wide if kind.group is None else jnp.repeat(wide, min(kind.group, in_size), axis=1)[:, :in_size]
 
-    matrix = as_numbers(values, kind, in_size).astype(jnp.float32) * of_inputs(scales)
+    matrix = decode_values(values, kind, in_size).astype(jnp.float32) * of_inputs(scales)
     return matrix if offsets is None else matrix + of_inputs(offsets)
 
 
-def as_numbers(values: jax.Array, kind: WeightType, in_size: int) -> jax.Array:
+def decode_values(values: jax.Array, kind: WeightType, in_size: int) -> jax.Array:
     """What values [out, in] stand for: themselves, or int8 or float32, as numbers of the code do."""
     if kind.code is None:
         return values

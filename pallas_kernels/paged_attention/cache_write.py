@@ -8,7 +8,9 @@ from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, places_of, quantise
 
 
-def stored_as(k: jax.Array, v: jax.Array, options: AttentionOptions, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+def to_cache_dtype(
+    k: jax.Array, v: jax.Array, options: AttentionOptions, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
     """Keys and values [T, K, H] as a cache of `dtype` stores them: [T, K, H + scale bytes]."""
     if options.scale_bytes:
         assert dtype == jnp.int8, dtype
@@ -30,7 +32,7 @@ def write_kv(
     updated in place where it is donated.
     """
     layers, pages, page_size, heads, head_size = kv_cache.shape
-    stored = stored_as(k, v, options, kv_cache.dtype)
+    stored = to_cache_dtype(k, v, options, kv_cache.dtype)
     new = jnp.stack(stored, axis=2).reshape(k.shape[0], heads, head_size)
     page, offset, new = places_of(batch, page_size, new)
     place = (layer * pages + page) * page_size + offset
@@ -49,7 +51,7 @@ def write_head_major(
     options: AttentionOptions,
 ) -> jax.Array:
     """`write_kv` for a cache [L, P, 2, K, C, H]."""
-    new = jnp.stack(stored_as(k, v, options, kv_cache.dtype), axis=1)
+    new = jnp.stack(to_cache_dtype(k, v, options, kv_cache.dtype), axis=1)
     page, offset, new = places_of(batch, kv_cache.shape[4], new)
     # Indices of every axis but the last: XLA copies a cache that is reshaped (where there is one KV head), and for TPUs
     # one of which a whole axis before an index is written.

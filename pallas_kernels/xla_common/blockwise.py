@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
-from jaxllm.pallas_kernels.xla_common.softmax import MASKED, Heads, Running
+from jaxllm.pallas_kernels.xla_common.softmax import MASKED, Heads, SoftmaxState
 
 
 class Blocks(NamedTuple):
@@ -98,7 +98,7 @@ def attend_by_blocks(
     return out if q.shape[0] == 1 else _prefill(q, out, pages, batch, starts, heads, blocks)
 
 
-def by_platform(
+def attend_by_platform(
     q: jax.Array, pages: Pages, batch: RaggedBatch, starts: jax.Array, heads: Heads, *, small: Blocks, large: Blocks
 ) -> jax.Array:
     """`attend_by_blocks`, in large blocks on GPUs."""
@@ -154,10 +154,10 @@ def _decode_block(
     """One block of rows, [B, N, H], over all their pages: [B, N, V]."""
     size, keys = queries.shape[0], block_pages * pages.page_size
     grouped = queries.reshape(size, heads.num_kv_heads, heads.group, -1)
-    sinks = None if heads.sinks is None else heads.by_query(heads.sinks, 1)
-    slopes = None if heads.alibi_slopes is None else heads.by_query(heads.alibi_slopes, 1)[..., None]
+    sinks = None if heads.sinks is None else heads.repeat_per_query(heads.sinks, 1)
+    slopes = None if heads.alibi_slopes is None else heads.repeat_per_query(heads.alibi_slopes, 1)[..., None]
 
-    def visit(index: jax.Array, run: Running) -> Running:
+    def visit(index: jax.Array, run: SoftmaxState) -> SoftmaxState:
         tables = _slice(table, index * block_pages, block_pages, axis=1)
         positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
         distances = (positions - (kv_lens - 1)[:, None])[:, None, None]
@@ -176,10 +176,10 @@ def _attend_block(
     visible: jax.Array,
     distances: jax.Array,
     slopes: jax.Array | None,
-    run: Running,
+    run: SoftmaxState,
     pages: Pages,
     heads: Heads,
-) -> Running:
+) -> SoftmaxState:
     """`run` after the keys S in the pages of `tables` [B, pages], for `queries` [B, K, Q, H].
 
     `visible` and `distances` (see `Heads.scores`) broadcast to [B, K, Q, S], `slopes` too.
@@ -198,7 +198,7 @@ def _attend_block(
     scaled = weights if values.scales is None else weights * values.scales[:, :, None]
     stored = values.stored.astype(queries.dtype)
     weighted = jnp.einsum("bkqs,bksh->bkqh", scaled.astype(stored.dtype), stored, preferred_element_type=jnp.float32)
-    return Running(maximum, run.total * decay + weights.sum(axis=-1), run.weighted * decay[..., None] + weighted)
+    return SoftmaxState(maximum, run.total * decay + weights.sum(axis=-1), run.weighted * decay[..., None] + weighted)
 
 
 def _prefill(
@@ -261,10 +261,10 @@ def _prefill_block(
     size, keys = queries.shape[0], block_pages * pages.page_size
     grouped = queries.reshape(size, heads.num_kv_heads, heads.group, -1)
     grouped = grouped.transpose(1, 2, 0, 3).reshape(1, heads.num_kv_heads, heads.group * size, -1)
-    sinks = None if heads.sinks is None else heads.by_query(heads.sinks, size)
-    slopes = None if heads.alibi_slopes is None else heads.by_query(heads.alibi_slopes, size)[..., None]
+    sinks = None if heads.sinks is None else heads.repeat_per_query(heads.sinks, size)
+    slopes = None if heads.alibi_slopes is None else heads.repeat_per_query(heads.alibi_slopes, size)[..., None]
 
-    def visit(index: jax.Array, run: Running) -> Running:
+    def visit(index: jax.Array, run: SoftmaxState) -> SoftmaxState:
         tables = _slice(table, index * block_pages, block_pages, axis=1)
         key_positions = index * keys + jnp.arange(keys, dtype=jnp.int32)
         distances = jnp.tile(key_positions - positions[:, None], (heads.group, 1))

@@ -10,7 +10,7 @@ MASKED = -1e30
 """Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
 
 
-class Running(NamedTuple):
+class SoftmaxState(NamedTuple):
     """State of an online softmax."""
 
     maximum: jax.Array
@@ -45,18 +45,18 @@ class Heads:
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         return scores if slopes is None else scores + slopes * distances.astype(jnp.float32)
 
-    def by_query(self, per_head: jax.Array, queries: int) -> jax.Array:
+    def repeat_per_query(self, per_head: jax.Array, queries: int) -> jax.Array:
         """A value per head [N] as [K, G * queries]."""
         return jnp.repeat(per_head.reshape(self.num_kv_heads, self.group), queries, axis=1)
 
-    def start(self, sinks: jax.Array | None, shape: tuple[int, ...]) -> Running:
+    def start(self, sinks: jax.Array | None, shape: tuple[int, ...]) -> SoftmaxState:
         """A softmax over `shape` that has seen only the sinks, which broadcast to `shape`."""
         weighted = jnp.zeros((*shape, self.value_size), jnp.float32)
         if sinks is None:
-            return Running(jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), weighted)
-        return Running(jnp.broadcast_to(sinks, shape), jnp.ones(shape, jnp.float32), weighted)
+            return SoftmaxState(jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), weighted)
+        return SoftmaxState(jnp.broadcast_to(sinks, shape), jnp.ones(shape, jnp.float32), weighted)
 
-    def finish(self, run: Running) -> jax.Array:
+    def finish(self, run: SoftmaxState) -> jax.Array:
         """Weighted sums of stored values as results."""
         attended = run.weighted / jnp.maximum(run.total, 1e-30)[..., None]
         return attended if self.v_scale is None else attended * self.v_scale

@@ -52,7 +52,7 @@ def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
         )
 
 
-def _refused_by_latent(name: str, shape: AttentionShape) -> str | None:
+def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     # Few models have it: starts of others are faster without the imports.
     from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS
     from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_cpu
@@ -66,7 +66,7 @@ def _refused_by_latent(name: str, shape: AttentionShape) -> str | None:
     return refused_by_tpu(shape.page_size, shape.dtype)
 
 
-def _refused_by_cpu(_: Any, shape: AttentionShape) -> str | None:
+def _cpu_refusal(_: Any, shape: AttentionShape) -> str | None:
     if shape.head_size % MULTIPLE == 0 and shape.page_size % MULTIPLE == 0 and shape.dtype in CACHE_BYTES:
         return None
     return (
@@ -78,7 +78,7 @@ def _refused_by_cpu(_: Any, shape: AttentionShape) -> str | None:
 _BY_TOKEN = "has no scales by token and head, as kv_cache_dtype='int8' needs without those of a checkpoint"
 
 
-def _refused_by_gpu(device: Any, shape: AttentionShape) -> str | None:
+def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
     # Only here: starts elsewhere are faster without the import.
@@ -90,7 +90,7 @@ def _refused_by_gpu(device: Any, shape: AttentionShape) -> str | None:
     return None if problem is None else f"does not take {problem}"
 
 
-def _refused_by_triton(device: Any, shape: AttentionShape) -> str | None:
+def _triton_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
     from jaxllm.pallas_kernels.paged_attention.triton.options import problem_of, refusal
@@ -107,7 +107,7 @@ def _kernel(name: str, platform: str, refusal: _Refusal) -> Kernel[tuple[Attenti
 
     def first_refusal(device: Any, shapes: tuple[AttentionShape, ...]) -> str | None:
         if shapes[0].latent is not None:
-            return _refused_by_latent(name, shapes[0])
+            return _latent_refusal(name, shapes[0])
         return next(filter(None, (refusal(device, shape) for shape in shapes)), None)
 
     # In float32 kernels for GPUs are right, and XLA's products are likely faster.
@@ -118,9 +118,9 @@ ATTENTION = OperationKernels(
     "attention",
     kernels=(
         _kernel("tpu", "tpu", lambda device, shape: None),
-        _kernel("gpu", "gpu", _refused_by_gpu),
-        _kernel("triton", "gpu", _refused_by_triton),
-        _kernel("cpu", "cpu", _refused_by_cpu),
+        _kernel("gpu", "gpu", _gpu_refusal),
+        _kernel("triton", "gpu", _triton_refusal),
+        _kernel("cpu", "cpu", _cpu_refusal),
     ),
     shape_of=attention_shapes,
     check=_check_dynamic,

@@ -5,7 +5,7 @@ from typing import Any
 from jaxllm.executor.kernels.operation import Kernel, OperationKernels
 
 
-def _refused_by_tpu(device: Any, vocab_size: int) -> str | None:
+def _tpu_refusal(device: Any, vocab_size: int) -> str | None:
     # Only on TPUs: other machines need not load the compiler.
     from jaxllm.pallas_kernels.sampling.tpu.sampling import fits
 
@@ -16,6 +16,6 @@ def _refused_by_tpu(device: Any, vocab_size: int) -> str | None:
 
 SAMPLING = OperationKernels[int](
     "sampling",
-    kernels=(Kernel("tpu", platform="tpu", refusal=_refused_by_tpu),),
+    kernels=(Kernel("tpu", platform="tpu", refusal=_tpu_refusal),),
     shape_of=lambda workload: workload.model.vocab_size,
 )

@@ -42,10 +42,10 @@ def make_widen(kind: str) -> Any:
             set_word(pages, run, to)
 
     @compiled
-    def as_it_is(work: int, length: int, pages: int, wide: int) -> None:
+    def keep_float32(work: int, length: int, pages: int, wide: int) -> None:
         pass
 
-    return as_it_is if kind == "float32" else widen
+    return keep_float32 if kind == "float32" else widen
 
 
 def make_score() -> Any:

@@ -1,4 +1,4 @@
-"""How the kernel for TPUs wants matrices of few bits. Imports no compiler."""
+"""How the kernel for TPUs wants quantised matrices. Imports no compiler."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

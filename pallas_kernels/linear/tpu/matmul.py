@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxllm.pallas_kernels.float8 import FLOATS, widens_by_bits
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims, choose_blocks
 from jaxllm.pallas_kernels.linear.tpu.codes import added
-from jaxllm.pallas_kernels.linear.tpu.kernel import Body, in_halves, kernel
+from jaxllm.pallas_kernels.linear.tpu.kernel import Body, even_columns_first, kernel
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import INT4, UINT4, Values, WeightType
 from jaxllm.pallas_kernels.tpu_common.constants import LANES
@@ -69,7 +69,7 @@ def quantized_matmul(
         by_row["sums"] = x.astype(jnp.float32).reshape(len(x), groups, -1).sum(axis=2)
     by_bits = len(x) <= _FEW_ROWS and _wide(x.dtype) == "bfloat16" and _takes_bits(kind, depth, columns)
     if by_bits:
-        by_row["x"] = in_halves(x, kind.group)
+        by_row["x"] = even_columns_first(x, kind.group)
     parted = row_scales is None and _takes_parts(x, kind)
     count, rows = len(x), -(-len(x) // 16) * 16 if parted else _whole_rows(x)
     if rows > count:

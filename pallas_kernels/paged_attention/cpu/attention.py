@@ -55,7 +55,7 @@ def cpu_paged_attention(
     return out.astype(q.dtype), kv_cache
 
 
-def takes_merged(head_size: int, dtype: str) -> bool:
+def supports_merged(head_size: int, dtype: str) -> bool:
     """Whether `merged_attention` can, for activations and a cache of a type (NumPy's name)."""
     return dtype == "float32" and head_size % (2 * MULTIPLE) == 0
 
@@ -146,6 +146,6 @@ BACKEND = Backend(
     from_canonical=transposed,
     to_canonical=from_transposed,
     merged=merged_attention,
-    takes_merged=takes_merged,
+    supports_merged=supports_merged,
     page_size=lambda shape, head_size: shape[4] // head_size,
 )

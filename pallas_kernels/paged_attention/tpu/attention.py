@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
-from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, Options, Scalars, with_tables
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, Options, Scalars, limit_slots
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
     Dims,
@@ -93,7 +93,7 @@ def tpu_paged_attention(
     )
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
-    kernel = Options(dims, with_tables(blocks, prepared.table.shape[2]), *switches)
+    kernel = Options(dims, limit_slots(blocks, prepared.table.shape[2]), *switches)
     per_head = _per_head(shared, dims, options.alibi_slopes, options.sinks)
     heads = _along_sublanes(per_head, dims)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)

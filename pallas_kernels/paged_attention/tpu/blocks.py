@@ -18,14 +18,14 @@ def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
     Both kernels cut a context into the same chunks, those of prefill. Weights are rounded beside the largest score so
     far, so a token's result would depend a little on which of the two computes it.
     """
-    blocks = _fit(_known_or_guessed("prefill", dims, chip), dims, chip)
+    blocks = _fit(_tuned_or_heuristic("prefill", dims, chip), dims, chip)
     if kernel == "prefill":
         return replace(blocks, queries=whole_queries(min(blocks.queries, tokens), dims))
-    decode = _known_or_guessed("decode", dims, chip)
+    decode = _tuned_or_heuristic("decode", dims, chip)
     return _fit(replace(decode, chunk=blocks.chunk, keys=max(decode.keys, blocks.chunk)), dims, chip)
 
 
-def _known_or_guessed(kernel: str, dims: Dims, chip: Target) -> Blocks:
+def _tuned_or_heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
     """Tuned block sizes, or those of the heuristic."""
     key: dict[str, int | str] = {
         "kernel": kernel,

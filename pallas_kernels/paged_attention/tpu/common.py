@@ -111,7 +111,7 @@ def row_slots(blocks: Blocks, width: int) -> int:
     return rows
 
 
-def with_tables(blocks: Blocks, width: int) -> Blocks:
+def limit_slots(blocks: Blocks, width: int) -> Blocks:
     """`blocks`, with fewer slots where page tables of `width` pages would take too much of SMEM."""
     while blocks.slots > _FEW_SLOTS and row_slots(blocks, width) * width * 4 > _TABLE_BYTES:
         blocks = replace(blocks, slots=blocks.slots // 2)

@@ -22,7 +22,7 @@ class State(NamedTuple):
     """[rows, F * 128]."""
 
 
-class Running(NamedTuple):
+class SoftmaxState(NamedTuple):
     """The states of all KV heads in VMEM: [K, ...] each."""
 
     maximum: Ref

@@ -27,7 +27,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Copies, Memory, Span
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_scores import Chunk, Scores, per_row
-from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Running, Scored, absorb, attended, settle
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Scored, SoftmaxState, absorb, attended, settle
 from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
 from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES, Ref
 from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
@@ -135,7 +135,7 @@ def prefill_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `prefill` gives it its references."""
     table, new, heads, _, _, out, cache = refs[7:14]
     table_rows, state, written, sent, kv, q, *rest = refs[14:]
-    run, sems = Running(*rest[:4]), rest[4:]
+    run, sems = SoftmaxState(*rest[:4]), rest[4:]
     memory = Memory(table, new, heads, out, cache, table_rows, state, written, sent, kv, q, run, *sems)
     _Prefill(Scalars(*refs[:7]), memory, options).run()
 

@@ -17,7 +17,7 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     start_pages,
     window_begin,
 )
-from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Running
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import SoftmaxState
 from jaxllm.pallas_kernels.tpu_common.constants import Ref
 from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
 
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
     """VMEM [slots, J, S, packing, 128]."""
     q: Ref
     """VMEM [2, K * F, queries, words, packing, 128]."""
-    run: Running
+    run: SoftmaxState
     kv_sems: Ref
     write_sems: Ref
     table_sems: Ref

@@ -15,9 +15,9 @@ from jaxllm.pallas_kernels.paged_attention.cache_write import write_head_major
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import apart
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major, head_major_shape
-from jaxllm.pallas_kernels.paged_attention.xla.rows import in_rows
+from jaxllm.pallas_kernels.paged_attention.xla.rows import attend_shared_rows
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, window_start
-from jaxllm.pallas_kernels.xla_common.blockwise import LARGE, SMALL, Pages, Part, by_platform
+from jaxllm.pallas_kernels.xla_common.blockwise import LARGE, SMALL, Pages, Part, attend_by_platform
 from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 
@@ -68,11 +68,11 @@ def xla_paged_attention(
     heads = Heads(q.shape[1], num_kv_heads, head_size, scale, options.soft_cap, sinks, alibi_slopes, v_scale)
     starts = window_start(batch.positions, options.window)
     pages = _HeadMajor(kv_cache, jnp.asarray(layer, jnp.int32), page_size, batch.page_table, options.scale_bytes)
-    return by_platform(q, pages, batch, starts, heads, small=SMALL, large=LARGE), kv_cache
+    return attend_by_platform(q, pages, batch, starts, heads, small=SMALL, large=LARGE), kv_cache
 
 
 BACKEND = Backend(
-    partial(in_rows, xla_paged_attention),
+    partial(attend_shared_rows, xla_paged_attention),
     head_major_shape,
     from_canonical=lambda cache, scale_bytes=0: head_major(cache),
     to_canonical=lambda cache, page_size, scale_bytes=0: canonical(cache),

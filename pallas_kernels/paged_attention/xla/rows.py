@@ -15,7 +15,7 @@ from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
-def in_rows(
+def attend_shared_rows(
     attend: PagedAttention,
     q: jax.Array,
     k: jax.Array,

@@ -1,4 +1,4 @@
-"""Every implementation of products with matrices of few bits against NumPy in float64, on every case."""
+"""Every implementation of products with quantised matrices against NumPy in float64, on every case."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_rows_of_a_matrix(implementation: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_activations(dtype: str) -> None:
-    """Numbers of few bits are exact in both, so that only the result is rounded."""
+    """Quantised numbers are exact in both, so that only the result is rounded."""
     inputs = make_inputs(next(case for case in CASES if case.name == "int8_deep"))
     weight = packed(choose_quantized_layout(inputs.matrix.shape, inputs.case.kind), inputs.matrix)
     x = jnp.asarray(inputs.x, dtype)

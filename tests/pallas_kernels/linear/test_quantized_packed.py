@@ -1,4 +1,4 @@
-"""The kernels of CPUs for matrices of few bits, beyond what every implementation must do."""
+"""The kernels of CPUs for quantised matrices, beyond what every implementation must do."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How matrices of few bits lie in memory for the kernels of CPUs."""
+"""How quantised matrices lie in memory for the kernels of CPUs."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.packed import Packed
 from jaxllm.pallas_kernels.linear.cpu.quantized.call import LARGEST_SEGMENT, Operand, quantized_matmul
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of, this_processor
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of, host_processor
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, widened
 from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout
@@ -86,7 +86,7 @@ class QuantizedPacked(QuantizedLayout):
     @classmethod
     def reads(cls, shape: tuple[int, int], kind: WeightType) -> bool:
         """Rows of whole vectors, groups of such, and types that this processor has a kernel for."""
-        form, in_size = form_of(kind, this_processor()), shape[1]
+        form, in_size = form_of(kind, host_processor()), shape[1]
         if form is None or in_size % BLOCK or in_size > LARGEST_DEPTH:
             return False
         return kind.group is None or (kind.group % BLOCK == 0 and kind.group <= LARGEST_SEGMENT)
@@ -94,7 +94,7 @@ class QuantizedPacked(QuantizedLayout):
     @property
     def form(self) -> Form:
         """Of its kernel."""
-        found = form_of(self.kind, this_processor())
+        found = form_of(self.kind, host_processor())
         assert found is not None
         return found
 

@@ -1,4 +1,4 @@
-"""Rows of activations, prepared for products with matrices of few bits."""
+"""Rows of activations, prepared for products with quantised matrices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The kernel for matrices of few bits in Pallas's interpreter: uninitialised memory as NaN, and a detector of races."""
+"""The kernel for quantised matrices in Pallas's interpreter: uninitialised memory as NaN, and a detector of races."""
 
 import jax
 import jax.numpy as jnp
