@@ -74,7 +74,7 @@ class QuantizedRowMajor(QuantizedLayout):
 
         values, scales = taken(weight.array), taken(weight.scales)
         assert values is not None
-        return widened(values, scales, taken(weight.offsets), self.kind, self.shape[1])
+        return dequantize(values, scales, taken(weight.offsets), self.kind, self.shape[1])
 
     def multiply(
         self,
@@ -118,11 +118,11 @@ def _times(x: jax.Array, weight: Weight, kind: WeightType, out_dtype: jnp.dtype,
     in_size = x.shape[1]
     if weight.order is not None:
         x = jnp.take(x, weight.order, axis=1)
-    rows, row_scale = quantized_rows(x, kind, weight.input_scale)
+    rows, row_scale = quantize_rows(x, kind, weight.input_scale)
     # The largest sums before their scales come would overflow float16.
     sums = jnp.dtype(jnp.float32) if out_dtype == jnp.float16 or row_scale is not None else out_dtype
     if kind.group is not None:
-        matrix = widened(weight.array, weight.scales, weight.offsets, kind, in_size).astype(x.dtype)
+        matrix = dequantize(weight.array, weight.scales, weight.offsets, kind, in_size).astype(x.dtype)
         out = product(rows.astype(x.dtype), matrix, sums, platform)
     else:
         scales = weight.scales[:, 0].astype(jnp.float32)
@@ -137,7 +137,7 @@ def _times(x: jax.Array, weight: Weight, kind: WeightType, out_dtype: jnp.dtype,
     return out if row_scale is None else out.astype(jnp.float32) * row_scale
 
 
-def quantized_rows(
+def quantize_rows(
     x: jax.Array, kind: WeightType, input_scale: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Rows [T, in] in the matrix's `row_type`, and by what they are to be multiplied: float32 [T, 1] or [].
@@ -160,7 +160,7 @@ def quantized_rows(
     return scaled.astype(kind.row_type), scale
 
 
-def widened(
+def dequantize(
     values: jax.Array, scales: jax.Array | None, offsets: jax.Array | None, kind: WeightType, in_size: int
 ) -> jax.Array:
     """The matrix [out, in], float32, whose columns are in the order of the values."""

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.dynamic_scales import joined, quantised
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import join_scales, quantise_heads
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, places_of, quantise
 
@@ -14,7 +14,7 @@ def to_cache_dtype(
     """Keys and values [T, K, H] as a cache of `dtype` stores them: [T, K, H + scale bytes]."""
     if options.scale_bytes:
         assert dtype == jnp.int8, dtype
-        return joined(quantised(k), options.scale_bytes), joined(quantised(v), options.scale_bytes)
+        return join_scales(quantise_heads(k), options.scale_bytes), join_scales(quantise_heads(v), options.scale_bytes)
     return quantise(k, options.k_scale, dtype), quantise(v, options.v_scale, dtype)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.paged_attention.api import paged_attention
-from jaxllm.pallas_kernels.paged_attention.dynamic_scales import joined, quantised
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import join_scales, quantise_heads
 from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
@@ -240,8 +240,8 @@ def _make_cache(case: Case, shape: tuple[int, ...], table: np.ndarray, rng: np.r
     pages = table[rows, computed // case.page_size]
     values = rng.standard_normal((case.layers, len(computed), *shape[3:]), np.float32)
     if case.scale_bytes:
-        cache[:] = joined(quantised(jnp.full((*shape[:4], case.head_size), 1e4)), case.scale_bytes)
-        values = np.asarray(joined(quantised(jnp.asarray(values[..., : case.head_size])), case.scale_bytes))
+        cache[:] = join_scales(quantise_heads(jnp.full((*shape[:4], case.head_size), 1e4)), case.scale_bytes)
+        values = np.asarray(join_scales(quantise_heads(jnp.asarray(values[..., : case.head_size])), case.scale_bytes))
     else:
         values[..., 0::2, :] /= case.k_scale or 1
         values[..., 1::2, :] /= case.v_scale or 1

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.float8 import bfloat16_pairs
-from jaxllm.pallas_kernels.linear.tpu.codes import added, decode
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias, decode
 
 Ref = Any
 """A reference to memory, which Pallas does not type."""
@@ -70,7 +70,7 @@ class Body:
             out = out[: len(out) // 2] + out[len(out) // 2 :]
         if sums is None:
             return out
-        shift = added(self.code) * scales.astype(jnp.float32)
+        shift = code_bias(self.code) * scales.astype(jnp.float32)
         return out + _dot(sums, shift if offsets is None else shift + offsets.astype(jnp.float32))
 
     def _scaled(self, x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.Array:

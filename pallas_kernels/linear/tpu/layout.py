@@ -10,8 +10,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
-from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, quantized_rows
-from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels, levels_on_device
+from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, quantize_rows
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias, decode, levels, levels_on_device
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import INT4, Activations, WeightType
 from jaxllm.pallas_kernels.linear.xla import RowMajor
@@ -147,7 +147,7 @@ class Strips(QuantizedLayout):
         values, scales, offsets = weight.array[place], taken(weight.scales), taken(weight.offsets)
         assert scales is not None
         wide = jnp.dtype(jnp.float32)
-        numbers = values.astype(wide) if kind.code is None else decode(values, kind.code, wide) + added(kind.code)
+        numbers = values.astype(wide) if kind.code is None else decode(values, kind.code, wide) + code_bias(kind.code)
         found = numbers * scales
         return found if offsets is None else found + offsets
 
@@ -171,7 +171,7 @@ class Strips(QuantizedLayout):
         input_scale = weight.input_scale
         if input_scale is not None and weight.layer is not None:
             input_scale = input_scale[weight.layer]
-        rows, scale = quantized_rows(x, self.kind, input_scale)
+        rows, scale = quantize_rows(x, self.kind, input_scale)
         row_scales = None if scale is None else jnp.broadcast_to(scale, (len(x), 1))
         # Other types of rows, float16 that is, are not multiplied as they are.
         rows = rows.astype(jnp.float32) if rows.dtype == jnp.float16 else rows

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.float8 import FLOATS, widens_by_bits
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims, choose_blocks
-from jaxllm.pallas_kernels.linear.tpu.codes import added
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias
 from jaxllm.pallas_kernels.linear.tpu.kernel import Body, even_columns_first, kernel
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import INT4, UINT4, Values, WeightType
@@ -65,7 +65,7 @@ def quantized_matmul(
     by_row = {"x": x}
     if row_scales is not None:
         by_row["row_scales"] = row_scales
-    if "offsets" in by_strip or added(kind.code):
+    if "offsets" in by_strip or code_bias(kind.code):
         by_row["sums"] = x.astype(jnp.float32).reshape(len(x), groups, -1).sum(axis=2)
     by_bits = len(x) <= _FEW_ROWS and _wide(x.dtype) == "bfloat16" and _takes_bits(kind, depth, columns)
     if by_bits:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.cpu.layout import from_transposed, transposed, transposed_shape
+from jaxllm.pallas_kernels.paged_attention.cpu.layout import from_transposed, to_transposed, transposed_shape
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
 
@@ -143,7 +143,7 @@ def _call(
 BACKEND = Backend(
     cpu_paged_attention,
     transposed_shape,
-    from_canonical=transposed,
+    from_canonical=to_transposed,
     to_canonical=from_transposed,
     merged=merged_attention,
     supports_merged=supports_merged,

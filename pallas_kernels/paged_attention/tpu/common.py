@@ -181,7 +181,7 @@ def start_pages(cache: Ref, table: Ref, kv: Ref, sem: Ref, positions: tuple[Any,
     pl.when((rest > 0) & (end > begin))(lambda: start(whole, 1, rest))
 
 
-def each(count: int, do: Callable[[Any], None]) -> None:
+def for_each(count: int, do: Callable[[Any], None]) -> None:
     """For every index below `count`; written out where they are few, so that addresses are computed side by side."""
     if count <= _WRITTEN_OUT:
         for index in range(count):

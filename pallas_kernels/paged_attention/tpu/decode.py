@@ -141,14 +141,14 @@ class _Decode:
     def produce(self, block: Block) -> Block:
         """Start the copies of a block, if there is one; returns the next."""
         _run_when(block.row < self.rows, lambda: self.start_block(block))
-        return self.places.after(block)
+        return self.places.next_block(block)
 
     def start_block(self, block: Block) -> None:
         memory, keys, row = self.memory, self.options.blocks.keys, block.row
         slot = rem(block.step, self.options.blocks.slots)
         _run_when(block.number == self.places.first_block(row), lambda: self.start_row(row))
 
-        base, (begin, end) = block.number * keys, self.places.fetched(block)
+        base, (begin, end) = block.number * keys, self.places.resident_keys(block)
         position = self.scalars.kv_lens[row] - 1
         # Before the pages, which leave the scalar unit no time to wait for its own loads.
         _run_when(position < base + keys, lambda: self.start_token(row, slot, position))
@@ -180,7 +180,7 @@ class _Decode:
         places = []
         for _ in range(self.options.chunks_together):
             places.append(place)
-            place = self.places.following(place)
+            place = self.places.next_place(place)
 
         def turn(_: Any, blocks: tuple[Block, Block]) -> tuple[Block, Block]:
             fetch = self.produce(blocks[1])
@@ -196,12 +196,12 @@ class _Decode:
     def arrive(self, block: Block) -> Block:
         """Wait for a block of keys, and for a row's queries with its first; returns the next block."""
         memory, slot = self.memory, rem(block.step, self.options.blocks.slots)
-        begin, end = self.places.fetched(block)
+        begin, end = self.places.resident_keys(block)
         arrived = memory.kv.at[slot, :, pl.ds(0, end - begin)]
         _run_when(block.number == self.places.first_block(block.row), lambda: self.q_copy(block.row).wait())
         pltpu.make_async_copy(arrived, arrived, memory.kv_sems.at[slot]).wait()
         self.clear_ends(block, slot, end)
-        return self.places.after(block)
+        return self.places.next_block(block)
 
     def clear_ends(self, block: Block, slot: Any, end: Any) -> None:
         """Zero what the chunks of a block hold beside the keys that the row sees.

@@ -97,7 +97,7 @@ class _Prefill:
         copies, blocks = self.copies, self.options.blocks
         slot, base = rem(step, blocks.slots), block * blocks.keys
         copies.produce()
-        begin, end = copies.fetched(span, block)
+        begin, end = copies.resident_keys(span, block)
         copies.wait_keys(slot, end - begin, self.memory.kv_sems)
         copies.write_tokens(span, jnp.maximum(begin, span.begin), end, slot, base)
         first, last = div(begin - base, blocks.chunk), cdiv(end - base, blocks.chunk)

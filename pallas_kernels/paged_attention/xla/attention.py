@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.cache_write import write_head_major
-from jaxllm.pallas_kernels.paged_attention.dynamic_scales import apart
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major, head_major_shape
 from jaxllm.pallas_kernels.paged_attention.xla.rows import attend_shared_rows
@@ -42,7 +42,7 @@ class _HeadMajor(Pages):
         # indices make XLA's CPU gather a memory copy: 5 times faster than the default.
         place = self.kv_cache.at[self.layer, tables[:, None, :], which, each_head]
         found = place.get(mode="promise_in_bounds").reshape(tables.shape[0], num_kv_heads, -1, size)
-        return Part(*apart(found, self.scale_bytes)) if self.scale_bytes else Part(found)
+        return Part(*split_scales(found, self.scale_bytes)) if self.scale_bytes else Part(found)
 
 
 def xla_paged_attention(

@@ -11,7 +11,7 @@ from jaxllm.executor.kernels.self_test import SelfTest
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.mlp_plan import EXPERT
 from jaxllm.pallas_kernels.linear import linear
-from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedCase, QuantizedInputs, make_inputs, packed
+from jaxllm.pallas_kernels.linear.quantized_cases import QuantizedCase, QuantizedInputs, make_inputs, pack_matrix
 from jaxllm.pallas_kernels.linear.quantized_layouts import QUANTIZED_LAYOUTS
 
 _ROWS = (5, 300)
@@ -45,7 +45,7 @@ def _multiply(inputs: QuantizedInputs, backend: str, dtype: str) -> jax.Array:
     case = inputs.case
     layout = QUANTIZED_LAYOUTS[backend]((case.out_size, case.in_size), case.kind)
     call = jax.jit(linear, static_argnames="platform")
-    return call(jnp.asarray(inputs.x, dtype), packed(layout, inputs.matrix, case.layers), platform=backend)
+    return call(jnp.asarray(inputs.x, dtype), pack_matrix(layout, inputs.matrix, case.layers), platform=backend)
 
 
 def _find_problem(case: QuantizedCase, resolved: ResolvedConfig, run: Callable[..., jax.Array]) -> str | None:

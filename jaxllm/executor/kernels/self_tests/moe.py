@@ -12,7 +12,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.mlp_plan import EXPERT, ExpertsPlan
 from jaxllm.pallas_kernels.grouped_matmul.cases import Case, make_inputs
 from jaxllm.pallas_kernels.grouped_matmul.quantized import quantized_grouped_matmul
-from jaxllm.pallas_kernels.linear.quantized_cases import packed, quantized_like, random_matrix
+from jaxllm.pallas_kernels.linear.quantized_cases import pack_matrix, quantize_like, random_matrix
 from jaxllm.pallas_kernels.linear.quantized_layouts import QUANTIZED_LAYOUTS, choose_quantized_layout
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
@@ -89,9 +89,9 @@ def _quantized_problem(kind: WeightType, backend: str, dtype: str, run: Callable
     layout = choose_quantized_layout((out_size, in_size), kind, groups=groups, backend=backend)
     rows = sum(_SIZES)
     x = rng.standard_normal((rows + _PADDING, in_size), np.float32).astype(jnp.dtype(dtype))
-    weight = packed(layout, matrix, layers=2)
+    weight = pack_matrix(layout, matrix, layers=2)
     found = np.asarray(run(kind, backend, jnp.asarray(x), weight, jnp.array(_SIZES, jnp.int32)), np.float64)[:rows]
-    parts = np.split(quantized_like(x[:rows].astype(np.float32), matrix), np.cumsum(_SIZES)[:-1])
+    parts = np.split(quantize_like(x[:rows].astype(np.float32), matrix), np.cumsum(_SIZES)[:-1])
     own = matrix.dequantized().reshape(groups, out_size, in_size)
     wanted = np.concatenate([part @ one.T for part, one in zip(parts, own, strict=True)])
     return _difference(str(kind), found, wanted, _QUANTIZED_TOLERANCE * in_size**0.5)

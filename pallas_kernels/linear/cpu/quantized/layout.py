@@ -13,7 +13,7 @@ from jaxllm.pallas_kernels.linear.cpu.packed import Packed
 from jaxllm.pallas_kernels.linear.cpu.quantized.call import LARGEST_SEGMENT, Operand, quantized_matmul
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of, host_processor
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
-from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, widened
+from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, dequantize
 from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
 
@@ -118,7 +118,7 @@ class QuantizedPacked(QuantizedLayout):
             found = values.taken(weight.array, index)
         else:
             found = weight.array[index // BLOCK, :, index % BLOCK]
-        return widened(found, taken(weight.scales), taken(weight.offsets), self.kind, self.shape[1])
+        return dequantize(found, taken(weight.scales), taken(weight.offsets), self.kind, self.shape[1])
 
     def multiply(
         self,

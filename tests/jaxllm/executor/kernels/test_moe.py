@@ -21,7 +21,7 @@ from jaxllm.models.mlp_plan import ExpertsPlan, RouterPlan
 from jaxllm.pallas_kernels.grouped_matmul.cases import Case
 from jaxllm.pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
 from jaxllm.pallas_kernels.linear import Weight
-from jaxllm.pallas_kernels.linear.quantized import quantized_rows
+from jaxllm.pallas_kernels.linear.quantized import quantize_rows
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, Activations, Values, WeightType
 from tests.models import small
@@ -106,7 +106,7 @@ def multiply(x: jax.Array, weight: Weight, sizes: jax.Array) -> jax.Array:
     layout = weight.layout
     assert isinstance(layout, Strips)
     whole = layout.rows(weight, jnp.arange(layout.shape[0])).reshape(len(sizes), -1, x.shape[1])
-    rows, scale = quantized_rows(x, layout.kind, None)
+    rows, scale = quantize_rows(x, layout.kind, None)
     out = reference_grouped_matmul(rows.astype(jnp.float32), whole, sizes)
     return out if scale is None else out * scale
 

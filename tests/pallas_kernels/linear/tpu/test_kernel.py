@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.linear.quantized_cases import CASES, NF4, QuantizedCase, make_inputs, tolerance
 from jaxllm.pallas_kernels.linear.tpu import kernel, matmul
-from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias, decode, levels
 from jaxllm.pallas_kernels.linear.tpu.kernel import even_columns_first, split_float8
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType, pack_codes
@@ -100,7 +100,7 @@ def test_parts_have_nearly_all_bits_of_a_row() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_codes(code: tuple[float, ...], dtype: type) -> None:
     kept = levels(pack_codes(np.arange(16, dtype=np.uint8)[None]), code).astype(ml_dtypes.int4)
-    found = np.asarray(decode(jnp.asarray(kept), code, jnp.dtype(dtype)), np.float32) + added(code)
+    found = np.asarray(decode(jnp.asarray(kept), code, jnp.dtype(dtype)), np.float32) + code_bias(code)
     np.testing.assert_array_equal(found[0], np.asarray(code, dtype).astype(np.float32))
 
 
