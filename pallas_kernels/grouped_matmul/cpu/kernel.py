@@ -11,8 +11,8 @@ from jaxllm.pallas_kernels.cpu_common.calls import FIRST, Kernel, argument, resu
 from jaxllm.pallas_kernels.cpu_common.group_table import GROUP, ITEM, ROW, WIDTH, find_entry, make_list_groups
 from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.matmul import AHEAD, BLOCKS, CHUNK, DEPTH, ROWS
-from jaxllm.pallas_kernels.linear.cpu.tiles import make_block_tile
+from jaxllm.pallas_kernels.linear.cpu.matmul import CHUNK
+from jaxllm.pallas_kernels.linear.cpu.strip import BLOCKS, DEPTH, make_strip
 
 # Arguments of the call: x [R, in]; weights [L, G * P, in, 16]; sizes int32 [G]; layer int32 [1].
 # Results: y [R, 16 P], and the table of groups that have rows, see `group_table`.
@@ -51,43 +51,10 @@ def _make_plan(bytes_each: int) -> Any:
     return plan
 
 
-def _make_strip(kind: str, bytes_each: int, blocks: int) -> Any:
-    """Some rows times a few blocks side by side: from `x` and `weights` to `y`, which has `columns`."""
-    many, half, one = (make_block_tile(rows, blocks, kind) for rows in (ROWS, ROWS // 2, 1))
-    step = BLOCK * bytes_each
-
-    @compiled
-    def strip(x: int, weights: int, y: int, depth: int, columns: int, rows: int) -> None:
-        stride = depth * step
-        tiles = (rows + ROWS - 1) // ROWS
-        for begin in range(0, depth, DEPTH):
-            length, more = min(DEPTH, depth - begin), 1 if begin else 0
-            pace = (step + tiles - 1) // tiles
-            row, tile = 0, 0
-            while row < rows:
-                place = x + 4 * (row * depth + begin)
-                to = y + 4 * row * columns
-                here = weights + begin * step
-                count = 1
-                ahead = AHEAD if tiles == 1 else min(DEPTH, depth) * step + tile * length * pace
-                if row + ROWS <= rows:
-                    count = ROWS
-                    many(place, depth, here, stride, length, to, columns, more, ahead, pace)
-                elif row + ROWS // 2 <= rows:
-                    count = ROWS // 2
-                    half(place, depth, here, stride, length, to, columns, more, ahead, pace)
-                else:
-                    one(place, depth, here, stride, length, to, columns, more, ahead, pace)
-                row += count
-                tile += 1
-
-    return strip
-
-
 def make_kernel(kind: str, bytes_each: int) -> Kernel:
     """The kernel for weights of a type (NumPy's name) of some bytes each."""
-    wide = _make_strip(kind, bytes_each, BLOCKS)
-    narrow = wide if BLOCKS == 1 else _make_strip(kind, bytes_each, 1)
+    wide = make_strip(kind, bytes_each, BLOCKS)
+    narrow = wide if BLOCKS == 1 else make_strip(kind, bytes_each, 1)
 
     @compiled
     def item(work: int, index: int, scratch: int) -> None:
@@ -103,11 +70,13 @@ def make_kernel(kind: str, bytes_each: int) -> Kernel:
         x = word(work, _IN) + 4 * (start + first) * depth
         y = word(work, _Y) + 4 * ((start + first) * columns + block * BLOCK)
         weights = word(work, _W) + (group * blocks + block) * stride
+        # The next chunk, or strip, of the matrix.
+        after = min(DEPTH, depth) * BLOCK * bytes_each
         if block + BLOCKS <= blocks:
-            wide(x, weights, y, depth, columns, count)
+            wide(x, weights, y, 0, depth, columns, count, after)
         else:
             for each in range(blocks - block):
-                narrow(x, weights + each * stride, y + 4 * each * BLOCK, depth, columns, count)
+                narrow(x, weights + each * stride, y + 4 * each * BLOCK, 0, depth, columns, count, after)
 
     @compiled
     def finish(work: int) -> None:
