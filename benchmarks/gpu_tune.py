@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.tpu.cases import MODELS
-from jaxllm.pallas_kernels.measured import keep_measured
+from jaxllm.pallas_kernels.measured import store_measured
 from jaxllm.pallas_kernels.paged_attention.cases import Case
 
 TILES = {"prefill": (64, 128), "decode": (32, 64, 128)}
@@ -80,7 +80,7 @@ def _tune(question: dict[str, Any], tiles: Sequence[int], timeout: float) -> Non
         return
     command = " ".join(["scripts/bench gpu_tune", *sys.argv[1:]])
     entry = {"key": in_use["key"], "blocks": {"tile": best}, "microseconds": times[best], "command": command}
-    keep_measured("paged_attention", in_use["device_kind"], entry)
+    store_measured("paged_attention", in_use["device_kind"], entry)
     print(f"  kept: tile {best}", flush=True)
 
 
@@ -118,7 +118,7 @@ def _measure(question: dict[str, Any]) -> dict[str, Any]:
     key = tile_key(model.head_size, "bfloat16", decode=kernel == "decode")
     answer: dict[str, Any] = {"device_kind": device.device_kind, "key": key}
     if "tile" in question:
-        keep_measured("paged_attention", device.device_kind, {"key": key, "blocks": {"tile": question["tile"]}})
+        store_measured("paged_attention", device.device_kind, {"key": key, "blocks": {"tile": question["tile"]}})
     small = Case(
         "tune",
         ROWS,

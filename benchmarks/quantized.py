@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxllm.pallas_kernels.linear import Weight, choose_layout, linear
 from jaxllm.pallas_kernels.linear.cpu.quantized.layout import QuantizedPacked
-from jaxllm.pallas_kernels.linear.quantized_cases import NF4, packed, random_matrix
+from jaxllm.pallas_kernels.linear.quantized_cases import NF4, pack_matrix, random_matrix
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType
 
 KINDS = {
@@ -66,7 +66,7 @@ def make_steps(kinds: list[str], size: int, layers: int) -> dict[str, tuple[Step
     weights = {"float32": stacked(plain, layers)}
     for kind in kinds:
         matrix = random_matrix((size, size), KINDS[kind], rng)
-        weights[kind] = stacked(packed(QuantizedPacked(matrix.shape, KINDS[kind]), matrix), layers)
+        weights[kind] = stacked(pack_matrix(QuantizedPacked(matrix.shape, KINDS[kind]), matrix), layers)
     return {
         name: (through(weight, layers), sum(leaf.nbytes for leaf in jax.tree.leaves(weight) if np.ndim(leaf) > 2))
         for name, weight in weights.items()

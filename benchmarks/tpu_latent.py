@@ -68,7 +68,7 @@ def build(question: Question) -> "Call":
     from jaxllm.pallas_kernels.latent_attention.cases import make_inputs
     from jaxllm.pallas_kernels.latent_attention.tpu.attention import tpu_latent_attention
     from jaxllm.pallas_kernels.latent_attention.tpu.sizes import Blocks
-    from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
+    from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
 
     case = question.case
     inputs = make_inputs(case)

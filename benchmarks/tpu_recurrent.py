@@ -35,30 +35,31 @@ class Kernel:
     state_dtype: str = "float32"
 
 
-def _gated_delta(*arguments: Any, **options: Any) -> Any:
-    from jaxllm.pallas_kernels.gated_delta import gated_delta
+def _gated_delta(inputs: Sequence[Any], states: Any) -> Any:
+    from jaxllm.pallas_kernels.gated_delta import GatedDeltaInputs, gated_delta
 
-    return gated_delta(*arguments, **options)
-
-
-def _state_space(*arguments: Any, **options: Any) -> Any:
-    from jaxllm.pallas_kernels.state_space import state_space
-
-    return state_space(*arguments, **options)
+    return gated_delta(GatedDeltaInputs(*inputs), states, platform="tpu")
 
 
-def _selective_scan(*arguments: Any, **options: Any) -> Any:
-    from jaxllm.pallas_kernels.selective_scan import selective_scan
+def _state_space(inputs: Sequence[Any], states: Any) -> Any:
+    from jaxllm.pallas_kernels.state_space import StateSpaceInputs, state_space
 
-    return selective_scan(*arguments, **options)
+    return state_space(StateSpaceInputs(*inputs), states, platform="tpu")
 
 
-def _short_convolution(x: Any, weight: Any, states: Any, layer: Any, rows: Any, batch: Any, **_: Any) -> Any:
+def _selective_scan(inputs: Sequence[Any], states: Any) -> Any:
+    from jaxllm.pallas_kernels.selective_scan import SelectiveScanInputs, selective_scan
+
+    return selective_scan(SelectiveScanInputs(*inputs), states, platform="tpu")
+
+
+def _short_convolution(inputs: Sequence[Any], held: Any) -> Any:
     from jaxllm.models.layers.attention import Context
     from jaxllm.models.layers.states import read_states, write_states
     from jaxllm.models.recurrent_plan import ShortConvolutionPlan
     from jaxllm.pallas_kernels.causal_convolution import causal_convolution
 
+    (x, weight), (states, layer, rows, batch) = inputs, held
     context = Context(None, batch, layer, rows)
     (before,) = read_states((states,), ShortConvolutionPlan(channels=x.shape[1]), context, x.dtype)
     out, after = causal_convolution(x, before, weight, None, batch.query_start)
@@ -152,7 +153,7 @@ def compiled_text(chip: Chip, kernel: Kernel, tokens: int, *, is_prompt: bool) -
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
-    from jaxllm.pallas_kernels.recurrence import StateRows
+    from jaxllm.pallas_kernels.recurrence import LayerStates, StateRows
     from jaxllm.pallas_kernels.recurrence.cases import make_batch
 
     rows = 8 if is_prompt else tokens
@@ -171,7 +172,7 @@ def compiled_text(chip: Chip, kernel: Kernel, tokens: int, *, is_prompt: bool) -
     state_rows = StateRows(shape((rows,), "int32"), shape((rows,), "bool"))
 
     def run(states: Any, layer: Any, rows: Any, batch: Any, *inputs: Any) -> Any:
-        return kernel.call(*inputs, states, layer, rows, batch, platform="tpu")
+        return kernel.call(inputs, LayerStates(states, layer, rows, batch))
 
     lowered = jax.jit(run, donate_argnums=0).trace(states, shape((), "int32"), state_rows, batch, *inputs).lower()
     return lowered.compile().as_text() or ""

@@ -29,9 +29,9 @@ from benchmarks.tpu.cases import MODELS, Case, decode_case, prefill_case
 from benchmarks.tpu.search import search
 from benchmarks.tpu.worker import Worker, key_of
 from jaxllm.pallas_kernels.chips import CHIPS, chip_of
-from jaxllm.pallas_kernels.measured import keep_measured
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
+from jaxllm.pallas_kernels.measured import store_measured
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
 PAGE_SIZES = (64, 16)
 SHAPES = ("llama-3-8b", "llama-3-70b-tp8", "qwen3-0.6b", "qwen3-30b-a3b")
@@ -76,7 +76,7 @@ def main() -> None:
         for name in options.model:
             for entry in _tune_model(worker, kind, name, options.page_size, options.tries):
                 if output is None:
-                    keep_measured("paged_attention", kind, {**entry, "command": command})
+                    store_measured("paged_attention", kind, {**entry, "command": command})
                 else:
                     _write(output, {**entry, "command": command})
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, StateRows
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
 

@@ -30,7 +30,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import AltUpPlan, LayerPlan, TokenInputsPlan
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads, token_axis
 from jaxllm.models.stack import LayerInputs, make_stack, ropes_of
-from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, in_chunks, prepare
+from jaxllm.pallas_kernels.paged_attention import Heads, RaggedBatch, prepare, prepare_chunked
 
 if TYPE_CHECKING:
     from jaxllm.models.layers.altup import Streams
@@ -113,7 +113,7 @@ class CausalLM(nnx.Module):
                 implementation, heads = self.options.attention, self._heads(view, cache.pages[0])
                 if view.chunk:
                     size = self.layout.stored_size(self.layout.widest(self.config)[1])
-                    views[view] = in_chunks(implementation, views[view], view.chunk, cache.pages[0], size)
+                    views[view] = prepare_chunked(implementation, views[view], view.chunk, cache.pages[0], size)
                 views[view] = prepare(implementation, views[view], heads)
         return views
 

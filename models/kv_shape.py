@@ -12,7 +12,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.kv_type import SCALE_BYTES, KVCacheType
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, split_kv_heads
-from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape, find
+from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape, get_backend
 
 if TYPE_CHECKING:
     from jaxllm.pallas_kernels.latent_attention import LatentSizes
@@ -147,6 +147,6 @@ class OwnPages:
         """
         if self.heads is None:
             return kv_cache
-        page_size = find(self.layout.implementation).page_size(kv_cache.shape, self.widest_size)
+        page_size = get_backend(self.layout.implementation).page_size(kv_cache.shape, self.widest_size)
         own = self.layout.shape(*self.heads, page_size=page_size)
         return kv_cache.reshape(kv_cache.shape[0], -1, *own[2:])

@@ -19,9 +19,9 @@ class ForwardOptions:
     layer, which all layers of the model write and read in turn: enough where nothing outlives the step; its pages then
     have `page_size` tokens. With `native_matmul` weights are packed for the kernel of
     `pallas_kernels.linear.cpu`, where it takes them. `attention_checks` is for debugging, see
-    `AttentionOptions.checks`. `experts` is 'tpu' where the kernel for TPUs multiplies with experts' matrices, else
-    'xla', and `products` likewise with matrices of few bits. With `expert_parallel` each device has some of the
-    experts, otherwise a part of each.
+    `AttentionOptions.checks`. `moe_backend` is 'tpu' where the kernel for TPUs multiplies with experts' matrices,
+    else 'xla', and `linear_backend` likewise with quantised matrices. With `expert_parallel` each device has some of
+    the experts, otherwise a part of each.
     With `cache_groups` layers with different windows have page tables of their own, see `jaxllm.models.cache_plan`.
     `kv_cache` is the type of the KV cache; None is that of the activations. `stage` says which layers there are, where
     these are not all.
@@ -36,8 +36,8 @@ class ForwardOptions:
     page_size: int = 16
     native_matmul: bool = False
     attention_checks: bool = False
-    experts: str = "xla"
-    products: str = "xla"
+    moe_backend: str = "xla"
+    linear_backend: str = "xla"
     expert_parallel: bool = False
     cache_groups: bool = False
     kv_cache: KVCacheType | None = None

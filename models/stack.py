@@ -27,7 +27,7 @@ from jaxllm.models.layers.rope import Rotation
 from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.pattern import Segment, segments_of
 from jaxllm.models.plan import LayerPlan
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.recurrence.rows import StateRows
 
 Hidden = tuple[jax.Array, Cache]

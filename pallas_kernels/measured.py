@@ -23,6 +23,9 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 _LARGEST = 1 << 20
 """Bytes of the cache."""
 
+_COMMON = "tpu_common"
+"""Folder of what kernels share, next to those of operations."""
+
 
 def key_of(fields: Mapping[str, int | str]) -> Key:
     """The fields of a key in an order of their own."""
@@ -39,11 +42,11 @@ def measured_blocks(operation: str, device_kind: str) -> Mapping[Key, Mapping[st
     return _read(measured_folder(), operation, device_kind)
 
 
-def keep_measured(operation: str, device_kind: str, entry: Mapping[str, Any]) -> None:
+def store_measured(operation: str, device_kind: str, entry: Mapping[str, Any]) -> None:
     """Cache an entry, in place of one with its key: `key`, `blocks`, and whatever says how it was found."""
     cache, name = _cache(measured_folder()), _name(operation, device_kind)
     others = [other for other in _entries(cache, name) if other["key"] != entry["key"]]
-    content = {**_made_with(operation, device_kind), "entries": [*others, entry]}
+    content = {**_provenance(operation, device_kind), "entries": [*others, entry]}
     cache.put(name, json.dumps(content, indent=1).encode())
     _read.cache_clear()
 
@@ -75,14 +78,14 @@ def _entries(cache: ArtifactCache, name: str) -> list[dict[str, Any]]:
 
 
 def _name(operation: str, device_kind: str) -> str:
-    made_with = json.dumps(_made_with(operation, device_kind), sort_keys=True)
-    return f"{operation}-{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.json"
+    provenance = json.dumps(_provenance(operation, device_kind), sort_keys=True)
+    return f"{operation}-{hashlib.sha256(provenance.encode()).hexdigest()[:16]}.json"
 
 
-def _made_with(operation: str, device_kind: str) -> dict[str, Any]:
-    """All that decides which block sizes are best, beside the key."""
-    digest = hashlib.sha256()
-    for file in sorted((Path(__file__).parent / operation).rglob("*.py")):
+def _provenance(operation: str, device_kind: str) -> dict[str, Any]:
+    """All that decides which block sizes are best, apart from the key."""
+    digest, root = hashlib.sha256(), Path(__file__).parent
+    for file in sorted(file for folder in (operation, _COMMON) for file in (root / folder).rglob("*.py")):
         digest.update(file.read_bytes())
     return {
         "operation": operation,

@@ -17,20 +17,20 @@ _LARGEST = np.finfo(np.float32).max
 
 def row_sum(x: jax.Array) -> jax.Array:
     """The sums of float32 [..., size] over the last axis, which stays: float32 [..., 1]."""
-    return lax.platform_dependent(x, cpu=lambda x: _halved(_kept_apart(x)), default=_plain)
+    return lax.platform_dependent(x, cpu=lambda x: _sum_pairwise(_opaque(x)), default=_plain)
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:
     """The sums of the squares of float32 [..., size]: float32 [..., 1]."""
-    return lax.platform_dependent(x, cpu=lambda x: _halved(jnp.maximum(x * x, _SMALLEST)), default=_plain_squares)
+    return lax.platform_dependent(x, cpu=lambda x: _sum_pairwise(jnp.maximum(x * x, _SMALLEST)), default=_plain_squares)
 
 
 def rounded(x: jax.Array) -> jax.Array:
     """Finite float32 values as they are: a product is rounded before anything is added to it, not fused with that."""
-    return lax.platform_dependent(x, cpu=_kept_apart, default=lambda x: x)
+    return lax.platform_dependent(x, cpu=_opaque, default=lambda x: x)
 
 
-def _kept_apart(x: jax.Array) -> jax.Array:
+def _opaque(x: jax.Array) -> jax.Array:
     # The compiler cannot know that this does nothing.
     return jnp.minimum(jnp.maximum(x, -_LARGEST), _LARGEST)
 
@@ -43,7 +43,7 @@ def _plain_squares(x: jax.Array) -> jax.Array:
     return jnp.sum(x * x, axis=-1, keepdims=True)
 
 
-def _halved(x: jax.Array) -> jax.Array:
+def _sum_pairwise(x: jax.Array) -> jax.Array:
     size = x.shape[-1]
     padding = (1 << (size - 1).bit_length()) - size
     if padding:

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     FLOAT,
     HAS_AVX512,
     LANES,

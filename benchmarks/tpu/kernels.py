@@ -54,7 +54,7 @@ def jaxllm_call(case: Case, pages: int | None = None, **blocks: Any) -> Call:
     """
     from jaxllm.pallas_kernels.paged_attention import AttentionOptions, CacheGeometry, RaggedBatch, cache_shape
     from jaxllm.pallas_kernels.paged_attention.tpu.attention import tpu_paged_attention
-    from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
+    from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
 
     model, starts, lengths = case.model, case.query_start(), case.kv_lens()
     news = np.diff(starts)

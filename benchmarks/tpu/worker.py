@@ -122,8 +122,9 @@ def _answer(chip: Chip, question: dict[str, Any], dumps: Path) -> dict[str, Any]
 
 def blocks_in_use(kernel: str, case: Case) -> Blocks:
     """What the kernel takes for the device of the present mesh, or for the default one."""
-    from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
+    from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
     from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+    from jaxllm.pallas_kernels.tpu_common.target import target
 
     fields = key_of(kernel, case.model, case.page_size)
     del fields["kernel"]

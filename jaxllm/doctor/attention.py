@@ -21,7 +21,7 @@ def run(context: Context) -> Outcome:
 
 
 def _timed(context: Context, resolved: ResolvedConfig, outcome: Outcome) -> Outcome:
-    context.say(f"{resolved.attention} attention: timing a decode")
+    context.say(f"{resolved.backend('attention')} attention: timing a decode")
     chip = chip_of(jax.local_devices()[0].device_kind)
     found, peak = decode_bandwidth(resolved), None if chip is None else chip.hbm_bandwidth
     summary = f"{outcome.summary}; decodes at {found / 1e9:,.0f} GB/s{share(found, peak)}"

@@ -7,6 +7,6 @@ from jaxllm.doctor.result import Context, Outcome
 def run(context: Context) -> Outcome:
     """Run them where the kernel has such checks."""
     resolved = resolve_model(context)
-    if resolved.attention != "tpu":
-        return Outcome(f"{resolved.attention} attention has no checks to turn on", status="skipped")
+    if resolved.backend("attention") != "tpu":
+        return Outcome(f"{resolved.backend('attention')} attention has no checks to turn on", status="skipped")
     return check_cases(context, resolved, checks=True)

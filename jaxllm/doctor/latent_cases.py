@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxllm.doctor.timing import best_seconds
 from jaxllm.executor.resolved import ResolvedConfig
-from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions, find_latent
+from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions, get_latent_backend
 from jaxllm.pallas_kernels.latent_attention.cases import CASES, LAYER, Case, Inputs, make_inputs, minimum_bytes
 
 _DECODES = {"cpu": (4, 256)}
@@ -37,7 +37,7 @@ def decode_bandwidth(resolved: ResolvedConfig) -> float:
     rows, tokens = _DECODES.get(resolved.platform, _OTHER_DECODES)
     repeats = _REPEATS.get(resolved.platform, _OTHER_REPEATS)
     case = _of_model(Case("decode", ((1, tokens - 1),) * rows), resolved)
-    inputs, backend = make_inputs(case), find_latent(resolved.attention)
+    inputs, backend = make_inputs(case), get_latent_backend(resolved.backend("attention"))
     inputs = replace(inputs, kv_cache=jax.jit(backend.from_canonical)(inputs.kv_cache))
     decode = jax.jit(partial(repeated_decodes, backend, repeats))
     return minimum_bytes(case) * repeats / best_seconds(lambda: decode(inputs))

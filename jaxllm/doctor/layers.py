@@ -48,7 +48,9 @@ def run(context: Context) -> Outcome:
             difference = float(np.sqrt(np.mean((logits - wanted) ** 2) / np.mean(wanted**2)))
             found[model.num_layers] = difference if np.isfinite(difference) else float("inf")
     errors = ", ".join(f"{layers} layer{'s' if layers > 1 else ''} {error:.1e}" for layers, error in found.items())
-    summary = f"{dtype} with {resolved.attention} attention against float32 on the CPU: {errors} of {limit:.0e}"
+    summary = (
+        f"{dtype} with {resolved.backend('attention')} attention against float32 on the CPU: {errors} of {limit:.0e}"
+    )
     figures: dict[str, Any] = {
         "limit": limit,
         "errors": {str(layers): "infinite" if error == float("inf") else error for layers, error in found.items()},

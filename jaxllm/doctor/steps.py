@@ -74,8 +74,8 @@ def run(context: Context) -> Outcome:
     context.say(f"prefill of {load.prompt} tokens")
     _note(measured, engine, "prefill", load.prompt, [load.prompt] * 4, 1)
     _add_plan(measured, resolved, device)
-    figures = {"model": title, "attention": resolved.attention, "steps": measured}
-    summary = f"{title}, {resolved.attention} attention: " + ", ".join(map(_one_line, measured))
+    figures = {"model": title, "attention": resolved.backend("attention"), "steps": measured}
+    summary = f"{title}, {resolved.backend('attention')} attention: " + ", ".join(map(_one_line, measured))
     slow = [each for each in measured if each.get("ratio", 0) > LARGEST_RATIO and each["planned"] > LEAST_SECONDS]
     if slow:
         return Outcome(summary, figures, "slow", "far from the roofline: send the report")

@@ -58,10 +58,9 @@ def resolve_on_devices(config: EngineConfig, processes: int = 1) -> ResolvedConf
     if resolved.platform != "cpu":
         # Only here: a start on CPU need not wait for the imports.
         from jaxllm.executor.kernels.verification import verify_kernels
-        from jaxllm.executor.sampler.self_test import verify_sampling
         from jaxllm.planning.fit import fit_here
 
-        resolved = verify_sampling(verify_kernels(fit_here(resolved)))
+        resolved = verify_kernels(fit_here(resolved))
     return resolved
 
 

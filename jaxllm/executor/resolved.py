@@ -1,10 +1,10 @@
 """The resolved configuration: model, devices, types and limits, decided before anything is loaded."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import jax
 from jax.sharding import Mesh
@@ -13,13 +13,11 @@ from jaxllm.config import EngineConfig, ModelOptions
 from jaxllm.errors import ConfigError
 from jaxllm.executor.compile.buckets import GROWTH, GROWTH_WITHOUT_PADDING
 from jaxllm.executor.devices import data_shards, devices_of_all, local_devices, split_over, tensor_parallel_size
-from jaxllm.executor.kernels.attention import AttentionShape, choose_attention
-from jaxllm.executor.kernels.experts.choice import choose_experts
-from jaxllm.executor.kernels.products.choice import choose_products
+from jaxllm.executor.kernels.operation import Workload
+from jaxllm.executor.kernels.select import select_kernels
 from jaxllm.executor.kv_type import choose_kv_cache
 from jaxllm.executor.memory.memory import CacheShape
 from jaxllm.executor.model_files import model_folder
-from jaxllm.executor.sampler.choice import choose_sampling
 from jaxllm.executor.step_size import usual_step_sizes
 from jaxllm.kv.groups import CacheGroups
 from jaxllm.models.cache_plan import CachePlan
@@ -33,6 +31,7 @@ from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import data_parallel, model_parallel, padded_vocab
 from jaxllm.models.stage import Stage
 from jaxllm.pallas_kernels.linear import can_pack
+from jaxllm.requests.engine_info import KernelChoice, Operation
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +51,8 @@ class ResolvedConfig:
     folder: Path
     model: ModelConfig
     platform: str
-    attention: str
-    """Implementation of paged attention, see `choose_attention`."""
+    kernels: Mapping[Operation, KernelChoice]
+    """The implementation of each operation."""
     device_kind: str
     mesh: Mesh | None
     """The devices; None is JAX's default device."""
@@ -67,20 +66,6 @@ class ResolvedConfig:
     """Type of the KV cache; None is `dtype`."""
     attention_checks: bool = False
     """Whether the kernel for TPUs checks bounds and semaphores."""
-    sampling: str = "xla"
-    """Implementation of `choose_tokens`."""
-    sampling_problem: str | None = None
-    """Why `auto` did not take the kernel of this platform, where that failed its self-test."""
-    experts: str = "xla"
-    """'tpu' if that kernel multiplies with the matrices of experts; 'xla' without experts."""
-    experts_problem: str | None = None
-    """The same of that kernel."""
-    products: str = "xla"
-    """'tpu' if that kernel multiplies with matrices of few bits; 'xla' without such."""
-    products_problem: str | None = None
-    """Why `auto` did not take that kernel, where it failed its self-test."""
-    attention_problem: str | None = None
-    """Why `auto` did not take the kernel of this platform, where that failed its self-test."""
     num_snapshots: int = 0
     """Slots for states of recurrent layers that no request uses, but prefixes are found with."""
     stages: tuple[tuple[Stage, Mesh], ...] = ()
@@ -90,23 +75,31 @@ class ResolvedConfig:
     processors: tuple[type, ...] = ()
     """Classes of the logits processors, in their order."""
 
+    def backend(self, operation: Operation) -> str:
+        """Name of the implementation of an operation."""
+        return self.kernels[operation].name
+
+    def with_kernel(self, operation: Operation, name: str, problem: str | None = None) -> Self:
+        """The same with another implementation of an operation; `problem` says why it is not the fastest."""
+        return replace(self, kernels={**self.kernels, operation: KernelChoice(name, problem)})
+
     @property
     def forward(self) -> ForwardOptions:
         """Options of the forward pass."""
         stack = self.config.compile.layer_stack
         # What XLA splits over devices must be XLA's.
-        is_native = (self.attention == "cpu" or self._takes_latent_attention) and self.mesh is None
+        is_native = (self.backend("attention") == "cpu" or self._takes_latent_attention) and self.mesh is None
         is_native &= all(can_pack(size, self.dtype) for size in (self.model.hidden_size, *self.model.mlp_sizes()))
         return ForwardOptions(
             platform=self.platform,
-            attention=self.attention,
+            attention=self.backend("attention"),
             stack=("scan" if self.platform == "tpu" or is_native else "loop") if stack == "auto" else stack,
             max_model_len=self.max_model_len,
             mesh=self.mesh,
             native_matmul=is_native,
             attention_checks=self.attention_checks,
-            experts=self.experts,
-            products=self.products,
+            moe_backend=self.backend("moe"),
+            linear_backend=self.backend("linear"),
             expert_parallel=self.config.parallel.enable_expert_parallel,
             # A request's page tables are the same in all stages.
             cache_groups=not (self.config.cache.disable_hybrid_kv_cache_manager or self.stages or self.stage),
@@ -255,11 +248,7 @@ def resolve_config(
         folder=folder,
         model=model,
         platform=platform,
-        attention=choose_attention(
-            config.compile.attention_backend,
-            devices[0],
-            *AttentionShape.all_of(model, page_size, kv_cache or KVCacheType(dtype)),
-        ),
+        kernels=select_kernels(config.compile, Workload(devices[0], model, page_size, kv_cache or KVCacheType(dtype))),
         device_kind=devices[0].device_kind,
         mesh=split_over(
             model,
@@ -276,9 +265,6 @@ def resolve_config(
         page_size=page_size,
         kv_cache=kv_cache,
         attention_checks=config.compile.attention_checks,
-        sampling=choose_sampling(config.compile.sampling_backend, devices[0], model.vocab_size),
-        experts=choose_experts(config.compile.moe_backend, platform, model),
-        products=choose_products(config.compile.linear_backend, platform, model),
         processors=_load_processors(config, runner, stages, processes),
     )
     if stages == 1:

@@ -18,7 +18,7 @@ from jaxllm.executor.sampler.rows import set_bias, set_row
 from jaxllm.executor.sampler.table import UPDATE_SIZE
 from jaxllm.executor.sampler.vocabulary import SAME, SPLIT, over_vocabulary
 from jaxllm.executor.shards import local_slots
-from jaxllm.pallas_kernels.numba.zeros import zeros
+from jaxllm.pallas_kernels.cpu_common.zeros import zeros
 
 
 def empty_state_body(context: ProgramContext[Any]) -> ProgramBody:

@@ -23,7 +23,7 @@ from jaxllm.executor.step_inputs import FROM_DEVICE, FROM_EMBEDDINGS, StepShape,
 from jaxllm.models.batch import Batch, GivenEmbeddings
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.pallas_kernels.paged_attention import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE
 
 
 def step_body(context: ProgramContext[DeviceState], bucket: Bucket) -> ProgramBody:

@@ -56,7 +56,7 @@ class PoolingEngine(StepLoop[DispatchedTexts]):
             # Only here: a start on CPU need not wait for the import.
             from jaxllm.executor.kernels.verification import verify_kernels
 
-            resolved = dataclasses.replace(resolved, common=verify_kernels(resolved.common))
+            resolved = dataclasses.replace(resolved, common=verify_kernels(resolved.common, samples=False))
         return cls(resolved, build_pooling_runner(resolved, progress))
 
     def add_request(self, request: PoolingRequest) -> None:

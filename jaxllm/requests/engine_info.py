@@ -1,8 +1,23 @@
 """What an engine says of itself once it is ready."""
 
+from typing import Literal
+
 import msgspec
 
 from jaxllm.kv.groups import CacheGroups
+
+Operation = Literal["attention", "linear", "moe", "sampling"]
+"""What has several implementations: attention, products with quantised matrices and with experts, choosing tokens."""
+
+
+class KernelChoice(msgspec.Struct, frozen=True):
+    """The implementation of an operation.
+
+    `problem` says why it is not the fastest one, where that failed its self-test.
+    """
+
+    name: str
+    problem: str | None = None
 
 
 class PoolingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +52,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     `num_pages` counts the null page, which is never handed out; `block_size` is the tokens in a page; `num_shapes` the
     compiled step shapes. With several `data_shards`, limits and pages are those of each. `model_folder` holds the
     model's small files. `pooling` is None for a model that generates; one that pools has no KV cache.
-    `attention_problem` says why `attention_backend` is not the fastest one here, where that failed its self-test;
-    `linear_problem` says so of `linear_backend`, which multiplies with quantised matrices, `moe_problem` of
-    `moe_backend`, which multiplies with experts, and `sampling_problem` of `sampling_backend`.
-    `planned_step_seconds` is what a full step of each shape should take, by its tokens, where the chip is known.
+    `kernels` has the implementation of each operation. `planned_step_seconds` is what a full step of each shape should
+    take, by its tokens, where the chip is known.
     `cache_windows` has the window of each page table of a request, 0 for none. `kv_cache_dtype` is NumPy's name of the
     KV cache's type, 'auto' where there is no cache. `stages` are those of pipeline parallel, none where there is one.
     `embedding_size` is the width of embeddings where prompts may be such, else None.
@@ -63,14 +76,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_shapes: int
     pooling: PoolingInfo | None = None
     structured_outputs_backend: str = "llguidance"
-    attention_backend: str = "xla"
-    attention_problem: str | None = None
-    linear_backend: str = "xla"
-    linear_problem: str | None = None
-    moe_backend: str = "xla"
-    moe_problem: str | None = None
-    sampling_backend: str = "xla"
-    sampling_problem: str | None = None
+    kernels: dict[Operation, KernelChoice] = {}
     planned_step_seconds: dict[int, float] = {}
     cache_windows: tuple[int, ...] = (0,)
     data_shards: int = 1
@@ -82,8 +88,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def problems(self) -> tuple[str, ...]:
         """Why kernels are not the fastest ones."""
-        each = self.attention_problem, self.linear_problem, self.moe_problem, self.sampling_problem
-        return tuple(filter(None, each))
+        return tuple(choice.problem for choice in self.kernels.values() if choice.problem is not None)
 
     @property
     def max_running(self) -> int:

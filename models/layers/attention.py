@@ -21,7 +21,7 @@ from jaxllm.models.layers.rope import Rotation, pair_order, rotate
 from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
-from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, find, paged_attention
+from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, get_backend, paged_attention
 from jaxllm.pallas_kernels.recurrence.rows import StateRows
 
 
@@ -87,8 +87,8 @@ class Attention(nnx.Module):
         # Some backends take what the product makes, and rotate it on the way.
         self.scale_bytes = layout.scale_bytes(size)
         stored = layout.dtype if self.scale_bytes == 0 else dtype.name
-        takes_merged = stored == dtype.name and find(options.attention).takes_merged(size, dtype.name)
-        self.is_merged = takes_merged and options.mesh is None and _is_plain(plan)
+        supports_merged = stored == dtype.name and get_backend(options.attention).supports_merged(size, dtype.name)
+        self.is_merged = supports_merged and options.mesh is None and _is_plain(plan)
         # For one TPU, XLA would rotate heads in the shape in which the kernel takes them, where a tile has one or two
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1
@@ -102,7 +102,7 @@ class Attention(nnx.Module):
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
         options = self._options()
-        merged = find(self.implementation).merged if self.is_merged else None
+        merged = get_backend(self.implementation).merged if self.is_merged else None
         if merged is not None:
             assert context.rotation is not None
             out, own = merged(

@@ -10,21 +10,13 @@ from jaxllm.models.cache import States
 from jaxllm.models.layers.attention import Context
 from jaxllm.models.plan import StateArray
 from jaxllm.models.sharding import over_model, partition
-from jaxllm.pallas_kernels.paged_attention import RaggedBatch
-from jaxllm.pallas_kernels.recurrence.rows import StateRows
+from jaxllm.pallas_kernels.recurrence import LayerStates, StateRows
 
 
 class Kernel(Protocol):
     """A recurrence over the tokens of some heads, such as `gated_delta`."""
 
-    def __call__(
-        self,
-        *arrays: jax.Array,
-        states: jax.Array,
-        layer: int | jax.Array,
-        rows: StateRows,
-        batch: RaggedBatch,
-    ) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, arrays: tuple[jax.Array, ...], states: LayerStates, /) -> tuple[jax.Array, jax.Array]:
         """Outputs [T, heads, ...] and states [L, slots, heads, ...]."""
         ...
 
@@ -42,7 +34,7 @@ def by_heads(
 ) -> tuple[jax.Array, States]:
     """A kernel on `tokens` [T, heads, ...], each device's on its own heads, and its array of states, if there is one.
 
-    The kernel's arguments are `tokens`, then what is `shared` by all devices, then `weights` [heads, ...].
+    The kernel's arrays are `tokens`, then what is `shared` by all devices, then `weights` [heads, ...].
     """
     rows, layer = context.states, context.layer
     if rows is None:
@@ -54,8 +46,7 @@ def by_heads(
         (state,) = states
 
     def run(arrays: tuple[jax.Array, ...], state: jax.Array, *rest: Any) -> tuple[jax.Array, jax.Array]:
-        layer, rows, batch = rest
-        return kernel(*arrays, states=state, layer=layer, rows=rows, batch=batch)
+        return kernel(arrays, LayerStates(state, *rest))
 
     arguments = ((*tokens, *shared, *weights), state, jnp.asarray(layer, jnp.int32), rows, context.ragged)
     if mesh is not None:

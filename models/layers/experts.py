@@ -61,22 +61,22 @@ class ExpertLinear(Matrix):
         rows = merged(blocks, {name: (size, AS_THEY_ARE) for name, size in parts.items()}, experts)
         one = (sum(parts.values()), in_size)
         layout = choose_grouped_layout(
-            experts, one, dtype, native=options.native_matmul, backend=options.experts, parts=(blocks, across)
+            experts, one, dtype, native=options.native_matmul, backend=options.moe_backend, parts=(blocks, across)
         )
         super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter(layout.shape[:1], dtype, sharding(options.mesh, axes[0]), rows) if bias else None
         self.experts, self.blocks, self.across = experts, blocks, across
-        self.is_native, self.backend = options.native_matmul, options.experts
+        self.is_native, self.backend = options.native_matmul, options.moe_backend
 
     def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""
-        from jaxllm.pallas_kernels.grouped_matmul.quantized import choose_quantized_grouped_layout
+        from jaxllm.pallas_kernels.linear.quantized_layouts import choose_quantized_layout
 
         rows, in_size = self.layout.shape
         one = (rows // self.experts, in_size)
         parts = self.blocks, self.across
-        return choose_quantized_grouped_layout(
-            self.experts, one, kind, native=self.is_native, backend=self.backend, parts=parts
+        return choose_quantized_layout(
+            one, kind, groups=self.experts, native=self.is_native, backend=self.backend, parts=parts
         )
 
     def set_weight_type(self, kind: "WeightType") -> None:

@@ -20,7 +20,8 @@ from jaxllm.models.layers.states import read_states, write_states
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.recurrent_plan import GatedDeltaPlan
 from jaxllm.models.sharding import model_parallel, sharding
-from jaxllm.pallas_kernels.gated_delta import gated_delta
+from jaxllm.pallas_kernels.gated_delta import GatedDeltaInputs, gated_delta
+from jaxllm.pallas_kernels.recurrence import LayerStates
 
 UNIT_EPS = 1e-6
 """Added to the squared length of queries and keys, by which they are divided."""
@@ -55,11 +56,13 @@ class GatedDeltaNet(nnx.Module):
         query, key, value = self._heads(find_activation(plan.activation)(mixed))
         decay = -jnp.exp(self.a_log[...]) * jax.nn.softplus(decay.astype(jnp.float32) + self.dt_bias[...])
         rate = jax.nn.sigmoid(rate.astype(jnp.float32))
-        kernel = partial(gated_delta, platform=self.options.platform)
         arrays = (query, key, value, decay, rate)
-        out, held = by_heads(kernel, arrays, states[1:], plan.states[1], context, self.options.mesh)
+        out, held = by_heads(self._kernel, arrays, states[1:], plan.states[1], context, self.options.mesh)
         out = self.norm(out).reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
         return self.output(out.astype(x.dtype), tokens), (*write_states(states[:1], (after,), context), *held)
+
+    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
+        return gated_delta(GatedDeltaInputs(*arrays), states, platform=self.options.platform)
 
     def _heads(self, mixed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries and keys [T, K, H], of length 1 but for the scale of queries, and values [T, V, E]."""

@@ -40,7 +40,7 @@ class Linear(Matrix):
         layout = choose_layout((out_size, in_size), dtype, native=options.native_matmul)
         super().__init__(layout, dtype, axes, rows, options)
         self.bias = parameter((out_size,), dtype, sharding(options.mesh, out_axis), rows) if bias else None
-        self.is_native, self.backend = options.native_matmul, options.products
+        self.is_native, self.backend = options.native_matmul, options.linear_backend
 
     def quantized_layout(self, kind: "WeightType") -> "QuantizedLayout":
         """See `Matrix`."""

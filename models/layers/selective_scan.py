@@ -19,7 +19,8 @@ from jaxllm.models.layers.states import read_states, write_states
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.recurrent_plan import SelectiveScanPlan
 from jaxllm.models.sharding import model_parallel, sharding
-from jaxllm.pallas_kernels.selective_scan import selective_scan
+from jaxllm.pallas_kernels.recurrence import LayerStates
+from jaxllm.pallas_kernels.selective_scan import SelectiveScanInputs, selective_scan
 
 
 class SelectiveScanMixer(nnx.Module):
@@ -57,7 +58,7 @@ class SelectiveScanMixer(nnx.Module):
         rate = jax.nn.softplus(self.step(self.step_norm(step), tokens).astype(jnp.float32))
         wide = own.astype(jnp.float32)
         out, held = by_heads(
-            partial(selective_scan, platform=self.options.platform),
+            self._kernel,
             (wide, rate),
             states[1:],
             plan.states[1],
@@ -68,3 +69,6 @@ class SelectiveScanMixer(nnx.Module):
         )
         out = (out + wide * self.skip[...]) * jax.nn.silu(gate.astype(jnp.float32))
         return self.output(out.astype(x.dtype), tokens), (*write_states(states[:1], (after,), context), *held)
+
+    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
+        return selective_scan(SelectiveScanInputs(*arrays), states, platform=self.options.platform)

@@ -1,7 +1,6 @@
 """A Mamba-2 mixer."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +19,9 @@ from jaxllm.models.layers.states import read_states, write_states
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.recurrent_plan import StateSpacePlan
 from jaxllm.models.sharding import MODEL, model_parallel, sharding
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.row_sum import rounded, sum_of_squares
-from jaxllm.pallas_kernels.state_space import state_space
+from jaxllm.pallas_kernels.state_space import StateSpaceInputs, state_space
 
 
 class StateSpaceMixer(nnx.Module):
@@ -73,7 +73,7 @@ class StateSpaceMixer(nnx.Module):
         factors = [self.plan.multipliers[place] for place in places]
         return tuple(part if by == 1.0 else part * by for part, by in zip(parts, factors, strict=True))
 
-    def _kernel(self, *arrays: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
+    def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
         """`state_space` of the heads of one device, with the groups of these."""
         own, rate, decay, write, read = arrays
         heads, of_group = own.shape[1], self.plan.heads // self.plan.groups
@@ -81,7 +81,8 @@ class StateSpaceMixer(nnx.Module):
             first = lax.axis_index(MODEL) * heads // of_group
             groups = partial(lax.dynamic_slice_in_dim, start_index=first, slice_size=max(1, heads // of_group), axis=1)
             write, read = groups(write), groups(read)
-        return state_space(own, rate, decay, write, read, **options, platform=self.options.platform)
+        inputs = StateSpaceInputs(own, rate, decay, write, read)
+        return state_space(inputs, states, platform=self.options.platform)
 
 
 class GatedGroupNorm(nnx.Module):

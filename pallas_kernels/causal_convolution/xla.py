@@ -23,10 +23,10 @@ def xla_causal_convolution(
         out = out + before.astype(jnp.float32) * wide[:, reach - back]
     if bias is not None:
         out = out + bias.astype(jnp.float32)
-    return out.astype(x.dtype), _behind(x, states, query_start)
+    return out.astype(x.dtype), _next_states(x, states, query_start)
 
 
-def _behind(x: jax.Array, states: jax.Array, query_start: jax.Array) -> jax.Array:
+def _next_states(x: jax.Array, states: jax.Array, query_start: jax.Array) -> jax.Array:
     """The rows' states behind the tokens `x`."""
     reach = states.shape[1]
     entry = jnp.arange(reach, dtype=jnp.int32)

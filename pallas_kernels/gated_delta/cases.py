@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.pallas_kernels.gated_delta.api import gated_delta
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.gated_delta.inputs import GatedDeltaInputs
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.cases import MIXED, PROMPT, ROWS, RowsCase, make_rows
 
 
@@ -42,23 +42,18 @@ CASES: tuple[Case, ...] = (
 class Inputs(NamedTuple):
     """The arrays of a case, as `gated_delta` takes them."""
 
-    tokens: tuple[jax.Array, ...]
-    states: jax.Array
-    layer: jax.Array
-    rows: StateRows
-    batch: RaggedBatch
+    tokens: GatedDeltaInputs
+    states: LayerStates
 
     def call(self, implementation: str) -> tuple[jax.Array, jax.Array]:
         """Outputs and states."""
-        query, key, value, decay, rate = self.tokens
-        places = (self.states, self.layer, self.rows, self.batch)
-        return gated_delta(query, key, value, decay, rate, *places, implementation=implementation)
+        return gated_delta(self.tokens, self.states, implementation=implementation)
 
 
 def make_inputs(case: Case) -> Inputs:
     """Random arrays with keys and queries of length 1, and states of two layers, of which the second counts."""
     rng = np.random.default_rng(0)
-    tokens = case.rows.tokens
+    count = case.rows.tokens
 
     def random(*shape: int) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape, np.float32))
@@ -67,10 +62,11 @@ def make_inputs(case: Case) -> Inputs:
         values = random(*shape)
         return (values / jnp.linalg.norm(values, axis=-1, keepdims=True)).astype(case.dtype)
 
-    key = unit(tokens, case.key_heads, case.key_size)
-    decay, rate = -jnp.abs(random(tokens, case.value_heads)), jax.nn.sigmoid(random(tokens, case.value_heads))
+    key = unit(count, case.key_heads, case.key_size)
+    decay, rate = -jnp.abs(random(count, case.value_heads)), jax.nn.sigmoid(random(count, case.value_heads))
     if case.repeated:
         key, decay, rate = jnp.broadcast_to(key[:1], key.shape), jnp.zeros_like(decay), jnp.ones_like(rate)
-    value = random(tokens, case.value_heads, case.value_size).astype(case.dtype)
+    value = random(count, case.value_heads, case.value_size).astype(case.dtype)
     states = random(2, case.rows.num_slots, case.value_heads, case.key_size, case.value_size)
-    return Inputs((unit(*key.shape), key, value, decay, rate), states, jnp.int32(1), *make_rows(case.rows))
+    tokens = GatedDeltaInputs(unit(*key.shape), key, value, decay, rate)
+    return Inputs(tokens, LayerStates(states, jnp.int32(1), *make_rows(case.rows)))

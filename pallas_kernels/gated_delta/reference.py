@@ -3,26 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.gated_delta.inputs import GatedDeltaInputs
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.reference import reference_rows
 
 
 def reference_gated_delta(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    decay: jax.Array,
-    rate: jax.Array,
-    states: jax.Array,
-    layer: int | jax.Array,
-    rows: StateRows,
-    batch: RaggedBatch,
-    *,
-    platform: str = "cpu",
+    inputs: GatedDeltaInputs, states: LayerStates, *, platform: str = "cpu"
 ) -> tuple[jax.Array, jax.Array]:
     """See `gated_delta`."""
-    times = value.shape[1] // key.shape[1]
+    times, dtype = inputs.value.shape[1] // inputs.key.shape[1], inputs.value.dtype
 
     def token(inputs: tuple[jax.Array, ...], state: jax.Array) -> tuple[jax.Array, jax.Array]:
         query, key, value, decay, rate = inputs
@@ -32,5 +22,5 @@ def reference_gated_delta(
         state = state + key[:, :, None] * change[:, None]
         return (state * query[:, :, None]).sum(axis=1), state
 
-    out, states = reference_rows(token, (query, key, value, decay, rate), states, layer, rows, batch)
-    return out.astype(value.dtype), states
+    out, after = reference_rows(token, inputs, states)
+    return out.astype(dtype), after

@@ -5,39 +5,22 @@ once for all heads, then everything is products of matrices (arXiv 2412.06464, s
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.gated_delta.inputs import GatedDeltaInputs
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.run import run_rows
 
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
-class _Tokens(NamedTuple):
-    """Of tokens: queries and keys [T, K, H], values [T, V, E], log decays and rates float32 [T, V]."""
-
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
-    decay: jax.Array
-    rate: jax.Array
-
-    def of_heads(self) -> "_Tokens":
-        """The same with queries and keys for every value head, all in float32."""
-        times = self.value.shape[1] // self.key.shape[1]
-        query, key = (jnp.repeat(each, times, axis=1).astype(jnp.float32) for each in (self.query, self.key))
-        return _Tokens(query, key, self.value.astype(jnp.float32), self.decay, self.rate)
-
-
 class _GatedDelta:
-    def step(self, inputs: _Tokens, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(self, inputs: GatedDeltaInputs, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
-        query, key, value, decay, rate = inputs.of_heads()
+        query, key, value, decay, rate = inputs.by_value_heads()
         kept = jnp.exp(decay)[:, :, None]
         # The state is read once for both, and once more to be written.
         seen = _einsum("bvxh,bvhe->bvxe", jnp.stack([key, query], axis=2), states) * kept[..., None]
@@ -45,11 +28,11 @@ class _GatedDelta:
         out = seen[:, :, 1] + (query * key).sum(axis=-1, keepdims=True) * change
         return out, states * kept[..., None] + key[..., None] * change[:, :, None]
 
-    def chunk(self, inputs: _Tokens, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def chunk(self, inputs: GatedDeltaInputs, state: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
         """See `Recurrence`."""
         size = len(inputs.key)
         number = jnp.arange(size, dtype=jnp.int32)
-        query, key, value, decay, rate = (jnp.moveaxis(each, 1, 0) for each in inputs.of_heads())
+        query, key, value, decay, rate = (jnp.moveaxis(each, 1, 0) for each in inputs.by_value_heads())
         is_token = number < length
         # Without decay and with a rate of zero a token changes nothing.
         total = jnp.cumsum(jnp.where(is_token, decay, 0.0), axis=1)
@@ -96,19 +79,8 @@ def _inverse(system: jax.Array) -> jax.Array:
 
 
 def xla_gated_delta(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    decay: jax.Array,
-    rate: jax.Array,
-    states: jax.Array,
-    layer: int | jax.Array,
-    rows: StateRows,
-    batch: RaggedBatch,
-    *,
-    platform: str = "cpu",
+    inputs: GatedDeltaInputs, states: LayerStates, *, platform: str = "cpu"
 ) -> tuple[jax.Array, jax.Array]:
     """See `gated_delta`."""
-    tokens = _Tokens(query, key, value, decay, rate)
-    out = jax.ShapeDtypeStruct(value.shape, value.dtype)
-    return run_rows(_GatedDelta(), tokens, out, states, layer, rows, batch, platform=platform)
+    out = jax.ShapeDtypeStruct(inputs.value.shape, inputs.value.dtype)
+    return run_rows(_GatedDelta(), inputs, out, states, platform=platform)

@@ -21,7 +21,7 @@ class Implementation(Protocol):
         ...
 
 
-def streamed(x: jax.Array, weight: Weight, sizes: jax.Array, out_dtype: DTypeLike = jnp.float32) -> jax.Array:
+def tpu_streamed(x: jax.Array, weight: Weight, sizes: jax.Array, out_dtype: DTypeLike = jnp.float32) -> jax.Array:
     """See `tpu.matmul`, which is imported here, so that other machines do not load its compiler."""
     from jaxllm.pallas_kernels.grouped_matmul.tpu.matmul import tpu_grouped_matmul
 
@@ -32,7 +32,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "cpu": packed_grouped_matmul,
     "active_groups": active_groups,
     "ragged_dot": ragged_dot,
-    "tpu": streamed,
+    "tpu": tpu_streamed,
 }
 """`cpu` is a kernel compiled by Numba for packed weights; `active_groups` is a loop over groups, for CPUs without it;
 `ragged_dot` is XLA's own, which on CPU multiplies with the matrices of all groups; `tpu` is a Pallas kernel."""

@@ -1,4 +1,4 @@
-"""Grouped products with matrices of few bits. Ordinary models do not import this."""
+"""Grouped products with quantised matrices. Ordinary models do not import this."""
 
 from dataclasses import replace
 
@@ -9,34 +9,10 @@ from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.grouped_matmul.xla import ragged_dot
 from jaxllm.pallas_kernels.linear import RowMajor, Weight
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.quantized.layout import QuantizedPacked
-from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout, QuantizedRowMajor, quantized_rows, widened
+from jaxllm.pallas_kernels.linear.quantized import QuantizedLayout, dequantize, quantize_rows
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
-
-
-def choose_quantized_grouped_layout(
-    groups: int,
-    shape: tuple[int, int],
-    kind: WeightType,
-    *,
-    native: bool = False,
-    backend: str = "xla",
-    parts: tuple[int, int] = (1, 1),
-) -> QuantizedLayout:
-    """The layout of a matrix of few bits of `shape` (out, in) for each of so many groups, one above the other.
-
-    `native` and `backend` are those of `choose_grouped_layout`. XLA reads all; the kernels of CPUs want outputs of
-    whole blocks.
-    """
-    out_size, in_size = shape
-    whole, (blocks, across) = (groups * out_size, in_size), parts
-    if backend == "tpu" and not native and Strips.reads(whole, kind, groups * blocks, across):
-        return Strips(whole, kind, groups * blocks, across)
-    if native and out_size % BLOCK == 0 and QuantizedPacked.reads(shape, kind):
-        return QuantizedPacked(whole, kind)
-    return QuantizedRowMajor((groups * out_size, in_size), kind)
 
 
 def quantized_grouped_matmul(
@@ -55,8 +31,8 @@ def quantized_grouped_matmul(
     kind, in_size = weight.layout.kind, x.shape[1]
     if weight.order is not None:
         x = jnp.take(x, weight.order, axis=1)
-    rows, row_scale = quantized_rows(x, kind, weight.input_scale)
-    matrices = widened(weight.array, weight.scales, weight.offsets, kind, in_size).astype(x.dtype)
+    rows, row_scale = quantize_rows(x, kind, weight.input_scale)
+    matrices = dequantize(weight.array, weight.scales, weight.offsets, kind, in_size).astype(x.dtype)
     out = ragged_dot(rows.astype(x.dtype), Weight(RowMajor(matrices.shape), matrices), sizes)
     return (out if row_scale is None else out * row_scale).astype(out_dtype)
 
@@ -70,7 +46,7 @@ def _streamed(x: jax.Array, weight: Weight, kind: WeightType, sizes: jax.Array, 
 
     if weight.order is not None:
         x = jnp.take(x, own(weight.order), axis=1)
-    rows, row_scale = quantized_rows(x, kind, None if weight.input_scale is None else own(weight.input_scale))
+    rows, row_scale = quantize_rows(x, kind, None if weight.input_scale is None else own(weight.input_scale))
     wide = out_dtype if row_scale is None else jnp.float32
     out = tpu_quantized_grouped_matmul(rows.astype(x.dtype), weight, kind, sizes, wide)
     return out if row_scale is None else (out * row_scale).astype(out_dtype)

@@ -6,7 +6,7 @@ from jaxllm.pallas_kernels.latent_attention.backend import (
     LatentGeometry,
     LatentOptions,
     LatentSizes,
-    find_latent,
+    get_latent_backend,
 )
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "LatentGeometry",
     "LatentOptions",
     "LatentSizes",
-    "find_latent",
+    "get_latent_backend",
     "latent_attention",
     "latent_cache_shape",
 ]

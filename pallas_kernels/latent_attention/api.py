@@ -2,8 +2,8 @@
 
 import jax
 
-from jaxllm.pallas_kernels.latent_attention.backend import LatentGeometry, LatentOptions, find_latent
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.latent_attention.backend import LatentGeometry, LatentOptions, get_latent_backend
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 def latent_attention(
@@ -48,9 +48,11 @@ def latent_attention(
     """
     # The name in profiles and in compiled programs.
     with jax.named_scope("latent_attention"):
-        return find_latent(implementation).call(q_latent, q_rope, latent, k_rope, kv_cache, layer, batch, options)
+        return get_latent_backend(implementation).call(
+            q_latent, q_rope, latent, k_rope, kv_cache, layer, batch, options
+        )
 
 
 def latent_cache_shape(implementation: str, geometry: LatentGeometry) -> tuple[int, ...]:
     """Shape of the cache that `implementation` reads and writes, see `LatentBackend.cache_shape`."""
-    return find_latent(implementation).cache_shape(geometry)
+    return get_latent_backend(implementation).cache_shape(geometry)

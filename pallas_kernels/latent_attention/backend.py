@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 import jax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ LATENT_BACKENDS: Mapping[str, str] = {
 """The module that has each as its `BACKEND`: `reference` is slow and obvious, `xla` runs everywhere."""
 
 
-def find_latent(name: str) -> LatentBackend:
+def get_latent_backend(name: str) -> LatentBackend:
     """A backend by its name. Other machines do not load its compiler. Raises `KeyError` where there is none."""
     module = import_module(f"{__package__}.{LATENT_BACKENDS[name]}")
     return cast(LatentBackend, module.BACKEND)

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxllm.pallas_kernels.latent_attention.api import latent_attention
 from jaxllm.pallas_kernels.latent_attention.backend import LatentGeometry, LatentOptions, LatentSizes, canonical_shape
 from jaxllm.pallas_kernels.paged_attention import inputs as paged
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 LAYER = 1
 """The layer that `Inputs.call` attends over, unless told."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.latent_attention.backend import LatentOptions, find_latent
+from jaxllm.pallas_kernels.latent_attention.backend import LatentOptions, get_latent_backend
 from jaxllm.pallas_kernels.latent_attention.cases import LAYER, Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.check import CaseResult
 
@@ -20,7 +20,7 @@ _QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
 def run_case(implementation: str, inputs: Inputs, *, checks: bool = False) -> Result:
     """The case on the default device; with `checks` of bounds and semaphores, which only `tpu` has."""
-    backend = find_latent(implementation)
+    backend = get_latent_backend(implementation)
 
     def attend(inputs: Inputs) -> Result:
         arrays = inputs.q_latent, inputs.q_rope, inputs.latent, inputs.k_rope, backend.from_canonical(inputs.kv_cache)

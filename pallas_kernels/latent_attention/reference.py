@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 def reference_latent_attention(

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, places_of, quantise
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, places_of, quantise
 
 
 def write_latents(

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentGeometry, LatentOptions, LatentSizes
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.xla.blockwise import Blocks, Pages, Part, by_platform
-from jaxllm.pallas_kernels.paged_attention.xla.softmax import Heads
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
+from jaxllm.pallas_kernels.xla_common.blockwise import Blocks, Pages, Part, attend_by_platform
+from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 SMALL_ROWS, LARGE_ROWS = 1024, 8192
 """Query rows (tokens times heads) of a block of a prompt, on processors and on GPUs: with sums of 512 for each row, 2
@@ -61,7 +61,7 @@ def xla_latent_attention(
     queries, starts = joined_queries(q_latent, q_rope, kv_cache.shape[3]), jnp.zeros_like(batch.positions)
     small = Blocks(decode_rows=4, decode_keys=128, prefill_queries=max(SMALL_ROWS // num_heads, 1), prefill_keys=128)
     large = Blocks(decode_rows=64, decode_keys=512, prefill_queries=max(LARGE_ROWS // num_heads, 1), prefill_keys=1024)
-    return by_platform(queries, pages, batch, starts, heads, small=small, large=large), kv_cache
+    return attend_by_platform(queries, pages, batch, starts, heads, small=small, large=large), kv_cache
 
 
 def _without_padding(cache: jax.Array, sizes: LatentSizes) -> jax.Array:

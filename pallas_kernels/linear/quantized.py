@@ -1,4 +1,4 @@
-"""Layouts of matrices of few bits, and such products in plain XLA operations."""
+"""Layouts of quantised matrices, and such products in plain XLA operations."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class ArrayOf(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantizedLayout(OperandLayout):
-    """How the arrays of a matrix [out, in] of few bits lie in memory, and how it is multiplied with from there."""
+    """How the arrays of a quantised matrix [out, in] lie in memory, and how it is multiplied with from there."""
 
     kind: WeightType
 
@@ -34,12 +34,27 @@ class QuantizedLayout(OperandLayout):
     def reads(cls, shape: tuple[int, int], kind: WeightType) -> bool:
         """Whether there is such a layout of a matrix of `shape` (out, in)."""
 
-    @abstractmethod
     def arrays(self, input_scales: int = 1) -> Mapping[str, ArrayOf]:
         """Its arrays, by their names in `QuantizedMatrix`, whose shapes the layouts of the arrays take.
 
         A matrix that is made of several has so many `input_scales`.
         """
+        kinds = array_shapes(self.shape, self.kind, input_scales)
+        return {name: self.array(name, shape, dtype) for name, (shape, dtype) in kinds.items()}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayOf:
+        """How the array of a name lies, whose shape and type in `QuantizedMatrix` these are: as it is, unless told."""
+        return ArrayOf(RowMajor(shape), dtype)
+
+    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
+        """Rows [T, in], float32; see `OperandLayout`."""
+        weight = weight.own()
+        found = self.ordered_rows(weight, index)
+        return found if weight.order is None else found[:, jnp.argsort(weight.order)]
+
+    @abstractmethod
+    def ordered_rows(self, weight: Weight, index: jax.Array) -> jax.Array:
+        """Rows [T, in], float32, of a matrix that is no stack, with columns in the order of the values."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +66,15 @@ class QuantizedRowMajor(QuantizedLayout):
         """All."""
         return True
 
-    def arrays(self, input_scales: int = 1) -> Mapping[str, ArrayOf]:
+    def ordered_rows(self, weight: Weight, index: jax.Array) -> jax.Array:
         """See `QuantizedLayout`."""
-        kinds = array_shapes(self.shape, self.kind, input_scales)
-        return {name: ArrayOf(RowMajor(shape), dtype) for name, (shape, dtype) in kinds.items()}
-
-    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
-        """Rows [T, in], float32; see `OperandLayout`."""
-        weight = weight.own()
-        assert weight.scales is not None
 
         def taken(array: jax.Array | None) -> jax.Array | None:
             return None if array is None else jnp.take(array, index, axis=0, mode="clip")
 
         values, scales = taken(weight.array), taken(weight.scales)
         assert values is not None
-        found = widened(values, scales, taken(weight.offsets), self.kind, self.shape[1])
-        return found if weight.order is None else found[:, jnp.argsort(weight.order)]
+        return dequantize(values, scales, taken(weight.offsets), self.kind, self.shape[1])
 
     def multiply(
         self,
@@ -111,18 +118,18 @@ def _times(x: jax.Array, weight: Weight, kind: WeightType, out_dtype: jnp.dtype,
     in_size = x.shape[1]
     if weight.order is not None:
         x = jnp.take(x, weight.order, axis=1)
-    rows, row_scale = quantized_rows(x, kind, weight.input_scale)
+    rows, row_scale = quantize_rows(x, kind, weight.input_scale)
     # The largest sums before their scales come would overflow float16.
     sums = jnp.dtype(jnp.float32) if out_dtype == jnp.float16 or row_scale is not None else out_dtype
     if kind.group is not None:
-        matrix = widened(weight.array, weight.scales, weight.offsets, kind, in_size).astype(x.dtype)
+        matrix = dequantize(weight.array, weight.scales, weight.offsets, kind, in_size).astype(x.dtype)
         out = product(rows.astype(x.dtype), matrix, sums, platform)
     else:
         scales = weight.scales[:, 0].astype(jnp.float32)
         if rows.dtype == jnp.int8 and kind.code is None:
             out = product(rows, weight.array, jnp.dtype(jnp.int32), platform).astype(jnp.float32) * scales
         else:
-            numbers = as_numbers(weight.array, kind, in_size).astype(x.dtype)
+            numbers = decode_values(weight.array, kind, in_size).astype(x.dtype)
             out = product(rows.astype(x.dtype), numbers, sums, platform).astype(jnp.float32) * scales
         if weight.offsets is not None:
             total = rows.astype(jnp.float32).sum(axis=1, keepdims=True)
@@ -130,7 +137,7 @@ def _times(x: jax.Array, weight: Weight, kind: WeightType, out_dtype: jnp.dtype,
     return out if row_scale is None else out.astype(jnp.float32) * row_scale
 
 
-def quantized_rows(
+def quantize_rows(
     x: jax.Array, kind: WeightType, input_scale: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Rows [T, in] in the matrix's `row_type`, and by what they are to be multiplied: float32 [T, 1] or [].
@@ -153,7 +160,7 @@ def quantized_rows(
     return scaled.astype(kind.row_type), scale
 
 
-def widened(
+def dequantize(
     values: jax.Array, scales: jax.Array | None, offsets: jax.Array | None, kind: WeightType, in_size: int
 ) -> jax.Array:
     """The matrix [out, in], float32, whose columns are in the order of the values."""
@@ -163,11 +170,11 @@ def widened(
         wide = array.astype(jnp.float32)
         return wide if kind.group is None else jnp.repeat(wide, min(kind.group, in_size), axis=1)[:, :in_size]
 
-    matrix = as_numbers(values, kind, in_size).astype(jnp.float32) * of_inputs(scales)
+    matrix = decode_values(values, kind, in_size).astype(jnp.float32) * of_inputs(scales)
     return matrix if offsets is None else matrix + of_inputs(offsets)
 
 
-def as_numbers(values: jax.Array, kind: WeightType, in_size: int) -> jax.Array:
+def decode_values(values: jax.Array, kind: WeightType, in_size: int) -> jax.Array:
     """What values [out, in] stand for: themselves, or int8 or float32, as numbers of the code do."""
     if kind.code is None:
         return values

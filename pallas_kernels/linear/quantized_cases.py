@@ -1,4 +1,4 @@
-"""Cases of products with matrices of few bits, which every implementation is held to, and how exact each must be."""
+"""Cases of products with quantised matrices, which every implementation is held to, and how exact each must be."""
 
 from dataclasses import dataclass
 
@@ -116,7 +116,7 @@ class QuantizedInputs:
         case = self.case
         layout = QUANTIZED_LAYOUTS[implementation]((case.out_size, case.in_size), case.kind)
         assert layout.reads((case.out_size, case.in_size), case.kind)
-        weight = packed(layout, self.matrix, case.layers)
+        weight = pack_matrix(layout, self.matrix, case.layers)
         call = jax.jit(linear)
         return call(jnp.asarray(self.x), weight, jnp.int32(case.rows), self.fused)[: case.rows]
 
@@ -124,11 +124,11 @@ class QuantizedInputs:
         """The product [rows, out] in float64, of activations as their type says."""
         case, fused = self.case, self.fused
         x = np.asarray(fused.prepare(jnp.asarray(self.x)))
-        out = quantized_like(x, self.matrix) @ self.matrix.dequantized().T
+        out = quantize_like(x, self.matrix) @ self.matrix.dequantized().T
         return (out if fused.residual is None else out + np.asarray(fused.residual, np.float64))[: case.rows]
 
 
-def quantized_like(x: np.ndarray, matrix: QuantizedMatrix) -> np.ndarray:
+def quantize_like(x: np.ndarray, matrix: QuantizedMatrix) -> np.ndarray:
     """Rows float32 [T, in] as what they are multiplied as, float64."""
     kind = matrix.kind
     if kind.activations == Activations.AS_THEY_ARE:
@@ -163,7 +163,7 @@ def random_matrix(shape: tuple[int, int], kind: WeightType, rng: np.random.Gener
     return QuantizedMatrix(shape, kind, numbers, scales, offsets, order, input_scale)
 
 
-def packed(layout: QuantizedLayout, matrix: QuantizedMatrix, layers: int | None = None) -> Weight:
+def pack_matrix(layout: QuantizedLayout, matrix: QuantizedMatrix, layers: int | None = None) -> Weight:
     """A matrix as its layout has it: alone, or the last of a stack whose other ones are zeros."""
     arrays = {}
     for name, (own, dtype) in layout.arrays().items():

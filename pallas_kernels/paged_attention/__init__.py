@@ -1,9 +1,9 @@
 """Ragged paged attention over a KV cache of all layers."""
 
-from jaxllm.pallas_kernels.paged_attention.api import cache_shape, in_chunks, paged_attention, prepare
-from jaxllm.pallas_kernels.paged_attention.backend import BACKENDS, CacheGeometry, Heads, find
+from jaxllm.pallas_kernels.paged_attention.api import cache_shape, paged_attention, prepare, prepare_chunked
+from jaxllm.pallas_kernels.paged_attention.backend import BACKENDS, CacheGeometry, Heads, get_backend
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
 
 __all__ = [
     "BACKENDS",
@@ -13,8 +13,8 @@ __all__ = [
     "Heads",
     "RaggedBatch",
     "cache_shape",
-    "find",
-    "in_chunks",
+    "get_backend",
     "paged_attention",
     "prepare",
+    "prepare_chunked",
 ]

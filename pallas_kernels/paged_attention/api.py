@@ -2,10 +2,10 @@
 
 import jax
 
-from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry, Heads, find
-from jaxllm.pallas_kernels.paged_attention.local_chunks import within_chunks
+from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry, Heads, get_backend
+from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 def paged_attention(
@@ -45,19 +45,21 @@ def paged_attention(
     """
     # The name in profiles and in compiled programs.
     with jax.named_scope("paged_attention"):
-        return find(implementation).call(q, k, v, kv_cache, layer, batch, options)
+        return get_backend(implementation).call(q, k, v, kv_cache, layer, batch, options)
 
 
 def prepare(implementation: str, batch: RaggedBatch, heads: Heads) -> RaggedBatch:
     """A batch for all layers of a step: `paged_attention` takes it in place of `batch`, and gives the same."""
-    return find(implementation).prepare(batch, heads)
+    return get_backend(implementation).prepare(batch, heads)
 
 
-def in_chunks(implementation: str, batch: RaggedBatch, chunk: int, kv_cache: jax.Array, head_size: int) -> RaggedBatch:
-    """The batch of layers whose attention stays within chunks of so many positions, see `within_chunks`."""
-    return within_chunks(batch, chunk, find(implementation).page_size(kv_cache.shape, head_size))
+def prepare_chunked(
+    implementation: str, batch: RaggedBatch, chunk: int, kv_cache: jax.Array, head_size: int
+) -> RaggedBatch:
+    """The batch of layers whose attention stays within chunks of so many positions, see `chunked_batch`."""
+    return chunked_batch(batch, chunk, get_backend(implementation).page_size(kv_cache.shape, head_size))
 
 
 def cache_shape(implementation: str, geometry: CacheGeometry) -> tuple[int, ...]:
     """Shape of the cache that `implementation` reads and writes, see `Backend.cache_shape`."""
-    return find(implementation).cache_shape(geometry)
+    return get_backend(implementation).cache_shape(geometry)

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import jax
 
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 Attended = tuple[jax.Array, jax.Array]
 """Results [T, N, H] and the updated cache."""
@@ -98,7 +98,7 @@ class Backend:
     page_size: Callable[[tuple[int, ...], int], int] = lambda shape, head_size: shape[2]
     """Tokens of a page, from the shape of a cache and the size of stored heads."""
     merged: MergedAttention | None = None
-    takes_merged: Callable[[int, str], bool] = lambda head_size, dtype: False
+    supports_merged: Callable[[int, str], bool] = lambda head_size, dtype: False
     """Whether `merged` can, for heads of a size, and activations and a cache of a type (NumPy's name)."""
 
 
@@ -114,7 +114,7 @@ BACKENDS: Mapping[str, str] = {
 kernel, `gpu` a Mosaic kernel for Hopper, `triton` a kernel for GPUs since Ampere, `cpu` a kernel compiled by Numba."""
 
 
-def find(name: str) -> Backend:
+def get_backend(name: str) -> Backend:
     """A backend by its name. Other machines do not load its compiler. Raises `KeyError` where there is none."""
     module = import_module(f"{__package__}.{BACKENDS[name]}")
     return cast(Backend, module.BACKEND)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.paged_attention.backend import find
+from jaxllm.pallas_kernels.paged_attention.backend import get_backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Inputs
 
@@ -40,7 +40,7 @@ def run_case(implementation: str, inputs: Inputs, *, checks: bool = False) -> Re
         from jaxllm.pallas_kernels.paged_attention.tpu.canonical import attend_on_tpu
 
         return jax.jit(partial(attend_on_tpu, checks=checks))(inputs)
-    backend = find(implementation)
+    backend = get_backend(implementation)
 
     def attend(inputs: Inputs) -> Result:
         page_size = inputs.kv_cache.shape[2]

@@ -19,14 +19,14 @@ SCALE = 4
 """Bytes of a scale."""
 
 
-class Stored(NamedTuple):
+class ScaledHeads(NamedTuple):
     """Numbers int8 [..., H] and their scales, float32 [...]."""
 
     numbers: jax.Array
     scales: jax.Array
 
 
-def quantised(heads: jax.Array) -> Stored:
+def quantise_heads(heads: jax.Array) -> ScaledHeads:
     """Heads [..., H] in int8; what is not finite becomes 0, and a head of zeros has scale 0."""
     heads = jnp.where(jnp.isfinite(heads), heads, 0).astype(jnp.float32)
     largest = jnp.max(jnp.abs(heads), axis=-1)
@@ -34,17 +34,17 @@ def quantised(heads: jax.Array) -> Stored:
     # Multiplied, since XLA may take a division for one or not, and every backend must store the same.
     factors = jnp.where(is_zero, 0.0, LARGEST / largest)
     numbers = jnp.round(heads * factors[..., None]).astype(jnp.int8)
-    return Stored(numbers, jnp.where(is_zero, 0.0, largest * INVERSE))
+    return ScaledHeads(numbers, jnp.where(is_zero, 0.0, largest * INVERSE))
 
 
-def joined(stored: Stored, scale_bytes: int) -> jax.Array:
+def join_scales(stored: ScaledHeads, scale_bytes: int) -> jax.Array:
     """What lies in a page: int8 [..., H + scale bytes]."""
     bits = jax.lax.bitcast_convert_type(stored.scales, jnp.int8)
     padding = ((0, 0),) * (bits.ndim - 1) + ((0, scale_bytes - SCALE),)
     return jnp.concatenate([stored.numbers, jnp.pad(bits, padding)], axis=-1)
 
 
-def apart(heads: jax.Array, scale_bytes: int) -> Stored:
-    """What `joined` has made, back."""
+def split_scales(heads: jax.Array, scale_bytes: int) -> ScaledHeads:
+    """What `join_scales` has made, back."""
     size = heads.shape[-1] - scale_bytes
-    return Stored(heads[..., :size], jax.lax.bitcast_convert_type(heads[..., size : size + SCALE], jnp.float32))
+    return ScaledHeads(heads[..., :size], jax.lax.bitcast_convert_type(heads[..., size : size + SCALE], jnp.float32))

@@ -9,10 +9,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.paged_attention.api import paged_attention
-from jaxllm.pallas_kernels.paged_attention.dynamic_scales import joined, quantised
-from jaxllm.pallas_kernels.paged_attention.local_chunks import within_chunks
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import join_scales, quantise_heads
+from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
 
 LAYER = 1
 """The layer that `Inputs.call` attends over, unless told."""
@@ -35,7 +35,7 @@ class Case:
     """Rows with at least so many computed tokens begin with the same ones, and share the pages that these fill."""
     window: int | None = None
     chunk: int | None = None
-    """Attention within chunks of so many positions, see `within_chunks`."""
+    """Attention within chunks of so many positions, see `chunked_batch`."""
     unseen_are_null: bool = False
     """Pages that the window or chunks hide from every token to come were given back: `NULL_PAGE` is in their place."""
     soft_cap: float | None = None
@@ -130,7 +130,7 @@ class Inputs:
     @property
     def step(self) -> RaggedBatch:
         """The batch as attention takes it."""
-        return within_chunks(self.batch, self.case.chunk, self.case.page_size) if self.case.chunk else self.batch
+        return chunked_batch(self.batch, self.case.chunk, self.case.page_size) if self.case.chunk else self.batch
 
     def call(self, implementation: str, layer: int | jax.Array = LAYER) -> tuple[jax.Array, jax.Array]:
         """`paged_attention` on these arrays: [T, N, H] and the updated cache."""
@@ -240,8 +240,8 @@ def _make_cache(case: Case, shape: tuple[int, ...], table: np.ndarray, rng: np.r
     pages = table[rows, computed // case.page_size]
     values = rng.standard_normal((case.layers, len(computed), *shape[3:]), np.float32)
     if case.scale_bytes:
-        cache[:] = joined(quantised(jnp.full((*shape[:4], case.head_size), 1e4)), case.scale_bytes)
-        values = np.asarray(joined(quantised(jnp.asarray(values[..., : case.head_size])), case.scale_bytes))
+        cache[:] = join_scales(quantise_heads(jnp.full((*shape[:4], case.head_size), 1e4)), case.scale_bytes)
+        values = np.asarray(join_scales(quantise_heads(jnp.asarray(values[..., : case.head_size])), case.scale_bytes))
     else:
         values[..., 0::2, :] /= case.k_scale or 1
         values[..., 1::2, :] /= case.v_scale or 1

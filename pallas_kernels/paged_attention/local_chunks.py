@@ -7,10 +7,10 @@ So chunked attention is plain causal attention over another batch, for every bac
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.ragged import NULL_PAGE, RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import NULL_PAGE, RaggedBatch
 
 
-def most_rows(tokens: int, rows: int, chunk: int) -> int:
+def max_rows(tokens: int, rows: int, chunk: int) -> int:
     """Rows that `rows` with so many tokens in all can become.
 
     Each row with several tokens may reach into one more chunk than its tokens fill.
@@ -18,7 +18,7 @@ def most_rows(tokens: int, rows: int, chunk: int) -> int:
     return max(min(tokens, rows + min(rows, tokens // 2) + tokens // chunk), 1)
 
 
-def within_chunks(batch: RaggedBatch, chunk: int, page_size: int) -> RaggedBatch:
+def chunked_batch(batch: RaggedBatch, chunk: int, page_size: int) -> RaggedBatch:
     """`batch`, cut where a row's tokens pass from one chunk of `chunk` positions into the next.
 
     Tokens stay in their order, and are written to the same pages; positions count from the chunk's first. Attention
@@ -27,7 +27,7 @@ def within_chunks(batch: RaggedBatch, chunk: int, page_size: int) -> RaggedBatch
     if chunk % page_size:
         raise ValueError(f"attention within chunks of {chunk} tokens needs pages that divide them, not of {page_size}")
     tokens, width = len(batch.positions), chunk // page_size
-    rows = most_rows(tokens, len(batch.kv_lens), chunk)
+    rows = max_rows(tokens, len(batch.kv_lens), chunk)
     number, local = jax.lax.div(batch.positions, jnp.int32(chunk)), jax.lax.rem(batch.positions, jnp.int32(chunk))
     token = jnp.arange(tokens, dtype=jnp.int32)
     is_token = token < batch.num_tokens

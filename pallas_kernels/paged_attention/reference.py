@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.dynamic_scales import apart
+from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_kv
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, window_start
 
 
 def reference_paged_attention(
@@ -26,7 +27,7 @@ def reference_paged_attention(
     tables = batch.page_table[batch.token_rows]
     context = kv_cache[layer, tables].reshape(tokens, -1, num_kv_heads, 2, kv_cache.shape[4])
     if options.scale_bytes:
-        numbers, scales = apart(context, options.scale_bytes)
+        numbers, scales = split_scales(context, options.scale_bytes)
         context = numbers.astype(jnp.float32) * scales[..., None]
     context = context.astype(jnp.float32)
     keys = context[:, :, :, 0] * (1.0 if options.k_scale is None else options.k_scale)

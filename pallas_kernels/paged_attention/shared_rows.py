@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-LANES = 128
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
 
 @dataclass(frozen=True)

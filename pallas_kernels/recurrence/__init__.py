@@ -1,8 +1,10 @@
-"""What recurrent layers have in common: states of rows in slots, steps of one token, and chunks of many.
+"""What recurrent operations share: states of rows in slots, steps of one token, and chunks of many.
 
-`run.py` runs them. It is not imported here: every model needs to know `StateRows`, and few have such layers.
+It is no operation itself. `api.py` has the signature of all of them, `run.py` the loop that runs one in XLA. The latter
+is not imported here: every model needs to know `StateRows`, and few have such layers.
 """
 
+from jaxllm.pallas_kernels.recurrence.api import LayerStates, RecurrentOperation
 from jaxllm.pallas_kernels.recurrence.rows import StateRows
 
-__all__ = ["StateRows"]
+__all__ = ["LayerStates", "RecurrentOperation", "StateRows"]

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence.rows import StateRows
+from jaxllm.pallas_kernels.recurrence.api import LayerStates
 
 Token = Callable[[tuple[jax.Array, ...], jax.Array], tuple[jax.Array, jax.Array]]
 """Output and state from the inputs of one token and the state before it, in float32."""
@@ -16,20 +15,18 @@ Token = Callable[[tuple[jax.Array, ...], jax.Array], tuple[jax.Array, jax.Array]
 def reference_rows(
     token: Token,
     inputs: tuple[jax.Array, ...],
-    states: jax.Array,
-    layer: int | jax.Array,
-    rows: StateRows,
-    batch: RaggedBatch,
+    held: LayerStates,
 ) -> tuple[jax.Array, jax.Array]:
     """Outputs float32 [T, ...], zero for padding, and the states: see `run_rows`."""
+    states, layer, rows, batch = held
     wide = [each.astype(jnp.float32) for each in inputs]
 
-    def scanned(held: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def scanned(own: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
         row = batch.token_rows[number]
         is_token = number < batch.num_tokens
-        out, state = token(tuple(each[number] for each in wide), held[row])
-        return held.at[row].set(jnp.where(is_token, state, held[row])), jnp.where(is_token, out, 0.0)
+        out, state = token(tuple(each[number] for each in wide), own[row])
+        return own.at[row].set(jnp.where(is_token, state, own[row])), jnp.where(is_token, out, 0.0)
 
-    held = rows.read(states, layer).astype(jnp.float32)
-    held, out = lax.scan(scanned, held, jnp.arange(len(wide[0]), dtype=jnp.int32))
-    return out, rows.write(states, layer, held)
+    own = rows.read(states, layer).astype(jnp.float32)
+    own, out = lax.scan(scanned, own, jnp.arange(len(wide[0]), dtype=jnp.int32))
+    return out, rows.write(states, layer, own)

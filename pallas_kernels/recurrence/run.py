@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.recurrence.api import LayerStates
 from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, StateRows
 
 CHUNK = 64
@@ -52,10 +53,7 @@ def run_rows(
     recurrence: Recurrence,
     inputs: Inputs,
     out: jax.ShapeDtypeStruct,
-    states: jax.Array,
-    layer: int | jax.Array,
-    rows: StateRows,
-    batch: RaggedBatch,
+    held: LayerStates,
     *,
     chunk: int = CHUNK,
     platform: str = "cpu",
@@ -64,6 +62,7 @@ def run_rows(
 
     Outputs of padding are finite, and mean nothing.
     """
+    states, layer, rows, batch = held
     tokens, count = out.shape[0], len(rows.slots)
     chunk, block = min(chunk, tokens), min(BLOCK.get(platform, USUAL_BLOCK), count)
     # Chunks and blocks may reach beyond the last token and row.

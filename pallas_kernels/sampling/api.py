@@ -39,10 +39,10 @@ def choose_tokens(
         KeyError: no implementation of that name.
         NotImplementedError: `tpu` has too little vector memory for so large a vocabulary.
     """
-    return find(implementation)(logits, choice, vocabulary)
+    return get_implementation(implementation)(logits, choice, vocabulary)
 
 
-def find(name: str) -> ChooseTokens:
+def get_implementation(name: str) -> ChooseTokens:
     """An implementation by its name. Others are not imported. Raises `KeyError` where there is none."""
     module, function = IMPLEMENTATIONS[name]
     return cast(ChooseTokens, getattr(import_module(f"{__package__}.{module}"), function))

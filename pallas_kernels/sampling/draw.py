@@ -17,7 +17,7 @@ def draw(weights: Array, chance: Array, vocabulary: Vocabulary = WHOLE) -> Array
     blocks = to_blocks(weights, 0.0)
     # The compiler for TPUs takes a third of the time for sums of something that is computed as it is added up.
     sums = jnp.sum(jnp.where(blocks > 0, blocks, 0.0), axis=2)
-    block = _invert(vocabulary.joined(sums), chance[:, 0])
+    block = _invert(vocabulary.gather(sums), chance[:, 0])
     index = block * BLOCK + _invert(vocabulary.take(blocks, block), chance[:, 1])
     return jnp.minimum(index, vocabulary.size(weights.shape[1]) - 1).astype(jnp.int32)
 

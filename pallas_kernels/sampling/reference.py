@@ -11,7 +11,7 @@ from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
 
 def reference_choose_tokens(logits: Array, choice: Choice, vocabulary: Vocabulary = WHOLE) -> Array:
     """See `choose_tokens`; for finite logits and -inf."""
-    whole = vocabulary.joined(logits)
+    whole = vocabulary.gather(logits)
     drawn = jax.vmap(_draw)(whole, choice)
     return jnp.where(choice.is_random, drawn, jnp.argmax(whole, axis=1)).astype(jnp.int32)
 

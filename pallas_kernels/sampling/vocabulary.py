@@ -29,7 +29,7 @@ class Vocabulary:
         """Minimum over the parts."""
         return values if self.axis is None else lax.pmin(values, self.axis)
 
-    def joined(self, values: Array) -> Array:
+    def gather(self, values: Array) -> Array:
         """The parts' `values` [R, n] side by side: [R, devices * n]."""
         return values if self.axis is None else lax.all_gather(values, self.axis, axis=1, tiled=True)
 
@@ -69,14 +69,14 @@ class Vocabulary:
         """
         return values if self.axis is None else lax.all_to_all(values, self.axis, 0, 1, tiled=True)
 
-    def own_rows(self, values: Array) -> Array:
+    def local_rows(self, values: Array) -> Array:
         """Those rows of `values` [R, ...], the same on all devices, of which this device gets the `whole_rows`."""
         if self.axis is None:
             return values
         count = values.shape[0] // self.devices
         return lax.dynamic_slice_in_dim(values, lax.axis_index(self.axis) * count, count)
 
-    def all_rows(self, values: Array) -> Array:
+    def gather_rows(self, values: Array) -> Array:
         """What each device has for its rows, [R / devices, ...], for all: [R, ...]."""
         return values if self.axis is None else lax.all_gather(values, self.axis, axis=0, tiled=True)
 

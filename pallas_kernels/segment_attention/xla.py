@@ -20,7 +20,7 @@ QUERIES, KEYS = 64, 128
 """Tokens in a block."""
 
 
-class _Running(NamedTuple):
+class _SoftmaxState(NamedTuple):
     """State of an online softmax: maximum and total [N, Q], weighted sum of values [N, Q, H], all float32."""
 
     maximum: jax.Array
@@ -76,7 +76,7 @@ def _block(
     """Queries [N, Q, H] from place `first`, of a text from `begin` to `end`, against its keys; [N, Q, H] float32."""
     places = first + jnp.arange(queries.shape[1], dtype=jnp.int32)
 
-    def visit(index: jax.Array, run: _Running) -> _Running:
+    def visit(index: jax.Array, run: _SoftmaxState) -> _SoftmaxState:
         start = begin + index * keys
         key, value = (_slice(each, start, keys) for each in context)
         seen = start + jnp.arange(keys, dtype=jnp.int32)
@@ -92,7 +92,7 @@ def _block(
         decay = jnp.exp(run.maximum - maximum)
         weighted = jnp.einsum("nqs,nsh->nqh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
         total = run.total * decay + weights.sum(axis=-1)
-        return _Running(maximum, total, run.weighted * decay[..., None] + weighted)
+        return _SoftmaxState(maximum, total, run.weighted * decay[..., None] + weighted)
 
     low, high = begin, end
     if window is not None:
@@ -100,7 +100,7 @@ def _block(
         high = jnp.minimum(first + queries.shape[1] + window, end)
     shape = queries.shape[:2]
     empty = jnp.zeros(queries.shape, jnp.float32)
-    run = _Running(jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), empty)
+    run = _SoftmaxState(jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), empty)
     run = lax.fori_loop((low - begin) // keys, _blocks(high - begin, keys), visit, run)
     return run.weighted / jnp.maximum(run.total, 1e-30)[..., None]
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.cases import ROWS, RowsCase, make_rows
 from jaxllm.pallas_kernels.selective_scan.api import selective_scan
+from jaxllm.pallas_kernels.selective_scan.inputs import SelectiveScanInputs
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,25 @@ CASES: tuple[Case, ...] = tuple(Case(rows) for rows in ROWS)
 class Inputs(NamedTuple):
     """The arrays of a case, as `selective_scan` takes them."""
 
-    tokens: tuple[jax.Array, ...]
-    log_decay: jax.Array
-    states: jax.Array
-    layer: jax.Array
-    rows: StateRows
-    batch: RaggedBatch
+    tokens: SelectiveScanInputs
+    states: LayerStates
 
     def call(self, implementation: str) -> tuple[jax.Array, jax.Array]:
         """Outputs and states."""
-        x, rate, write, read = self.tokens
-        places = (self.states, self.layer, self.rows, self.batch)
-        return selective_scan(x, rate, write, read, self.log_decay, *places, implementation=implementation)
+        return selective_scan(self.tokens, self.states, implementation=implementation)
 
 
 def make_inputs(case: Case) -> Inputs:
     """Random arrays, with states of two layers, of which the second counts."""
     rng = np.random.default_rng(0)
-    tokens = case.rows.tokens
+    count = case.rows.tokens
 
     def random(*shape: int) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape, np.float32))
 
-    x, rate = random(tokens, case.channels), jax.nn.softplus(random(tokens, case.channels))
-    write, read = random(tokens, case.state), random(tokens, case.state)
+    x, rate = random(count, case.channels), jax.nn.softplus(random(count, case.channels))
+    write, read = random(count, case.state), random(count, case.state)
     log_decay = -jnp.exp(random(case.channels, case.state) - 1.0)
     states = random(2, case.rows.num_slots, case.state, case.channels)
-    return Inputs((x, rate, write, read), log_decay, states, jnp.int32(1), *make_rows(case.rows))
+    tokens = SelectiveScanInputs(x, rate, write, read, log_decay)
+    return Inputs(tokens, LayerStates(states, jnp.int32(1), *make_rows(case.rows)))

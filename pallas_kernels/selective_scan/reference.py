@@ -3,29 +3,21 @@
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.reference import reference_rows
+from jaxllm.pallas_kernels.selective_scan.inputs import SelectiveScanInputs
 
 
 def reference_selective_scan(
-    x: jax.Array,
-    rate: jax.Array,
-    write: jax.Array,
-    read: jax.Array,
-    log_decay: jax.Array,
-    states: jax.Array,
-    layer: int | jax.Array,
-    rows: StateRows,
-    batch: RaggedBatch,
-    *,
-    platform: str = "cpu",
+    inputs: SelectiveScanInputs, states: LayerStates, *, platform: str = "cpu"
 ) -> tuple[jax.Array, jax.Array]:
     """See `selective_scan`."""
 
+    log_decay = inputs.log_decay.T
+
     def token(inputs: tuple[jax.Array, ...], state: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, rate, write, read = inputs
-        state = state * jnp.exp(rate * log_decay.T) + write[:, None] * (rate * x)
+        state = state * jnp.exp(rate * log_decay) + write[:, None] * (rate * x)
         return (state * read[:, None]).sum(axis=0), state
 
-    return reference_rows(token, (x, rate, write, read), states, layer, rows, batch)
+    return reference_rows(token, inputs[:4], states)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.run import run_rows
+from jaxllm.pallas_kernels.selective_scan.inputs import SelectiveScanInputs
 
 UNROLLED = 8
 """Tokens of a chunk between two ends of the loop."""
@@ -61,19 +61,10 @@ class _SelectiveScan:
 
 
 def xla_selective_scan(
-    x: jax.Array,
-    rate: jax.Array,
-    write: jax.Array,
-    read: jax.Array,
-    log_decay: jax.Array,
-    states: jax.Array,
-    layer: int | jax.Array,
-    rows: StateRows,
-    batch: RaggedBatch,
-    *,
-    platform: str = "cpu",
+    inputs: SelectiveScanInputs, states: LayerStates, *, platform: str = "cpu"
 ) -> tuple[jax.Array, jax.Array]:
     """See `selective_scan`."""
+    x, rate, write, read, log_decay = inputs
     wide = (each.astype(jnp.float32) for each in (rate * x, write, read))
-    inputs, out = _Tokens(rate, *wide), jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    return run_rows(_SelectiveScan(log_decay.T), inputs, out, states, layer, rows, batch, platform=platform)
+    tokens, out = _Tokens(rate, *wide), jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    return run_rows(_SelectiveScan(log_decay.T), tokens, out, states, platform=platform)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.cases import MIXED, ROWS, RowsCase, make_rows
 from jaxllm.pallas_kernels.state_space.api import state_space
+from jaxllm.pallas_kernels.state_space.inputs import StateSpaceInputs
 
 
 @dataclass(frozen=True)
@@ -39,31 +39,27 @@ CASES: tuple[Case, ...] = (
 class Inputs(NamedTuple):
     """The arrays of a case, as `state_space` takes them."""
 
-    tokens: tuple[jax.Array, ...]
-    states: jax.Array
-    layer: jax.Array
-    rows: StateRows
-    batch: RaggedBatch
+    tokens: StateSpaceInputs
+    states: LayerStates
 
     def call(self, implementation: str) -> tuple[jax.Array, jax.Array]:
         """Outputs and states."""
-        x, rate, decay, write, read = self.tokens
-        places = (self.states, self.layer, self.rows, self.batch)
-        return state_space(x, rate, decay, write, read, *places, implementation=implementation)
+        return state_space(self.tokens, self.states, implementation=implementation)
 
 
 def make_inputs(case: Case) -> Inputs:
     """Random arrays, with states of two layers, of which the second counts."""
     rng = np.random.default_rng(0)
-    tokens = case.rows.tokens
+    count = case.rows.tokens
 
     def random(*shape: int) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape, np.float32))
 
-    rate = jax.nn.softplus(random(tokens, case.heads))
+    rate = jax.nn.softplus(random(count, case.heads))
     x, write, read = (
-        random(tokens, *shape).astype(case.dtype)
+        random(count, *shape).astype(case.dtype)
         for shape in ((case.heads, case.size), (case.groups, case.state), (case.groups, case.state))
     )
     states = random(2, case.rows.num_slots, case.heads, case.size, case.state)
-    return Inputs((x, rate, -rate * 0.3, write, read), states, jnp.int32(1), *make_rows(case.rows))
+    tokens = StateSpaceInputs(x, rate, -rate * 0.3, write, read)
+    return Inputs(tokens, LayerStates(states, jnp.int32(1), *make_rows(case.rows)))

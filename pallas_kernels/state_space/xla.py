@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.recurrence import StateRows
+from jaxllm.pallas_kernels.recurrence import LayerStates
 from jaxllm.pallas_kernels.recurrence.run import run_rows
+from jaxllm.pallas_kernels.state_space.inputs import StateSpaceInputs
 
 _einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
@@ -58,22 +58,13 @@ class _StateSpace:
 
 
 def xla_state_space(
-    x: jax.Array,
-    rate: jax.Array,
-    decay: jax.Array,
-    write: jax.Array,
-    read: jax.Array,
-    states: jax.Array,
-    layer: int | jax.Array,
-    rows: StateRows,
-    batch: RaggedBatch,
-    *,
-    platform: str = "cpu",
+    inputs: StateSpaceInputs, states: LayerStates, *, platform: str = "cpu"
 ) -> tuple[jax.Array, jax.Array]:
     """See `state_space`."""
+    x, rate, decay, write, read = inputs
     tokens, heads, size = x.shape
     groups = write.shape[1]
     written = (x.astype(jnp.float32) * rate[..., None]).reshape(tokens, groups, heads // groups, size)
-    inputs = _Tokens(written, decay.reshape(written.shape[:3]), write, read)
+    grouped = _Tokens(written, decay.reshape(written.shape[:3]), write, read)
     out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    return run_rows(_StateSpace(), inputs, out, states, layer, rows, batch, platform=platform)
+    return run_rows(_StateSpace(), grouped, out, states, platform=platform)

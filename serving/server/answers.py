@@ -9,19 +9,6 @@ class Version(Answer, kw_only=True):
     version: str
 
 
-class Degraded(Answer, kw_only=True):
-    """What serves, and why it is not the fastest."""
-
-    attention_backend: str
-    attention_problem: str | None
-    linear_backend: str
-    linear_problem: str | None
-    moe_backend: str
-    moe_problem: str | None
-    sampling_backend: str
-    sampling_problem: str | None
-
-
 class Halted(Answer, kw_only=True):
     """The engine lives, and computes nothing: requests wait."""
 

@@ -5,13 +5,13 @@ from functools import partial
 
 from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from jaxllm.errors import EngineError
 from jaxllm.serving.http import errors
 from jaxllm.serving.http.generate import json_response, num_http_requests
 from jaxllm.serving.http.state import ServerState, server_of
-from jaxllm.serving.server.answers import CacheReset, Degraded, Halted, Load, Profile, Version
+from jaxllm.serving.server.answers import CacheReset, Halted, Load, Profile, Version
 from jaxllm.serving.telemetry.metrics import ProcessMeasured
 from jaxllm.serving.telemetry.shared_metrics import Published
 from jaxllm.version import __version__
@@ -29,18 +29,12 @@ async def health(request: Request) -> Response:
         return json_response(Halted(sleep_level=state.sleep_level, is_paused=state.is_paused, reason=state.halted))
     if not info.problems:
         return Response()
-    return json_response(
-        Degraded(
-            attention_backend=info.attention_backend,
-            attention_problem=info.attention_problem,
-            linear_backend=info.linear_backend,
-            linear_problem=info.linear_problem,
-            moe_backend=info.moe_backend,
-            moe_problem=info.moe_problem,
-            sampling_backend=info.sampling_backend,
-            sampling_problem=info.sampling_problem,
-        )
-    )
+    fields = {
+        f"{operation}_{field}": value
+        for operation, choice in info.kernels.items()
+        for field, value in (("backend", choice.name), ("problem", choice.problem))
+    }
+    return JSONResponse(fields)
 
 
 async def live(_: Request) -> Response:

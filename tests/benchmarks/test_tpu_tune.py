@@ -15,9 +15,10 @@ from benchmarks.tpu.timed import Timer
 from benchmarks.tpu.worker import Worker
 from jaxllm.pallas_kernels.chips import CHIPS
 from jaxllm.pallas_kernels.measured import measured_blocks
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, choose_blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+from jaxllm.pallas_kernels.tpu_common.target import Target
 from jaxllm.pallas_kernels.tuning import tuned_blocks
 from tests.conftest import RunPython
 

@@ -33,7 +33,7 @@ def together(narrow: Engine, prompts: list[list[int]]) -> dict[str, list[int]]:
 def test_the_same_tokens_alone_and_with_a_prefix_from_the_cache(
     narrow: Engine, prompts: list[list[int]], together: dict[str, list[int]]
 ) -> None:
-    assert narrow.info.attention_backend == "cpu"
+    assert narrow.info.kernels["attention"].name == "cpu"
     hits = narrow.pages.prefix_hits
     assert tokens(narrow, prompts, range(COUNT)) == together
     assert narrow.pages.prefix_hits > hits

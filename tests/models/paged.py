@@ -14,7 +14,7 @@ from jaxllm.models.cache import Cache, make_cache
 from jaxllm.models.causal_lm import CausalLM
 from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.sharding import model_parallel
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from tests.quick import QUICK
 
 PAGE_SIZE, NUM_PAGES, WIDTH, ROWS, SLOTS = 4, 48, 16, 4, 7

@@ -57,7 +57,7 @@ def test_experts_are_streamed_from_the_stack(tmp_path: Path) -> None:
     folder = save(tmp_path)
     wanted = logits(folder, MODEL, ForwardOptions(), "float32", "auto")
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams()):
-        found = logits(folder, MODEL, ForwardOptions(stack="scan", experts="tpu"), "float32", "auto")
+        found = logits(folder, MODEL, ForwardOptions(stack="scan", moe_backend="tpu"), "float32", "auto")
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -15,7 +15,7 @@ from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.gpu import batch as gpu_batch
-from jaxllm.pallas_kernels.paged_attention.tpu import batch as tpu_batch
+from jaxllm.pallas_kernels.tpu_common import batch as tpu_batch
 from tests.models import small
 from tests.models.paged import make_batch, shuffled_pages
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm.pallas_kernels import measured
-from jaxllm.pallas_kernels.measured import keep_measured, measured_blocks, measured_digest, measured_folder
+from jaxllm.pallas_kernels.measured import measured_blocks, measured_digest, measured_folder, store_measured
 from jaxllm.pallas_kernels.tuning import find_blocks
 from tests.conftest import RunPython
 
@@ -29,7 +29,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def keep(kind: str = V6E, **changes: int) -> None:
-    keep_measured("paged_attention", kind, {"key": KEY, "blocks": {**BLOCKS, **changes}, "microseconds": 12.5})
+    store_measured("paged_attention", kind, {"key": KEY, "blocks": {**BLOCKS, **changes}, "microseconds": 12.5})
 
 
 def test_what_was_measured_comes_first() -> None:
@@ -45,7 +45,7 @@ def test_what_was_measured_comes_first() -> None:
 
 def test_an_entry_takes_the_place_of_one_with_its_key() -> None:
     keep()
-    keep_measured("paged_attention", V6E, {"key": {**KEY, "kernel": "prefill"}, "blocks": BLOCKS})
+    store_measured("paged_attention", V6E, {"key": {**KEY, "kernel": "prefill"}, "blocks": BLOCKS})
     keep(slots=4)
     found = measured_blocks("paged_attention", V6E)
     assert len(found) == 2

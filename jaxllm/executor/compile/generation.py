@@ -42,7 +42,7 @@ def generation_programs(resolved: ResolvedConfig, num_pages: int) -> ProgramSet[
         page_size=resolved.page_size,
         max_logprobs=resolved.max_logprobs,
         sample_rows=SAMPLE_ROWS.get(resolved.platform, OTHER_SAMPLE_ROWS),
-        sampling=resolved.sampling,
+        sampling=resolved.backend("sampling"),
         logprobs_mode=resolved.config.output.logprobs_mode,
         num_tables=resolved.cache_plan.num_tables,
         shards=resolved.data_shards,

@@ -1,12 +1,12 @@
-"""Which implementation of paged attention an engine takes."""
+"""Which implementation of paged or latent attention an engine takes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ConfigError
-from jaxllm.models.config import ModelConfig
+from jaxllm.executor.kernels.operation import Kernel, OperationKernels, Workload
 from jaxllm.models.kv_shape import latent_sizes
-from jaxllm.models.kv_type import KVCacheType
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import CACHE_BYTES, MULTIPLE
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What the choice depends on, beside the device."""
+    """One kind of heads, and what the cache holds of them."""
 
     group: int
     """Query heads per KV head."""
@@ -28,59 +28,19 @@ class AttentionShape:
     dynamic_scales: bool = False
     """Whether each token and head has a scale of its own in the cache."""
 
-    @classmethod
-    def all_of(cls, model: ModelConfig, page_size: int, kind: KVCacheType) -> list[Self]:
-        """Those of a model, one for each kind of heads."""
-        rest = page_size, kind.dtype, latent_sizes(model), kind.is_dynamic
-        return [cls(model.num_heads // heads, size, *rest) for heads, size in model.kv_heads]
+
+def attention_shapes(workload: Workload) -> tuple[AttentionShape, ...]:
+    """The shapes of a model's layers, one for each kind of heads. One kernel serves all of them."""
+    model, kind = workload.model, workload.kv_cache
+    rest = workload.page_size, kind.dtype, latent_sizes(model), kind.is_dynamic
+    return tuple(AttentionShape(model.num_heads // heads, size, *rest) for heads, size in model.kv_heads)
 
 
-def choose_attention(asked: str, device: Any, *shapes: AttentionShape) -> str:
-    """The implementation (see `backend.BACKENDS`) for a device: the one asked for, or the fastest for 'auto'.
-
-    It is one for all `shapes`. Raises `ConfigError` where the one asked for is of another platform or cannot.
-    """
-    platform = device.platform
-    needed = {"triton": "gpu"}.get(asked, asked)
-    if needed in ("tpu", "gpu", "cpu") and needed != platform:
-        raise ConfigError(f"attention_backend={asked!r} needs a {needed.upper()}; this is a {platform.upper()}")
-    problem = None
-    if shapes[0].dynamic_scales:
-        _check_dynamic(platform, shapes[0])
-    if shapes[0].latent is not None:
-        problem = _refused_by_latent(asked if asked != "auto" else platform, shapes[0])
-        if asked != "auto" and problem is not None:
-            raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
-    elif platform == "cpu":
-        problem = next(filter(None, map(_refused_by_cpu, shapes)), None)
-    elif platform == "gpu":
-        return _choose_on_gpu(asked, device, shapes)
-    if asked == platform and problem is not None:
-        raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
-    if asked != "auto":
-        return asked
-    return platform if platform in ("tpu", "cpu") and problem is None else "xla"
-
-
-def _choose_on_gpu(asked: str, device: Any, shapes: tuple[AttentionShape, ...]) -> str:
-    """The kernel for Hopper, that for all GPUs since Ampere, or XLA's."""
-    for name, refused in {"gpu": _refused_by_gpu, "triton": _refused_by_triton}.items():
-        if asked not in ("auto", name):
-            continue
-        problem = next(filter(None, (refused(device, shape) for shape in shapes)), None)
-        if problem is None:
-            # In float32 the kernel is right, and XLA's products are likely faster.
-            if asked == "auto" and shapes[0].dtype == "float32":
-                return "xla"
-            return name
-        if asked == name:
-            raise ConfigError(f"attention_backend={asked!r} {problem}; leave it out, or choose 'xla'")
-    return "xla" if asked == "auto" else asked
-
-
-def _check_dynamic(platform: str, shape: AttentionShape) -> None:
+def _check_dynamic(platform: str, shapes: tuple[AttentionShape, ...]) -> None:
     """Raise `ConfigError` where no attention takes scales by token and head."""
-    if shape.latent is not None:
+    if not shapes[0].dynamic_scales:
+        return
+    if shapes[0].latent is not None:
         raise ConfigError(
             "kv_cache_dtype='int8': a latent and its rotary part have no common scale; take 'fp8', or leave it out"
         )
@@ -92,7 +52,7 @@ def _check_dynamic(platform: str, shape: AttentionShape) -> None:
         )
 
 
-def _refused_by_latent(name: str, shape: AttentionShape) -> str | None:
+def _latent_refusal(name: str, shape: AttentionShape) -> str | None:
     # Few models have it: starts of others are faster without the imports.
     from jaxllm.pallas_kernels.latent_attention import LATENT_BACKENDS
     from jaxllm.pallas_kernels.latent_attention.cpu.attention import refusal as refused_by_cpu
@@ -100,12 +60,13 @@ def _refused_by_latent(name: str, shape: AttentionShape) -> str | None:
 
     if name not in LATENT_BACKENDS:
         return f"has no kernel of latent attention (there are: {', '.join(LATENT_BACKENDS)})"
-    if name == "cpu" and shape.latent is not None:
+    assert shape.latent is not None
+    if name == "cpu":
         return refused_by_cpu(shape.latent, shape.page_size, shape.dtype)
-    return refused_by_tpu(shape.page_size, shape.dtype) if name == "tpu" else None
+    return refused_by_tpu(shape.page_size, shape.dtype)
 
 
-def _refused_by_cpu(shape: AttentionShape) -> str | None:
+def _cpu_refusal(_: Any, shape: AttentionShape) -> str | None:
     if shape.head_size % MULTIPLE == 0 and shape.page_size % MULTIPLE == 0 and shape.dtype in CACHE_BYTES:
         return None
     return (
@@ -117,7 +78,7 @@ def _refused_by_cpu(shape: AttentionShape) -> str | None:
 _BY_TOKEN = "has no scales by token and head, as kv_cache_dtype='int8' needs without those of a checkpoint"
 
 
-def _refused_by_gpu(device: Any, shape: AttentionShape) -> str | None:
+def _gpu_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
     # Only here: starts elsewhere are faster without the import.
@@ -129,10 +90,38 @@ def _refused_by_gpu(device: Any, shape: AttentionShape) -> str | None:
     return None if problem is None else f"does not take {problem}"
 
 
-def _refused_by_triton(device: Any, shape: AttentionShape) -> str | None:
+def _triton_refusal(device: Any, shape: AttentionShape) -> str | None:
     if shape.dynamic_scales:
         return _BY_TOKEN
     from jaxllm.pallas_kernels.paged_attention.triton.options import problem_of, refusal
 
     problem = refusal(head_size=shape.head_size, kv_dtype=shape.dtype)
     return problem_of(device) if problem is None else f"does not take {problem}"
+
+
+_Refusal = Callable[[Any, AttentionShape], str | None]
+
+
+def _kernel(name: str, platform: str, refusal: _Refusal) -> Kernel[tuple[AttentionShape, ...]]:
+    """A kernel that must serve every shape; `refusal` is why it does not serve one of paged attention."""
+
+    def first_refusal(device: Any, shapes: tuple[AttentionShape, ...]) -> str | None:
+        if shapes[0].latent is not None:
+            return _latent_refusal(name, shapes[0])
+        return next(filter(None, (refusal(device, shape) for shape in shapes)), None)
+
+    # In float32 kernels for GPUs are right, and XLA's products are likely faster.
+    return Kernel(name, platform, first_refusal, lambda shapes: platform != "gpu" or shapes[0].dtype != "float32")
+
+
+ATTENTION = OperationKernels(
+    "attention",
+    kernels=(
+        _kernel("tpu", "tpu", lambda device, shape: None),
+        _kernel("gpu", "gpu", _gpu_refusal),
+        _kernel("triton", "gpu", _triton_refusal),
+        _kernel("cpu", "cpu", _cpu_refusal),
+    ),
+    shape_of=attention_shapes,
+    check=_check_dynamic,
+)

@@ -8,9 +8,9 @@ from flax import nnx
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.models.causal_lm import abstract_model
 from jaxllm.models.layers.parameter import ParameterSpec
+from jaxllm.pallas_kernels.cpu_common.targets import Target, begin
+from jaxllm.pallas_kernels.cpu_common.zeros import ZEROS
 from jaxllm.pallas_kernels.linear.cpu.packed import matmul_target
-from jaxllm.pallas_kernels.numba.targets import Target, begin
-from jaxllm.pallas_kernels.numba.zeros import ZEROS
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import attention_target
 
 KERNELS = "kernels"
@@ -30,11 +30,11 @@ def begin_kernels(resolved: ResolvedConfig, cache: Path | None) -> Callable[[], 
 
         targets.append(grouped_target(resolved.dtype))
     if resolved.forward.native_matmul and resolved.model.is_quantized:
-        targets += _of_few_bits(resolved)
+        targets += _quantized_targets(resolved)
     return begin(targets, None if cache is None else cache.parent / KERNELS)
 
 
-def _of_few_bits(resolved: ResolvedConfig) -> list[Target]:
+def _quantized_targets(resolved: ResolvedConfig) -> list[Target]:
     """Those of quantised matrices, which experts share. Merged matrices may have types that no part has."""
     from jaxllm.pallas_kernels.linear.cpu.quantized.call import quantized_target
     from jaxllm.pallas_kernels.linear.cpu.quantized.layout import QuantizedPacked

@@ -1,14 +1,20 @@
-"""Kernels that are right on this machine, before an engine relies on them."""
+"""Every kernel of an engine, before it relies on them: see `jaxllm.executor.kernels.self_test`."""
 
-from jaxllm.executor.kernels.experts.self_test import verify_experts
-from jaxllm.executor.kernels.products.self_test import verify_products
-from jaxllm.executor.kernels.self_test import verify_attention
+from typing import Any
+
+from jaxllm.executor.kernels.self_test import SelfTest, verify_kernel
+from jaxllm.executor.kernels.self_tests import attention, linear, moe, sampling
 from jaxllm.executor.resolved import ResolvedConfig
 
+SELF_TESTS: tuple[SelfTest[Any], ...] = (attention.TEST, moe.TEST, linear.TEST, sampling.TEST)
 
-def verify_kernels(resolved: ResolvedConfig) -> ResolvedConfig:
-    """`resolved`, with other implementations of the forward pass where `auto` chose kernels that are not right here.
 
-    Raises `EngineError` for a kernel that hangs.
+def verify_kernels(resolved: ResolvedConfig, *, samples: bool = True) -> ResolvedConfig:
+    """`resolved`, with other implementations where `auto` chose kernels that are not right here.
+
+    An engine that pools does not sample, and needs no test of that. Raises `EngineError` for a kernel that hangs.
     """
-    return verify_products(verify_experts(verify_attention(resolved)))
+    for test in SELF_TESTS:
+        if samples or test.operation != "sampling":
+            resolved = verify_kernel(test, resolved)
+    return resolved

@@ -64,10 +64,10 @@ def constrained_layout(state: Any, shards: int = 1) -> PackedLayout:
     return PackedLayout(constrained_fields(state, shards, CONSTRAINED_ROWS))
 
 
-def constrained_fields(state: Any, shards: int, most_rows: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+def constrained_fields(state: Any, shards: int, max_rows: int) -> dict[str, tuple[tuple[int, ...], Any]]:
     """The fields of such an input, for at most so many rows."""
     slots, vocab_size = state.bias.shape[0] // shards, state.bias.shape[1]
-    rows, words = min(slots, most_rows), -(-vocab_size // 32)
+    rows, words = min(slots, max_rows), -(-vocab_size // 32)
     return {
         "hidden_rows": ((rows,), np.int32),
         "num_rows": ((), np.int32),

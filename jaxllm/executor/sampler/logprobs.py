@@ -37,7 +37,7 @@ def gather_logprobs(
     rank = 1 + vocabulary.total(jnp.sum(logits > chosen, axis=1, dtype=jnp.int32))
     # Each part's best are candidates; the best of those are the best of all.
     top, top_ids = largest(logits, min(num_top, logits.shape[1]))
-    top, top_ids = vocabulary.joined(top), vocabulary.joined(top_ids + vocabulary.start(logits.shape[1]))
+    top, top_ids = vocabulary.gather(top), vocabulary.gather(top_ids + vocabulary.start(logits.shape[1]))
     if top.shape[1] > num_top:
         top, places = lax.top_k(top, num_top)
         top_ids = jnp.take_along_axis(top_ids, places, axis=1)

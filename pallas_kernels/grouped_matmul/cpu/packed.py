@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels import linear
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.linear import Weight
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.packed import WEIGHT_BYTES
-from jaxllm.pallas_kernels.numba.targets import Target, provide
 
 
 def grouped_target(dtype: str) -> Target:
@@ -21,8 +21,8 @@ def grouped_target(dtype: str) -> Target:
 
 
 def _build(dtype: str) -> bytes:
+    from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.grouped_matmul.cpu.kernel import make_kernel
-    from jaxllm.pallas_kernels.numba.build import build
 
     return build(make_kernel(dtype, WEIGHT_BYTES[dtype]))
 

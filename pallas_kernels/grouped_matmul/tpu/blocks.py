@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.pallas_kernels.grouped_matmul.tpu.layout import LANES
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
+from jaxllm.pallas_kernels.tpu_common.target import Target
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 SUBLANES = 16

@@ -9,9 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.linear import RowMajor
-
-LANES, _SUBLANES = 128, 8
-"""Columns and rows of a tile: matrices of a group begin with one."""
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES
 
 
 @dataclass(frozen=True)
@@ -54,4 +52,4 @@ class Streamed(RowMajor):
 def can_stream(shape: tuple[int, int], dtype: DTypeLike, parts: tuple[int, int]) -> bool:
     """Whether the kernel multiplies with matrices of a `shape`, rows and columns split over so many devices."""
     is_split = all(size % count == 0 for size, count in zip(shape, parts, strict=True))
-    return is_split and shape[0] // parts[0] % _SUBLANES == 0 and jnp.dtype(dtype).name in ("bfloat16", "float32")
+    return is_split and shape[0] // parts[0] % SUBLANES == 0 and jnp.dtype(dtype).name in ("bfloat16", "float32")

@@ -12,7 +12,7 @@ from jaxllm.pallas_kernels.grouped_matmul.tpu.blocks import SUBLANES, Blocks, Di
 from jaxllm.pallas_kernels.grouped_matmul.tpu.kernel import kernel, product_dtype
 from jaxllm.pallas_kernels.grouped_matmul.tpu.visits import Visits
 from jaxllm.pallas_kernels.linear import Weight
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 
 def tpu_grouped_matmul(

@@ -1,4 +1,4 @@
-"""Grouped products with matrices of few bits that lie in strips: the kernel's loops of `kernel`, widening in VMEM."""
+"""Grouped products with quantised matrices that lie in strips: the kernel's loops of `kernel`, widening in VMEM."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,10 +15,10 @@ from jaxllm.pallas_kernels.grouped_matmul.tpu.blocks import SUBLANES
 from jaxllm.pallas_kernels.grouped_matmul.tpu.visits import Visits
 from jaxllm.pallas_kernels.linear import Weight
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims
-from jaxllm.pallas_kernels.linear.tpu.codes import added
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias
 from jaxllm.pallas_kernels.linear.tpu.kernel import Body
 from jaxllm.pallas_kernels.linear.weight_type import Values, WeightType
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, target
+from jaxllm.pallas_kernels.tpu_common.target import Target, target
 
 Ref = Any
 """A reference to memory, which Pallas does not type."""
@@ -45,7 +45,7 @@ def tpu_quantized_grouped_matmul(
     _, strips, depth, columns = by_strip["values"].shape
     own, groups = strips // len(sizes), 1 if kind.group is None else depth // kind.group
     by_row = {"x": x}
-    if "offsets" in by_strip or added(kind.code):
+    if "offsets" in by_strip or code_bias(kind.code):
         by_row["sums"] = x.astype(jnp.float32).reshape(len(x), groups, -1).sum(axis=2)
     count, padding = len(x), -len(x) % SUBLANES
     if padding:

@@ -6,10 +6,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.latent_attention.backend import LatentBackend, LatentOptions, LatentSizes
-from jaxllm.pallas_kernels.numba.targets import Target, provide
-from jaxllm.pallas_kernels.paged_attention.cpu import attention as paged
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
 
 MULTIPLE = 16
 """What sizes and pages must be multiples of: whole vectors, on processors with the longest."""
@@ -19,13 +18,12 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2}
 
 def latent_attention_target(dtype: str) -> Target:
     """The kernel for a cache of a type (NumPy's name)."""
-    sources = Path(__file__).parent, (Path(paged.__file__).parent,)
-    return Target(f"jaxllm_latent_attention_{dtype}", partial(_build, dtype), *sources)
+    return Target(f"jaxllm_latent_attention_{dtype}", partial(_build, dtype), Path(__file__).parent)
 
 
 def _build(dtype: str) -> bytes:
+    from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.latent_attention.cpu.kernel import make_kernel
-    from jaxllm.pallas_kernels.numba.build import build
 
     return build(make_kernel(dtype, CACHE_BYTES[dtype]))
 

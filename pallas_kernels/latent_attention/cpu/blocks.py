@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from jaxllm.pallas_kernels.cpu_common.attention_words import BLOCK, GROUP, VECTORS, W_K, W_N, W_POSITIONS
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, word
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.latent_attention.cpu.products import (
     find_runs,
     find_values,
@@ -12,9 +15,6 @@ from jaxllm.pallas_kernels.latent_attention.cpu.products import (
 )
 from jaxllm.pallas_kernels.latent_attention.cpu.state import tile_parts
 from jaxllm.pallas_kernels.latent_attention.cpu.work import RUN, TILE, W_Z, block_parts
-from jaxllm.pallas_kernels.numba.memory import compiled, int32, word
-from jaxllm.pallas_kernels.numba.vectors import LANES
-from jaxllm.pallas_kernels.paged_attention.cpu.work import BLOCK, GROUP, VECTORS, W_K, W_N, W_POSITIONS
 
 
 @compiled

@@ -11,6 +11,22 @@ what both products read stays in the first cache.
 
 from typing import Any
 
+from jaxllm.pallas_kernels.cpu_common.attention_chunks import chunk_parts, plan_chunks
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
+    W_CHUNKS,
+    W_K,
+    W_N,
+    W_NEW_K,
+    W_POSITIONS,
+    W_RESULTS,
+    W_TOKENS,
+    W_WRITES,
+    W_WRITTEN,
+)
+from jaxllm.pallas_kernels.cpu_common.calls import Kernel, free, result, size
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
+from jaxllm.pallas_kernels.cpu_common.movers import make_movers
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 from jaxllm.pallas_kernels.latent_attention.cpu.blocks import make_go_through
 from jaxllm.pallas_kernels.latent_attention.cpu.state import copy_rows, finish_rows, start_rows
 from jaxllm.pallas_kernels.latent_attention.cpu.work import (
@@ -22,22 +38,6 @@ from jaxllm.pallas_kernels.latent_attention.cpu.work import (
     read_call,
     scratch_parts,
 )
-from jaxllm.pallas_kernels.numba.calls import Kernel, free, result, size
-from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
-from jaxllm.pallas_kernels.numba.vectors import LANES
-from jaxllm.pallas_kernels.paged_attention.cpu.chunks import chunk_parts, plan_chunks
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
-    W_CHUNKS,
-    W_K,
-    W_N,
-    W_NEW_K,
-    W_POSITIONS,
-    W_RESULTS,
-    W_TOKENS,
-    W_WRITES,
-    W_WRITTEN,
-)
-from jaxllm.pallas_kernels.paged_attention.cpu.write import make_movers
 
 
 def _make_write(kind: str, bytes_each: int) -> Any:

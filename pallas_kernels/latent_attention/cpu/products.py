@@ -4,14 +4,14 @@ from typing import Any
 
 from numba.core import types
 
+from jaxllm.pallas_kernels.cpu_common.attention_softmax import MASKED, soften
+from jaxllm.pallas_kernels.cpu_common.attention_words import BLOCK, W_BYTES, W_H, W_K, W_N, W_POSITIONS
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_word, word
+from jaxllm.pallas_kernels.cpu_common.outer_tile import make_outer_tile
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES, emit_load, keep, load, operation, store, vector
 from jaxllm.pallas_kernels.latent_attention.cpu.state import tile_parts
 from jaxllm.pallas_kernels.latent_attention.cpu.tile import make_dot_tile
 from jaxllm.pallas_kernels.latent_attention.cpu.work import RUN, RUNS, TILE, W_Z, latent_at
-from jaxllm.pallas_kernels.numba.memory import compiled, int32, set_word, word
-from jaxllm.pallas_kernels.numba.vectors import LANES, emit_load, keep, load, operation, store, vector
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import MASKED, soften
-from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
-from jaxllm.pallas_kernels.paged_attention.cpu.work import BLOCK, W_BYTES, W_H, W_K, W_N, W_POSITIONS
 
 
 @compiled
@@ -42,10 +42,10 @@ def make_widen(kind: str) -> Any:
             set_word(pages, run, to)
 
     @compiled
-    def as_it_is(work: int, length: int, pages: int, wide: int) -> None:
+    def keep_float32(work: int, length: int, pages: int, wide: int) -> None:
         pass
 
-    return as_it_is if kind == "float32" else widen
+    return keep_float32 if kind == "float32" else widen
 
 
 def make_score() -> Any:

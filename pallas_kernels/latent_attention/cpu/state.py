@@ -4,6 +4,10 @@ A tile holds maxima [LANES], a lane for each of its rows, totals [TILE, LANES], 
 [TILE, S] and weighted sums of latents [TILE, Z], all float32.
 """
 
+from jaxllm.pallas_kernels.cpu_common.attention_softmax import LOG2_E, MASKED, ONE, SMALLEST
+from jaxllm.pallas_kernels.cpu_common.attention_words import BLOCK, SCALE, W_FLOATS, W_H, W_K, W_N, W_OUT, W_Q
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, real, set_real, word, zero_bytes
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES, load, multiply, splat, store, sum_lanes
 from jaxllm.pallas_kernels.latent_attention.cpu.work import (
     TILE,
     W_Q_ROPE,
@@ -11,11 +15,6 @@ from jaxllm.pallas_kernels.latent_attention.cpu.work import (
     W_Z,
     tile_bytes,
 )
-from jaxllm.pallas_kernels.numba.memory import compiled, real, set_real, word, zero_bytes
-from jaxllm.pallas_kernels.numba.vectors import LANES, load, multiply, splat, store, sum_lanes
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE
-from jaxllm.pallas_kernels.paged_attention.cpu.state import SMALLEST
-from jaxllm.pallas_kernels.paged_attention.cpu.work import BLOCK, SCALE, W_FLOATS, W_H, W_K, W_N, W_OUT, W_Q
 
 
 @compiled

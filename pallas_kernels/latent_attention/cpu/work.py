@@ -4,10 +4,7 @@ Words of the work descriptor are those of paged attention, whose chunks and soft
 many KV heads as groups of query heads, and all have the same keys. Some more words follow.
 """
 
-from jaxllm.pallas_kernels.numba.calls import FIRST, THREADS, argument, malloc, result, set_scratch, size
-from jaxllm.pallas_kernels.numba.memory import compiled, int32, set_word, word
-from jaxllm.pallas_kernels.numba.vectors import LANES
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,
     CHUNK_INTS,
     LINE,
@@ -34,7 +31,10 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     W_WIDTH,
     W_WINDOW,
 )
-from jaxllm.pallas_kernels.paged_attention.cpu.work import WORDS as PAGED_WORDS
+from jaxllm.pallas_kernels.cpu_common.attention_words import WORDS as PAGED_WORDS
+from jaxllm.pallas_kernels.cpu_common.calls import FIRST, THREADS, argument, malloc, result, set_scratch, size
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_word, word
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES
 
 TILE = 4
 """Rows of queries that go through a block together."""

@@ -17,10 +17,10 @@ from jaxllm.pallas_kernels.latent_attention.tpu.sizes import (
     whole_rows,
 )
 from jaxllm.pallas_kernels.latent_attention.write import joined_queries, write_latents
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
-from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
-from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
+from jaxllm.pallas_kernels.tpu_common.constants import LOG2_E
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 
 def tpu_latent_attention(

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.latent_attention.tpu.sizes import Blocks, Sizes
 from jaxllm.pallas_kernels.latent_attention.tpu.softmax import State
-from jaxllm.pallas_kernels.paged_attention.tpu.common import cdiv, div, rem
+from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
 
 TABLES = 4
 """Rows of which page tables are in SMEM, a power of two."""

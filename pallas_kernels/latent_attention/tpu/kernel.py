@@ -23,8 +23,9 @@ from jaxllm.pallas_kernels.latent_attention.tpu.softmax import (
     scores_of,
     visible,
 )
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.tpu.common import cdiv, compiler_params, rem
+from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
+from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, rem
 
 
 class _Attention:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
 PAGE_MULTIPLE = 16
 """Tokens of a page must fill whole tiles: 16 rows in bfloat16."""

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxllm.pallas_kernels.latent_attention.tpu.sizes import Sizes
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.tpu.common import MASKED
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, MASKED
 
 Ref = Any
 

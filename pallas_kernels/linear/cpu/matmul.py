@@ -8,23 +8,16 @@ does not depend on how many rows there are.
 
 from typing import Any
 
+from jaxllm.pallas_kernels.cpu_common.calls import FIRST, THREADS, Kernel, argument, result, size
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
-from jaxllm.pallas_kernels.linear.cpu.tiles import make_block_tile
-from jaxllm.pallas_kernels.numba.calls import FIRST, THREADS, Kernel, argument, result, size
-from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
-from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512, LANES, add, load, store
+from jaxllm.pallas_kernels.linear.cpu.strip import BLOCKS, DEPTH, ROWS, make_strip
 
-BLOCKS, ROWS = (3, 8) if HAS_AVX512 else (1, 6)
-"""A tile: as many sums as fill the registers."""
-DEPTH = 1024
-"""Inputs of a chain of products; longer sums are added up of several, which is more exact."""
 CHUNK = 16 * ROWS
 """Rows of an item."""
 PREPARED = 16
 """Rows that are prepared at a time."""
-AHEAD = 4096
-"""Bytes from a weight to the one that is fetched meanwhile, where rows make a single tile."""
 
 # Arguments of the call: x [T, in], or [T, 2 in] if it is to be gated; weights [L, P, in, 16]; int32 [2]: rows in use,
 # layer; weight of the norm [in], or [0] for none; its epsilon float32 [1]; what is added, [T, out], or [0, 0].
@@ -81,61 +74,27 @@ def _prepare(work: int, first: int, last: int) -> None:
             gate(to + 4 * row * depth, source + 8 * row * depth, depth)
 
 
-@compiled
-def _add(y: int, plus: int, rows: int, stride: int, columns: int) -> None:
-    """Add `plus` to some columns of `rows` rows."""
-    for row in range(rows):
-        for column in range(row * stride, row * stride + columns, LANES):
-            store(y, column, add(load(y, column), load(plus, column)))
-
-
-def _make_strip(kind: str, bytes_each: int, blocks: int) -> Any:
-    """Some rows times a few blocks side by side."""
-    many, half, one = (make_block_tile(rows, blocks, kind) for rows in (ROWS, ROWS // 2, 1))
+def _make_blocks(kind: str, bytes_each: int, blocks: int) -> Any:
+    """Some rows times a few blocks from number `block` on."""
+    strip, step = make_strip(kind, bytes_each, blocks), BLOCK * bytes_each
 
     @compiled
-    def strip(work: int, block: int, first: int, last: int) -> None:
+    def multiply(work: int, block: int, first: int, last: int) -> None:
         depth, columns, plus = word(work, _K), word(work, _P) * BLOCK, word(work, _PLUS_ROWS)
-        step = BLOCK * bytes_each
-        stride = depth * step
+        stride, place = depth * step, 4 * (first * columns + block * BLOCK)
         is_last = block * stride + word(work, _NEXT) >= word(work, _P) * stride
-        tiles = (last - first + ROWS - 1) // ROWS
-        for begin in range(0, depth, DEPTH):
-            length, more = min(DEPTH, depth - begin), 1 if begin else 0
-            weights = word(work, _W) + block * stride + begin * step
-            # How far it is to what comes next: the rest of these blocks, the next strip, or nothing but these again.
-            if begin + DEPTH < depth:
-                then = DEPTH * step
-            else:
-                then = (0 if is_last else word(work, _NEXT)) - begin * step
-            pace = (step + tiles - 1) // tiles
-            row, tile = first, 0
-            while row < last:
-                x = word(work, _IN) + 4 * (row * depth + begin)
-                place = 4 * (row * columns + block * BLOCK)
-                y = word(work, _Y) + place
-                rows = 1
-                ahead = AHEAD if tiles == 1 else then + tile * length * pace
-                if row + ROWS <= last:
-                    rows = ROWS
-                    many(x, depth, weights, stride, length, y, columns, more, ahead, pace)
-                elif row + ROWS // 2 <= last:
-                    rows = ROWS // 2
-                    half(x, depth, weights, stride, length, y, columns, more, ahead, pace)
-                else:
-                    one(x, depth, weights, stride, length, y, columns, more, ahead, pace)
-                if plus and begin + length == depth:
-                    _add(y, plus + place, rows, columns, blocks * BLOCK)
-                row += rows
-                tile += 1
+        # The next strip follows, or nothing but these blocks again.
+        after = (0 if is_last else word(work, _NEXT)) - (depth - 1) // DEPTH * DEPTH * step
+        x, weights = word(work, _IN) + 4 * first * depth, word(work, _W) + block * stride
+        strip(x, weights, word(work, _Y) + place, plus + place if plus else 0, depth, columns, last - first, after)
 
-    return strip
+    return multiply
 
 
 def make_kernel(kind: str, bytes_each: int) -> Kernel:
     """The kernel for weights of a type (NumPy's name) of some bytes each."""
-    wide = _make_strip(kind, bytes_each, BLOCKS)
-    narrow = wide if BLOCKS == 1 else _make_strip(kind, bytes_each, 1)
+    wide = _make_blocks(kind, bytes_each, BLOCKS)
+    narrow = wide if BLOCKS == 1 else _make_blocks(kind, bytes_each, 1)
 
     @compiled
     def item(work: int, index: int, scratch: int) -> None:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout
-from jaxllm.pallas_kernels.numba.targets import Target, provide
 
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2}
 """Types of weights that the kernel reads, and their bytes."""
@@ -30,8 +30,8 @@ def matmul_target(dtype: str) -> Target:
 
 
 def _build(dtype: str) -> bytes:
+    from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.linear.cpu.matmul import make_kernel
-    from jaxllm.pallas_kernels.numba.build import build
 
     return build(make_kernel(dtype, WEIGHT_BYTES[dtype]))
 

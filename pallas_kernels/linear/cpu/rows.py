@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from jaxllm.pallas_kernels.numba.memory import compiled, real
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, real
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     LANES,
     add,
     divide,

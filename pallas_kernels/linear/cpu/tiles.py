@@ -5,9 +5,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.numba.tiles import Tile
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.tiles import Tile
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
     LANES,
@@ -18,6 +17,7 @@ from jaxllm.pallas_kernels.numba.vectors import (
     operation,
     pointer,
 )
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
 
 
 def make_block_tile(rows: int, blocks: int, kind: str) -> Any:

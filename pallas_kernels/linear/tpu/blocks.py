@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
+from jaxllm.pallas_kernels.tpu_common.target import Target
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 _MIB = 1 << 20

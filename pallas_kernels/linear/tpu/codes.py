@@ -27,13 +27,13 @@ def levels_on_device(packed: jax.Array, code: tuple[float, ...]) -> jax.Array:
     return jnp.asarray(_FP4_LEVELS if code == FP4 else _LEVELS)[codes].astype(jnp.int4)
 
 
-def added(code: tuple[float, ...] | None) -> float:
+def code_bias(code: tuple[float, ...] | None) -> float:
     """What is missing in each number that `decode` makes, and is added scale by scale."""
     return 8.0 if code == UINT4 else 0.0
 
 
 def decode(kept: jax.Array, code: tuple[float, ...], dtype: jnp.dtype) -> jax.Array:
-    """The numbers of integers that are kept, less `added`."""
+    """The numbers of integers that are kept, less `code_bias`."""
     level = kept.astype(dtype)
     if code in (INT4, UINT4):
         return level

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.float8 import bfloat16_pairs
-from jaxllm.pallas_kernels.linear.tpu.codes import added, decode
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias, decode
 
 Ref = Any
 """A reference to memory, which Pallas does not type."""
@@ -36,8 +36,8 @@ class Body:
         scales_sums: whether scales of groups multiply the sums of each group, which is exact, or the weights.
         wide: the type in which rows and weights are multiplied.
         block: rows that are multiplied together.
-        by_bits: whether float8 is widened by `bfloat16_pairs`; columns of rows are in the order of `in_halves` then.
-        in_parts: whether rows are multiplied as those of `in_parts`.
+        by_bits: whether float8 is widened by `bfloat16_pairs`; rows have `even_columns_first` then.
+        split_float8: whether rows are multiplied in two parts, see `split_float8`.
     """
 
     code: tuple[float, ...] | None
@@ -46,7 +46,7 @@ class Body:
     wide: str
     block: int
     by_bits: bool = False
-    in_parts: bool = False
+    split_float8: bool = False
 
     def product(
         self,
@@ -60,7 +60,7 @@ class Body:
         """`x` [B, in] times a strip [in, C] with scales and offsets [G, C], maybe padded, in float32.
 
         `sums` [B, G] of each group's inputs are needed where there are offsets, or codes that want some. With
-        `part_scales` [2 B, 1], `x` [2 B, in] is that of `in_parts`.
+        `part_scales` [2 B, 1], `x` [2 B, in] is that of `split_float8`.
         """
         groups = 1 if self.group is None else len(values) // self.group
         scales, offsets = scales[:groups], None if offsets is None else offsets[:groups]
@@ -70,7 +70,7 @@ class Body:
             out = out[: len(out) // 2] + out[len(out) // 2 :]
         if sums is None:
             return out
-        shift = added(self.code) * scales.astype(jnp.float32)
+        shift = code_bias(self.code) * scales.astype(jnp.float32)
         return out + _dot(sums, shift if offsets is None else shift + offsets.astype(jnp.float32))
 
     def _scaled(self, x: jax.Array, values: jax.Array, scales: jax.Array) -> jax.Array:
@@ -91,11 +91,11 @@ class Body:
         """Numbers for the matrix units."""
         wide = jnp.dtype(self.wide)
         if self.by_bits:
-            return self._by_bits(values)
+            return self._widen_by_bits(values)
         return decode(values, self.code, wide) if self.code is not None else values.astype(wide)
 
-    def _by_bits(self, values: jax.Array) -> jax.Array:
-        """Floats of 8 bits [in, C] as bfloat16, in the order of `in_halves`. A word holds four rows of a column."""
+    def _widen_by_bits(self, values: jax.Array) -> jax.Array:
+        """Floats of 8 bits [in, C] as bfloat16, with `even_columns_first`. A word holds four rows of a column."""
         words, name = pltpu.bitcast(values, jnp.uint32), values.dtype.name
         even, odd = (pltpu.bitcast(bfloat16_pairs(words, which, name), jnp.bfloat16) for which in (0, 1))
         half = len(even) if self.group is None else self.group // 2
@@ -103,13 +103,13 @@ class Body:
         return jnp.concatenate(parts, axis=0)
 
 
-def in_halves(x: jax.Array, group: int | None) -> jax.Array:
+def even_columns_first(x: jax.Array, group: int | None) -> jax.Array:
     """Rows [T, in] with the columns 0, 2, 4, ... of each group, or of all, before its columns 1, 3, 5, ..."""
     size = x.shape[1] if group is None else group
     return x.reshape(len(x), -1, size // 2, 2).swapaxes(2, 3).reshape(x.shape)
 
 
-def in_parts(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def split_float8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows [T, in] of bfloat16 as twice as many in float8, [2 T, in], and their scales [2 T, 1] in float32.
 
     Row t is `scales[t] * parts[t] + scales[T + t] * parts[T + t]`: both have half of the bits of a number. What is
@@ -150,7 +150,7 @@ def kernel(_layer: Ref, *refs: Ref, body: Body, names: tuple[str, ...]) -> None:
 
     def multiply(index: Any, _: None) -> None:
         rows = pl.ds(pl.multiple_of(index * body.block, body.block), body.block)
-        own, part_scales = in_parts(x[rows, :]) if body.in_parts else (x[rows, :].astype(body.wide), None)
+        own, part_scales = split_float8(x[rows, :]) if body.split_float8 else (x[rows, :].astype(body.wide), None)
         sums = of["sums"][rows, :] if "sums" in of else None
         for strip in range(strips):
             own_offsets = None if offsets is None else offsets[strip]

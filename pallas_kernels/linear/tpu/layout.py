@@ -1,8 +1,7 @@
-"""How the kernel for TPUs wants matrices of few bits. Imports no compiler."""
+"""How the kernel for TPUs wants quantised matrices. Imports no compiler."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +10,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
-from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, array_shapes, quantized_rows
-from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels, levels_on_device
+from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, quantize_rows
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias, decode, levels, levels_on_device
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import INT4, Activations, WeightType
 from jaxllm.pallas_kernels.linear.xla import RowMajor
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
-LANES, _DEPTH = 128, 16
-"""Columns of a register, and a divisor of the inputs and of groups: rows of a register of bfloat16."""
+_DEPTH = 16
+"""A divisor of the inputs and of groups: rows of a register of bfloat16."""
 _WIDEST = 4096
 """Outputs of a unit that is one strip, though it has no whole registers."""
 
@@ -116,25 +116,21 @@ class Strips(QuantizedLayout):
         wide = (2, 5, 3, 1) if unit > _WIDEST else (2, 1)
         return next((count * LANES for count in wide if unit % (count * LANES) == 0), unit)
 
-    def arrays(self, input_scales: int = 1) -> Mapping[str, ArrayOf]:
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayOf:
         """See `QuantizedLayout`."""
-        found: dict[str, ArrayOf] = {}
-        for name, (shape, dtype) in array_shapes(self.shape, self.kind, input_scales).items():
-            if name == "values":
-                code = self.kind.code
-                found[name] = ArrayOf(StripArray(shape, self.columns, code), dtype if code is None else ml_dtypes.int4)
-            elif name in ("scales", "offsets"):
-                # A register holds neither float16 nor scales of 8 bits.
-                exact = np.float32 if dtype in (np.float16, np.float32) else ml_dtypes.bfloat16
-                parts = 1 if self.kind.group is None else self.across
-                found[name] = ArrayOf(StripArray(shape, self.columns, None, parts), exact)
-            else:
-                found[name] = ArrayOf(RowMajor(shape), dtype)
-        return found
+        if name == "values":
+            code = self.kind.code
+            return ArrayOf(StripArray(shape, self.columns, code), dtype if code is None else ml_dtypes.int4)
+        if name not in ("scales", "offsets"):
+            return super().array(name, shape, dtype)
+        # A register holds neither float16 nor scales of 8 bits.
+        exact = np.float32 if dtype in (np.float16, np.float32) else ml_dtypes.bfloat16
+        parts = 1 if self.kind.group is None else self.across
+        return ArrayOf(StripArray(shape, self.columns, None, parts), exact)
 
-    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
-        """Rows [T, in], float32; gathers what lies C elements apart."""
-        weight, kind = weight.own(), self.kind
+    def ordered_rows(self, weight: Weight, index: jax.Array) -> jax.Array:
+        """See `QuantizedLayout`; gathers what lies C elements apart."""
+        kind = self.kind
         index = jnp.clip(index, 0, self.shape[0] - 1)
         place = index // self.columns, slice(None), index % self.columns
 
@@ -151,10 +147,9 @@ class Strips(QuantizedLayout):
         values, scales, offsets = weight.array[place], taken(weight.scales), taken(weight.offsets)
         assert scales is not None
         wide = jnp.dtype(jnp.float32)
-        numbers = values.astype(wide) if kind.code is None else decode(values, kind.code, wide) + added(kind.code)
+        numbers = values.astype(wide) if kind.code is None else decode(values, kind.code, wide) + code_bias(kind.code)
         found = numbers * scales
-        found = found if offsets is None else found + offsets
-        return found if weight.order is None else found[:, jnp.argsort(weight.order)]
+        return found if offsets is None else found + offsets
 
     def multiply(
         self,
@@ -176,7 +171,7 @@ class Strips(QuantizedLayout):
         input_scale = weight.input_scale
         if input_scale is not None and weight.layer is not None:
             input_scale = input_scale[weight.layer]
-        rows, scale = quantized_rows(x, self.kind, input_scale)
+        rows, scale = quantize_rows(x, self.kind, input_scale)
         row_scales = None if scale is None else jnp.broadcast_to(scale, (len(x), 1))
         # Other types of rows, float16 that is, are not multiplied as they are.
         rows = rows.astype(jnp.float32) if rows.dtype == jnp.float16 else rows

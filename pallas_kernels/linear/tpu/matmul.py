@@ -10,12 +10,12 @@ from jax.typing import DTypeLike
 
 from jaxllm.pallas_kernels.float8 import FLOATS, widens_by_bits
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims, choose_blocks
-from jaxllm.pallas_kernels.linear.tpu.codes import added
-from jaxllm.pallas_kernels.linear.tpu.kernel import Body, in_halves, kernel
-from jaxllm.pallas_kernels.linear.tpu.layout import LANES
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias
+from jaxllm.pallas_kernels.linear.tpu.kernel import Body, even_columns_first, kernel
 from jaxllm.pallas_kernels.linear.weight import Weight
 from jaxllm.pallas_kernels.linear.weight_type import INT4, UINT4, Values, WeightType
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 INTEGER_CHIPS, FLOAT8_CHIPS = ("v5e", "v5p", "v6e"), ("tpu7x",)
 """Chips whose matrix units multiply int8, and those of float8."""
@@ -65,11 +65,11 @@ def quantized_matmul(
     by_row = {"x": x}
     if row_scales is not None:
         by_row["row_scales"] = row_scales
-    if "offsets" in by_strip or added(kind.code):
+    if "offsets" in by_strip or code_bias(kind.code):
         by_row["sums"] = x.astype(jnp.float32).reshape(len(x), groups, -1).sum(axis=2)
     by_bits = len(x) <= _FEW_ROWS and _wide(x.dtype) == "bfloat16" and _takes_bits(kind, depth, columns)
     if by_bits:
-        by_row["x"] = in_halves(x, kind.group)
+        by_row["x"] = even_columns_first(x, kind.group)
     parted = row_scales is None and _takes_parts(x, kind)
     count, rows = len(x), -(-len(x) // 16) * 16 if parted else _whole_rows(x)
     if rows > count:

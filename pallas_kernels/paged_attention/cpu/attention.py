@@ -6,11 +6,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.numba.targets import Target, provide
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.cpu.layout import from_transposed, transposed, transposed_shape
+from jaxllm.pallas_kernels.paged_attention.cpu.layout import from_transposed, to_transposed, transposed_shape
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
 
 MULTIPLE = 16
 """What heads and pages must be multiples of: whole vectors, on processors with the longest."""
@@ -25,7 +25,7 @@ def attention_target(dtype: str, *, scaled: bool = False) -> Target:
 
 
 def _build(dtype: str, *, scaled: bool) -> bytes:
-    from jaxllm.pallas_kernels.numba.build import build
+    from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.paged_attention.cpu.kernel import make_kernel
 
     return build(make_kernel(dtype, CACHE_BYTES[dtype], scaled=scaled))
@@ -55,7 +55,7 @@ def cpu_paged_attention(
     return out.astype(q.dtype), kv_cache
 
 
-def takes_merged(head_size: int, dtype: str) -> bool:
+def supports_merged(head_size: int, dtype: str) -> bool:
     """Whether `merged_attention` can, for activations and a cache of a type (NumPy's name)."""
     return dtype == "float32" and head_size % (2 * MULTIPLE) == 0
 
@@ -143,9 +143,9 @@ def _call(
 BACKEND = Backend(
     cpu_paged_attention,
     transposed_shape,
-    from_canonical=transposed,
+    from_canonical=to_transposed,
     to_canonical=from_transposed,
     merged=merged_attention,
-    takes_merged=takes_merged,
+    supports_merged=supports_merged,
     page_size=lambda shape, head_size: shape[4] // head_size,
 )

@@ -10,17 +10,10 @@ so both products are sums of outer products, which need nothing across lanes.
 
 from typing import Any
 
-from jaxllm.pallas_kernels.numba.calls import Kernel, free, result, size
-from jaxllm.pallas_kernels.numba.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
-from jaxllm.pallas_kernels.numba.vectors import LANES
-from jaxllm.pallas_kernels.paged_attention.cpu.chunks import chunk_parts, plan_chunks
-from jaxllm.pallas_kernels.paged_attention.cpu.products import by_rows, find_block, find_values, make_score, make_weigh
-from jaxllm.pallas_kernels.paged_attention.cpu.scaled_write import make_scaled_write
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import adjust, scale_columns, soften
-from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, finish_rows, start_rows, tile_parts
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
+from jaxllm.pallas_kernels.cpu_common.attention_chunks import chunk_parts, plan_chunks
+from jaxllm.pallas_kernels.cpu_common.attention_softmax import adjust, scale_columns, soften
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,
-    TILE,
     VECTORS,
     W_CHUNKS,
     W_H,
@@ -34,17 +27,26 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     W_WRITES,
     W_WRITTEN,
     WORDS,
-    Q,
-    block_parts,
     first_seen,
-    read_call,
-    scratch_parts,
 )
+from jaxllm.pallas_kernels.cpu_common.calls import Kernel, free, result, size
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, fetch, fetch_add, int32, set_word, word, zero_bytes
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES
+from jaxllm.pallas_kernels.paged_attention.cpu.products import (
+    find_block,
+    find_values,
+    make_row_tiles,
+    make_score,
+    make_weigh,
+)
+from jaxllm.pallas_kernels.paged_attention.cpu.scaled_write import make_scaled_write
+from jaxllm.pallas_kernels.paged_attention.cpu.state import copy_rows, finish_rows, start_rows, tile_parts
+from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, Q, block_parts, read_call, scratch_parts
 from jaxllm.pallas_kernels.paged_attention.cpu.write import make_write
 
 
 def _make_go_through(kind: str, *, scaled: bool) -> Any:
-    wide, narrow = by_rows(VECTORS, kind), by_rows(1, kind)
+    wide, narrow = make_row_tiles(VECTORS, kind), make_row_tiles(1, kind)
     score, weigh = make_score(wide, narrow), make_weigh(wide, narrow)
 
     @compiled

@@ -17,7 +17,7 @@ def transposed_shape(geometry: CacheGeometry) -> tuple[int, ...]:
     return (geometry.layers, geometry.pages, 2, geometry.num_kv_heads, page)
 
 
-def transposed(cache: jax.Array, scale_bytes: int = 0) -> jax.Array:
+def to_transposed(cache: jax.Array, scale_bytes: int = 0) -> jax.Array:
     """A canonical cache in that shape, for tests and tools."""
     both = head_major(cache)
     size = both.shape[5] - scale_bytes
@@ -28,7 +28,7 @@ def transposed(cache: jax.Array, scale_bytes: int = 0) -> jax.Array:
 
 
 def from_transposed(cache: jax.Array, page_size: int, scale_bytes: int = 0) -> jax.Array:
-    """What `transposed` made, back."""
+    """What `to_transposed` made, back."""
     end = cache.shape[4] - page_size * scale_bytes
     numbers, scales, unused = jnp.split(cache, [end, end + page_size * min(scale_bytes, SCALE)], axis=-1)
     layers, pages, _, heads, page = numbers.shape

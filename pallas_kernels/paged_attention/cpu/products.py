@@ -2,13 +2,9 @@
 
 from typing import Any
 
-from jaxllm.pallas_kernels.numba.memory import compiled, set_word, word
-from jaxllm.pallas_kernels.numba.vectors import LANES
-from jaxllm.pallas_kernels.paged_attention.cpu.tile import make_outer_tile
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
     BLOCK,
     GROUP,
-    TILE,
     VECTORS,
     W_BLOCK,
     W_BYTES,
@@ -17,11 +13,14 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     W_NO,
     W_RUN,
     W_YES,
-    key_and_value_at,
 )
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, set_word, word
+from jaxllm.pallas_kernels.cpu_common.outer_tile import make_outer_tile
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES
+from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, key_and_value_at
 
 
-def by_rows(vectors: int, kind: str) -> Any:
+def make_row_tiles(vectors: int, kind: str) -> Any:
     """`make_outer_tile` for up to `TILE` rows, of which from four on it takes all."""
     one, two, three, most = (make_outer_tile(rows, vectors, kind) for rows in (1, 2, 3, TILE))
 
@@ -90,7 +89,7 @@ def find_values(work: int, count: int, values: int, keys_next: int, runs: int, n
 
 
 def make_score(wide: Any, narrow: Any) -> Any:
-    """Scores of a few rows; `wide` is `by_rows(VECTORS, kind)`, `narrow` `by_rows(1, kind)`."""
+    """Scores of a few rows; `wide` is `make_row_tiles(VECTORS, kind)`, `narrow` `make_row_tiles(1, kind)`."""
 
     @compiled
     def score(work: int, rows: int, columns: int, q: int, scores: int, keys: int, nexts: int) -> None:
@@ -111,7 +110,7 @@ def make_score(wide: Any, narrow: Any) -> Any:
 
 
 def make_weigh(wide: Any, narrow: Any) -> Any:
-    """Weighted sums of a few rows; `wide` is `by_rows(VECTORS, kind)`, `narrow` `by_rows(1, kind)`."""
+    """Weighted sums of a few rows; `wide` is `make_row_tiles(VECTORS, kind)`, `narrow` `make_row_tiles(1, kind)`."""
 
     @compiled
     def weigh(work: int, rows: int, runs: int, length: int, weights: int, sums: int, values: int, nexts: int) -> None:

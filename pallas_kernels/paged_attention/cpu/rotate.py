@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from jaxllm.pallas_kernels.numba.memory import compiled, word
-from jaxllm.pallas_kernels.numba.vectors import LANES, add, load, multiply, splat, store, subtract
-from jaxllm.pallas_kernels.paged_attention.cpu.work import W_COS, W_H, W_SIN
+from jaxllm.pallas_kernels.cpu_common.attention_words import W_COS, W_H, W_SIN
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, word
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES, add, load, multiply, splat, store, subtract
 
 
 @compiled

@@ -6,8 +6,11 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from jaxllm.pallas_kernels.numba.memory import byte, compiled, int32, set_byte, set_real, word
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.attention_softmax import ONE, ZERO
+from jaxllm.pallas_kernels.cpu_common.attention_words import W_C, W_H, W_KV_STRIDE, W_NEW_K, W_NEW_V, W_POSITIONS
+from jaxllm.pallas_kernels.cpu_common.memory import byte, compiled, int32, set_byte, set_real, word
+from jaxllm.pallas_kernels.cpu_common.movers import finite
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     INTS,
     LANES,
@@ -22,17 +25,7 @@ from jaxllm.pallas_kernels.numba.vectors import (
     vector,
 )
 from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import ONE, ZERO
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
-    W_C,
-    W_H,
-    W_KV_STRIDE,
-    W_NEW_K,
-    W_NEW_V,
-    W_POSITIONS,
-    key_and_value_at,
-)
-from jaxllm.pallas_kernels.paged_attention.cpu.write import finite
+from jaxllm.pallas_kernels.paged_attention.cpu.work import key_and_value_at
 from jaxllm.pallas_kernels.paged_attention.dynamic_scales import INVERSE, LARGEST, SMALLEST
 
 _LARGEST, _SMALLEST, _INVERSE = np.float32(LARGEST), np.float32(SMALLEST), np.float32(INVERSE)

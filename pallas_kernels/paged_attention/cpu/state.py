@@ -4,16 +4,10 @@ A tile holds maxima [LANES], a lane for each of its rows, totals [TILE, LANES], 
 there are lanes, queries [TILE, H], and weighted sums of values [TILE, H], all float32.
 """
 
-import numpy as np
-
-from jaxllm.pallas_kernels.numba.memory import compiled, real, set_real, word, zero_bytes
-from jaxllm.pallas_kernels.numba.vectors import LANES, load, multiply, splat, store, sum_lanes
-from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
-from jaxllm.pallas_kernels.paged_attention.cpu.softmax import LOG2_E, MASKED, ONE
-from jaxllm.pallas_kernels.paged_attention.cpu.work import (
+from jaxllm.pallas_kernels.cpu_common.attention_softmax import LOG2_E, MASKED, ONE, SMALLEST
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
     EACH_HEAD,
     SCALE,
-    TILE,
     V_SCALE,
     W_FLOATS,
     W_H,
@@ -23,10 +17,11 @@ from jaxllm.pallas_kernels.paged_attention.cpu.work import (
     W_OUT,
     W_Q,
     W_Q_STRIDE,
-    tile_bytes,
 )
-
-SMALLEST = np.float32(1e-30)
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, real, set_real, word, zero_bytes
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES, load, multiply, splat, store, sum_lanes
+from jaxllm.pallas_kernels.paged_attention.cpu.rotate import rotate
+from jaxllm.pallas_kernels.paged_attention.cpu.work import TILE, tile_bytes
 
 
 @compiled

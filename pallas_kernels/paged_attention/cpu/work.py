@@ -1,24 +1,50 @@
-"""What an attention call is told, where threads find it, and where keys and values lie."""
+"""What a call of paged attention is told, and where keys and values lie."""
 
-from jaxllm.pallas_kernels.numba.calls import FIRST, argument, malloc, result, set_scratch, size
-from jaxllm.pallas_kernels.numba.memory import compiled, int32, set_word, word
-from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512, LANES
+from jaxllm.pallas_kernels.cpu_common.attention_words import (
+    BLOCK,
+    CHUNK_INTS,
+    LINE,
+    W_BLOCK,
+    W_BYTES,
+    W_C,
+    W_CACHE,
+    W_CHUNK,
+    W_CHUNKS,
+    W_COS,
+    W_FLOATS,
+    W_H,
+    W_HAS_SINKS,
+    W_HAS_SLOPES,
+    W_K,
+    W_KV_STRIDE,
+    W_N,
+    W_NEW_K,
+    W_NEW_V,
+    W_NO,
+    W_OUT,
+    W_PART,
+    W_POSITIONS,
+    W_Q,
+    W_Q_STRIDE,
+    W_REQUESTS,
+    W_RUN,
+    W_SIN,
+    W_START,
+    W_TABLE,
+    W_TOKENS,
+    W_WIDTH,
+    W_WINDOW,
+    W_YES,
+)
+from jaxllm.pallas_kernels.cpu_common.calls import argument, malloc, result, set_scratch, size
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, int32, set_word, word
+from jaxllm.pallas_kernels.cpu_common.vectors import HAS_AVX512, LANES
 
-BLOCK = 64
-"""Keys of a block of the softmax, counted from the request's first key."""
-VECTORS = 4 if HAS_AVX512 else 2
-"""Vectors of keys, or of a head, that a tile computes at once; five rows of them fill the registers."""
-GROUP = VECTORS * LANES
-"""Keys, or numbers of a head, of such a tile."""
-LINE = 64
-"""Bytes of a cache line; a vector across two of them takes twice as long."""
 TILE = 5 if HAS_AVX512 else 4
 """Rows of queries that go through a block together. With one more LLVM, which begins each step of a tile with all the
 scalars, would run out of registers and spill sums."""
 ROWS = 192
 """Rows of queries (tokens times query heads of a KV head) of an item, about: what it works on fits the second cache."""
-CHUNK_INTS = 4
-"""Numbers of a chunk, see `chunks`."""
 
 # Arguments of the call, in order. Queries, keys and values are three arrays, or three times the one that holds all,
 # heads behind heads. `INTS` are layer, window, requests, tokens, whether there are sinks and slopes, query heads,
@@ -26,23 +52,6 @@ CHUNK_INTS = 4
 # `FLOATS` the scale of products, soft cap (0: none), scale of values, then N sinks and N slopes; `COS` and `SIN` have
 # no rows if nothing is to be rotated.
 Q, NEW_K, NEW_V, CACHE, POSITIONS, QUERY_START, PAGE_TABLE, INTS, FLOATS, COS, SIN = range(11)
-SCALE, SOFT_CAP, V_SCALE, EACH_HEAD = 0, 1, 2, 3
-
-# Words of the work descriptor: addresses, sizes, switches. Chunks are those of `chunks`.
-_ADDRESSES = range(FIRST, FIRST + 10)
-W_Q, W_NEW_K, W_NEW_V, W_CACHE, W_POSITIONS, W_START, W_TABLE, W_FLOATS, W_OUT, W_CHUNKS = _ADDRESSES
-W_N, W_K, W_H, W_C, W_WIDTH, W_BYTES, W_REQUESTS, W_TOKENS, W_CHUNK = range(FIRST + 10, FIRST + 19)
-W_WINDOW, W_HAS_SINKS, W_HAS_SLOPES = range(FIRST + 19, FIRST + 22)
-# Constants in memory: Numba would compile a function once more for each number that it is called with.
-W_BLOCK, W_NO, W_YES = range(FIRST + 22, FIRST + 25)
-# Keys whose values lie one after another; items with results, those that write keys and values, how many of these are
-# done.
-W_RUN, W_RESULTS, W_WRITES, W_WRITTEN = range(FIRST + 25, FIRST + 29)
-# Addresses of angles, 0 if there are none; numbers from one token's queries to the next one's, of keys and values too.
-W_COS, W_SIN, W_Q_STRIDE, W_KV_STRIDE = range(FIRST + 29, FIRST + 33)
-# Bytes of all keys, or values, of a head in a page, scales included.
-W_PART = FIRST + 33
-WORDS = FIRST + 34
 
 
 @compiled
@@ -143,12 +152,6 @@ def block_parts(work: int, memory: int) -> tuple[int, int, int, int, int, int, i
 
 
 @compiled
-def first_token(work: int, row: int) -> int:
-    """First token of a row; that of the next row is its end."""
-    return int32(word(work, W_START), row)
-
-
-@compiled
 def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int, int, int, int]:
     """Addresses of a head's key and value at a position of a row, and of their scales, if they have some.
 
@@ -162,10 +165,3 @@ def key_and_value_at(work: int, row: int, position: int, head: int) -> tuple[int
     values = keys + heads * word(work, W_PART)
     scale = page_size * head_size * bytes_each + 4 * offset
     return keys + offset * bytes_each, values + offset * head_size * bytes_each, keys + scale, values + scale
-
-
-@compiled
-def first_seen(work: int, position: int) -> int:
-    """The first key that a query at a position may see."""
-    window = word(work, W_WINDOW)
-    return max(position - window + 1, 0) if window > 0 else 0

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, Heads
+from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import (
     choose_tile,
     gpu_prepare,
-    most_splits,
+    max_splits,
     multiprocessors,
     plans_of,
 )
@@ -24,7 +25,7 @@ from jaxllm.pallas_kernels.paged_attention.gpu.options import (
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
 from jaxllm.pallas_kernels.paged_attention.gpu.results import combine_decode, combine_prefill
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 SHARED_MEMORY = 227 * 1024
 """Bytes a block may use on Hopper and Blackwell."""
@@ -105,7 +106,7 @@ def gpu_paged_attention(
 
     shape = Heads(num_heads, heads // 2, head_size, kv_dtype, frozenset())
     decodes, others = plans_of(batch, window, shape, blocks)
-    parts = most_splits(batch, shape, blocks)
+    parts = max_splits(batch, shape, blocks)
     attended = combine_decode(decodes, *run(decodes, decode=True), sinks, tokens, group, parts)
     if tokens > 1:
         prefilled = combine_prefill(others, batch, *run(others, decode=False), sinks, group)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxllm.pallas_kernels.paged_attention.backend import Heads
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS, WARPGROUPS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 MULTIPROCESSORS = 132
@@ -60,7 +60,7 @@ def make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads,
         batch,
         window,
         tile=choose_tile(heads.head_size, heads.kv_dtype, decode=True),
-        splits=most_splits(batch, heads, blocks),
+        splits=max_splits(batch, heads, blocks),
         items=DECODE_ITEMS * blocks,
         num_kv_heads=heads.num_kv_heads,
     )
@@ -70,7 +70,7 @@ def make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads,
     return decode, plan_prefill(batch, window, tile=tile, tokens=tokens)
 
 
-def most_splits(batch: RaggedBatch, heads: Heads, blocks: int) -> int:
+def max_splits(batch: RaggedBatch, heads: Heads, blocks: int) -> int:
     """Most parts into which a decode's context is split."""
     rows = min(batch.positions.shape[0], batch.kv_lens.shape[0])
     return max(-(-2 * blocks // max(rows * heads.num_kv_heads, 1)), DECODE_SPLITS)
@@ -81,13 +81,13 @@ def choose_tile(head_size: int, kv_dtype: str, *, decode: bool) -> int:
 
     In decode it is bytes that count, and they are fewer.
     """
-    found = find_blocks("paged_attention", None, tile_key(head_size, kv_dtype, decode=decode), measured_on())
+    found = find_blocks("paged_attention", None, tile_key(head_size, kv_dtype, decode=decode), local_gpu_kind())
     if found is not None:
         return found["tile"]
     return 64 if decode or head_size > 128 or jnp.dtype(kv_dtype).itemsize == 1 else 128
 
 
-def measured_on() -> str | None:
+def local_gpu_kind() -> str | None:
     """The kind of GPU that is here."""
     return str(jax.local_devices()[0].device_kind) if jax.default_backend() == "gpu" else None
 

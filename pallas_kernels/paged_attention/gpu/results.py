@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E, MASKED
 from jaxllm.pallas_kernels.paged_attention.gpu.options import ROWS
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 FEW_PARTS = 16
 """Up to so many are joined one by one, in one launch."""

@@ -9,11 +9,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, quantise
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES, SharedRows
-from jaxllm.pallas_kernels.paged_attention.tpu.batch import tpu_prepare
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks, target
-from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, Blocks, Options, Scalars, with_tables
+from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, Options, Scalars, limit_slots
 from jaxllm.pallas_kernels.paged_attention.tpu.decode import decode
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
     Dims,
@@ -26,6 +24,10 @@ from jaxllm.pallas_kernels.paged_attention.tpu.layout import (
     words_of,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill import prefill
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, quantise
+from jaxllm.pallas_kernels.tpu_common.batch import tpu_prepare
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 
 def tpu_paged_attention(
@@ -91,7 +93,7 @@ def tpu_paged_attention(
     )
     chip = target()
     blocks = decode_blocks or choose_blocks("decode", dims, q.shape[0], chip)
-    kernel = Options(dims, with_tables(blocks, prepared.table.shape[2]), *switches)
+    kernel = Options(dims, limit_slots(blocks, prepared.table.shape[2]), *switches)
     per_head = _per_head(shared, dims, options.alibi_slopes, options.sinks)
     heads = _along_sublanes(per_head, dims)
     rows, cache = decode(scalars, prepared.table, new, heads, rows, cache, kernel, interpret)

@@ -1,38 +1,15 @@
 """Which block sizes the kernels use: tuned ones, or a heuristic."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from jax.experimental.pallas import tpu as pltpu
-
-from jaxllm.pallas_kernels.chips import CHIPS
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, row_slots
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
+from jaxllm.pallas_kernels.tpu_common.target import Target, target
 from jaxllm.pallas_kernels.tuning import find_blocks
 
 _MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Target:
-    """The chip that is compiled for."""
-
-    chip: str
-    """Name in `chips.CHIPS`."""
-    vmem_bytes: int
-    device_kind: str | None = None
-    """Of which measured block sizes count."""
-
-
-def target() -> Target:
-    """The chip of the present mesh or of the default device; a v6e where that is no TPU (the interpreter)."""
-    if not pltpu.is_tpu_device():
-        return Target("v6e", 128 * _MIB, "cpu")
-    info = pltpu.get_tpu_info()
-    version = str(info.chip_version)
-    name = {"7x": "tpu7x"}.get(version, version)
-    return Target(name, info.vmem_capacity_bytes, CHIPS[name].device_kind if name in CHIPS else None)
 
 
 def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
@@ -41,14 +18,14 @@ def choose_blocks(kernel: str, dims: Dims, tokens: int, chip: Target) -> Blocks:
     Both kernels cut a context into the same chunks, those of prefill. Weights are rounded beside the largest score so
     far, so a token's result would depend a little on which of the two computes it.
     """
-    blocks = _fit(_known_or_guessed("prefill", dims, chip), dims, chip)
+    blocks = _fit(_tuned_or_heuristic("prefill", dims, chip), dims, chip)
     if kernel == "prefill":
         return replace(blocks, queries=whole_queries(min(blocks.queries, tokens), dims))
-    decode = _known_or_guessed("decode", dims, chip)
+    decode = _tuned_or_heuristic("decode", dims, chip)
     return _fit(replace(decode, chunk=blocks.chunk, keys=max(decode.keys, blocks.chunk)), dims, chip)
 
 
-def _known_or_guessed(kernel: str, dims: Dims, chip: Target) -> Blocks:
+def _tuned_or_heuristic(kernel: str, dims: Dims, chip: Target) -> Blocks:
     """Tuned block sizes, or those of the heuristic."""
     key: dict[str, int | str] = {
         "kernel": kernel,

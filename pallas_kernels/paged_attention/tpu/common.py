@@ -13,14 +13,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.float8 import FLOATS, bfloat16_pairs, widens_by_bits
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
-
-MASKED = -1e30
-"""Score of an invisible key. Finite, so that a block without any visible key leaves no NaN."""
-
-LOG2_E = 1.4426950408889634
-"""Softmax is computed with powers of two, which is what the hardware has."""
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, Ref
+from jaxllm.pallas_kernels.tpu_common.scalars import div, rem
 
 _TABLE_BYTES = 512 << 10
 """Of SMEM, which has a mebibyte, that page tables may take."""
@@ -33,9 +28,6 @@ _TOGETHER = 8
 
 _WRITTEN_OUT = 8
 """Copies of a row of words per head that are written out in the program, at most."""
-
-Ref = Any
-"""A reference to memory inside a kernel; Pallas has no public type for it."""
 
 Shared = dict[tuple[int, int], jax.Array]
 """Words of two heads, widened, of keys (0) or values (1) and a fold."""
@@ -107,39 +99,6 @@ class Scalars(NamedTuple):
     """int32 [R]: the rows with tokens that are not decodes, first."""
 
 
-def compiler_params(vmem_bytes: int, *, checks: bool) -> pltpu.CompilerParams:
-    """How the kernels are compiled.
-
-    Usually without `checks` of bounds and semaphores: they are two thirds of what it takes to start a DMA. Page tables
-    come from the engine, which checks its own integrity, and the interpreter checks every bound.
-    """
-    return pltpu.CompilerParams(
-        dimension_semantics=("arbitrary",),
-        has_side_effects=True,
-        vmem_limit_bytes=vmem_bytes,
-        disable_bounds_checks=not checks,
-        disable_semaphore_checks=not checks,
-    )
-
-
-def div(value: Any, size: int) -> Any:
-    """Quotient of numbers that are not negative: a shift where it can be, since the scalar unit divides slowly."""
-    if size & (size - 1) == 0:
-        return lax.shift_right_arithmetic(jnp.asarray(value, jnp.int32), jnp.int32(size.bit_length() - 1))
-    return lax.div(jnp.asarray(value, jnp.int32), jnp.int32(size))
-
-
-def cdiv(value: Any, size: int) -> Any:
-    """Ceiling of a quotient of numbers that are not negative."""
-    return div(value + (size - 1), size)
-
-
-def rem(value: Any, size: int) -> Any:
-    """Remainder of numbers that are not negative."""
-    value = jnp.asarray(value, jnp.int32)
-    return value & (size - 1) if size & (size - 1) == 0 else lax.rem(value, jnp.int32(size))
-
-
 def row_slots(blocks: Blocks, width: int) -> int:
     """Rows of which a kernel keeps page tables of `width` pages and queries, a power of two.
 
@@ -152,7 +111,7 @@ def row_slots(blocks: Blocks, width: int) -> int:
     return rows
 
 
-def with_tables(blocks: Blocks, width: int) -> Blocks:
+def limit_slots(blocks: Blocks, width: int) -> Blocks:
     """`blocks`, with fewer slots where page tables of `width` pages would take too much of SMEM."""
     while blocks.slots > _FEW_SLOTS and row_slots(blocks, width) * width * 4 > _TABLE_BYTES:
         blocks = replace(blocks, slots=blocks.slots // 2)
@@ -222,7 +181,7 @@ def start_pages(cache: Ref, table: Ref, kv: Ref, sem: Ref, positions: tuple[Any,
     pl.when((rest > 0) & (end > begin))(lambda: start(whole, 1, rest))
 
 
-def each(count: int, do: Callable[[Any], None]) -> None:
+def for_each(count: int, do: Callable[[Any], None]) -> None:
     """For every index below `count`; written out where they are few, so that addresses are computed side by side."""
     if count <= _WRITTEN_OUT:
         for index in range(count):

@@ -18,18 +18,12 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
-    LOG2_E,
-    MASKED,
     Options,
-    Ref,
     Scalars,
     clear,
-    compiler_params,
-    div,
     load_head,
     load_queries,
     new_tokens,
-    rem,
     row_slots,
     rows_ahead,
     scaled,
@@ -38,7 +32,10 @@ from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     store_queries,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.decode_places import Block, Place, Places
-from jaxllm.pallas_kernels.paged_attention.tpu.decode_softmax import Running, State, absorb, attended
+from jaxllm.pallas_kernels.paged_attention.tpu.decode_softmax import SoftmaxState, State, absorb, attended
+from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
+from jaxllm.pallas_kernels.tpu_common.constants import LOG2_E, MASKED, Ref
+from jaxllm.pallas_kernels.tpu_common.scalars import div, rem
 
 
 class Memory(NamedTuple):
@@ -62,7 +59,7 @@ class Memory(NamedTuple):
     """VMEM [row slots, K * F, words, packing, 128]."""
     results: Ref
     """As `q`: what the results of rows are as far as their keys were seen."""
-    run: Running
+    run: SoftmaxState
     kv_sems: Ref
     write_sem: Ref
     """Of all rows."""
@@ -80,7 +77,7 @@ class Chunk(NamedTuple):
     """Scores and values of a head."""
 
 
-def _when(condition: Any, do: Callable[[], None]) -> None:
+def _run_when(condition: Any, do: Callable[[], None]) -> None:
     pl.when(condition)(do)
 
 
@@ -106,7 +103,7 @@ class _Decode:
         lax.while_loop(lambda at: at[0].left > 0, lambda at: self.some(*at), (place, block, fetch))
         tail = jnp.maximum(self.rows - self.row_slots, 0)
         lax.fori_loop(tail, self.rows, lambda row, _: self.out_copy(row).wait(), None)
-        _when(self.rows > 0, self.wait_writes)
+        _run_when(self.rows > 0, self.wait_writes)
 
     # Copies
 
@@ -143,18 +140,18 @@ class _Decode:
 
     def produce(self, block: Block) -> Block:
         """Start the copies of a block, if there is one; returns the next."""
-        _when(block.row < self.rows, lambda: self.start_block(block))
-        return self.places.after(block)
+        _run_when(block.row < self.rows, lambda: self.start_block(block))
+        return self.places.next_block(block)
 
     def start_block(self, block: Block) -> None:
         memory, keys, row = self.memory, self.options.blocks.keys, block.row
         slot = rem(block.step, self.options.blocks.slots)
-        _when(block.number == self.places.first_block(row), lambda: self.start_row(row))
+        _run_when(block.number == self.places.first_block(row), lambda: self.start_row(row))
 
-        base, (begin, end) = block.number * keys, self.places.fetched(block)
+        base, (begin, end) = block.number * keys, self.places.resident_keys(block)
         position = self.scalars.kv_lens[row] - 1
         # Before the pages, which leave the scalar unit no time to wait for its own loads.
-        _when(position < base + keys, lambda: self.start_token(row, slot, position))
+        _run_when(position < base + keys, lambda: self.start_token(row, slot, position))
         start_pages(
             memory.cache.at[self.layer],
             memory.table_rows.at[rem(row, self.row_slots), 0],
@@ -172,9 +169,9 @@ class _Decode:
     def start_row(self, row: Any) -> None:
         """The copies of a row that are not keys: its queries, and the page table of a row to come."""
         self.table_copy(row).wait()
-        _when(row >= self.row_slots, lambda: self.out_copy(row - self.row_slots).wait())
+        _run_when(row >= self.row_slots, lambda: self.out_copy(row - self.row_slots).wait())
         self.q_copy(row).start()
-        _when(row + self.ahead < self.rows, lambda: self.table_copy(row + self.ahead).start())
+        _run_when(row + self.ahead < self.rows, lambda: self.table_copy(row + self.ahead).start())
 
     # Consumer
 
@@ -183,7 +180,7 @@ class _Decode:
         places = []
         for _ in range(self.options.chunks_together):
             places.append(place)
-            place = self.places.following(place)
+            place = self.places.next_place(place)
 
         def turn(_: Any, blocks: tuple[Block, Block]) -> tuple[Block, Block]:
             fetch = self.produce(blocks[1])
@@ -193,18 +190,18 @@ class _Decode:
         self.attend(places)
         for done in places:
             ends = (done.left > 0) & (done.left <= self.options.blocks.chunk)
-            _when(ends, self.out_copy(done.row).start)
+            _run_when(ends, self.out_copy(done.row).start)
         return place, block, fetch
 
     def arrive(self, block: Block) -> Block:
         """Wait for a block of keys, and for a row's queries with its first; returns the next block."""
         memory, slot = self.memory, rem(block.step, self.options.blocks.slots)
-        begin, end = self.places.fetched(block)
+        begin, end = self.places.resident_keys(block)
         arrived = memory.kv.at[slot, :, pl.ds(0, end - begin)]
-        _when(block.number == self.places.first_block(block.row), lambda: self.q_copy(block.row).wait())
+        _run_when(block.number == self.places.first_block(block.row), lambda: self.q_copy(block.row).wait())
         pltpu.make_async_copy(arrived, arrived, memory.kv_sems.at[slot]).wait()
         self.clear_ends(block, slot, end)
-        return self.places.after(block)
+        return self.places.next_block(block)
 
     def clear_ends(self, block: Block, slot: Any, end: Any) -> None:
         """Zero what the chunks of a block hold beside the keys that the row sees.
@@ -218,10 +215,10 @@ class _Decode:
         def clear_beside(key: Any, valid: Callable[[Any], Any]) -> None:
             clear(self.memory.kv, slot, pl.multiple_of(key - rem(key, size) - base, size), valid, self.options)
 
-        _when(rem(end, size) > 0, lambda: clear_beside(end, lambda index: index < rem(end, size)))
+        _run_when(rem(end, size) > 0, lambda: clear_beside(end, lambda index: index < rem(end, size)))
         if self.options.has_window:
             partial = (first > base) & (rem(first, size) > 0)
-            _when(partial, lambda: clear_beside(first, lambda index: index >= rem(first, size)))
+            _run_when(partial, lambda: clear_beside(first, lambda index: index >= rem(first, size)))
 
     def attend(self, places: list[Place]) -> None:
         """All heads against the chunks of keys at `places`."""
@@ -283,7 +280,7 @@ def decode_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `decode` gives it its references."""
     table, new, heads, _, _, out, cache = refs[7:14]
     table_rows, kv, q, results, *run = refs[14:21]
-    memory = Memory(table, new, heads, out, cache, table_rows, kv, q, results, Running(*run), *refs[21:])
+    memory = Memory(table, new, heads, out, cache, table_rows, kv, q, results, SoftmaxState(*run), *refs[21:])
     _Decode(Scalars(*refs[:7]), memory, options).run()
 
 

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxllm.pallas_kernels.paged_attention.tpu.common import Options, Scalars, div, rem, window_begin
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Options, Scalars, window_begin
+from jaxllm.pallas_kernels.tpu_common.scalars import div, rem
 
 
 class Block(NamedTuple):
@@ -54,14 +55,14 @@ class Places:
         left = jnp.where(self.rows > 0, self.scalars.kv_lens[0] - chunk * size, 0)
         return Block(zero, self.first_block(0), zero), Place(zero, chunk, left, zero)
 
-    def after(self, block: Block) -> Block:
+    def next_block(self, block: Block) -> Block:
         """The next block, of the same row or of the next."""
         row, other = (jnp.minimum(block.row + i, self.rows - 1) for i in (0, 1))
         ends = (block.number + 1) * self.options.blocks.keys >= self.scalars.kv_lens[row]
         number = jnp.where(ends, self.first_block(other), block.number + 1)
         return Block(jnp.where(ends, block.row + 1, block.row), number, block.step + 1)
 
-    def following(self, place: Place) -> Place:
+    def next_place(self, place: Place) -> Place:
         """The next chunk, of the same row or of the next."""
         blocks, others = self.options.blocks, place.row < self.rows - 1
         other = jnp.where(others, place.row + 1, place.row)
@@ -74,7 +75,7 @@ class Places:
         begins = moves | (jnp.logical_not(ends) & (rem(chunk, blocks.keys // blocks.chunk) == 0))
         return Place(row, chunk, left, place.step + begins.astype(jnp.int32))
 
-    def fetched(self, block: Block) -> tuple[Any, Any]:
+    def resident_keys(self, block: Block) -> tuple[Any, Any]:
         """Range of keys of a block that are in VMEM: from the first page that is seen to the row's end."""
         keys, page_size = self.options.blocks.keys, self.options.dims.page_size
         begin = jnp.maximum(block.number * keys, div(self.first_key(block.row), page_size) * page_size)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, MASKED, Options, Ref
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Options
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, Ref
 
 
 class State(NamedTuple):
@@ -22,7 +22,7 @@ class State(NamedTuple):
     """[rows, F * 128]."""
 
 
-class Running(NamedTuple):
+class SoftmaxState(NamedTuple):
     """The states of all KV heads in VMEM: [K, ...] each."""
 
     maximum: Ref

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import CacheGeometry
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, cached_places
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES, SharedRows
+from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, cached_places
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
 
 
 def packing(dtype: str | jnp.dtype) -> int:

@@ -16,31 +16,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
 from jaxllm.pallas_kernels.paged_attention.tpu.blocks import vmem_bytes
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
-    Ref,
     Scalars,
-    cdiv,
-    compiler_params,
-    div,
     load_queries,
-    rem,
     row_slots,
     scaled,
     store_queries,
 )
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Copies, Memory, Span
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_scores import Chunk, Scores, per_row
-from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import (
-    SUBLANES,
-    Running,
-    Scored,
-    absorb,
-    attended,
-    settle,
-)
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Scored, SoftmaxState, absorb, attended, settle
+from jaxllm.pallas_kernels.tpu_common.compiler import compiler_params
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES, Ref
+from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
 
 UNBOUNDED = 1 << 26
 """A window that holds everything, small enough that 16 times it is no overflow."""
@@ -107,7 +97,7 @@ class _Prefill:
         copies, blocks = self.copies, self.options.blocks
         slot, base = rem(step, blocks.slots), block * blocks.keys
         copies.produce()
-        begin, end = copies.fetched(span, block)
+        begin, end = copies.resident_keys(span, block)
         copies.wait_keys(slot, end - begin, self.memory.kv_sems)
         copies.write_tokens(span, jnp.maximum(begin, span.begin), end, slot, base)
         first, last = div(begin - base, blocks.chunk), cdiv(end - base, blocks.chunk)
@@ -145,7 +135,7 @@ def prefill_kernel(*refs: Ref, options: Options) -> None:
     """The kernel's body; `prefill` gives it its references."""
     table, new, heads, _, _, out, cache = refs[7:14]
     table_rows, state, written, sent, kv, q, *rest = refs[14:]
-    run, sems = Running(*rest[:4]), rest[4:]
+    run, sems = SoftmaxState(*rest[:4]), rest[4:]
     memory = Memory(table, new, heads, out, cache, table_rows, state, written, sent, kv, q, run, *sems)
     _Prefill(Scalars(*refs[:7]), memory, options).run()
 

@@ -10,18 +10,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.paged_attention.tpu.common import (
     Options,
-    Ref,
     Scalars,
-    cdiv,
-    div,
-    each,
+    for_each,
     new_tokens,
-    rem,
     rows_ahead,
     start_pages,
     window_begin,
 )
-from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Running
+from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import SoftmaxState
+from jaxllm.pallas_kernels.tpu_common.constants import Ref
+from jaxllm.pallas_kernels.tpu_common.scalars import cdiv, div, rem
 
 ROW, QUERIES, KEYS, KEY_STEP, QUERY_STEP = range(5)
 """Where the producer is: entries of its state in SMEM."""
@@ -52,7 +50,7 @@ class Memory(NamedTuple):
     """VMEM [slots, J, S, packing, 128]."""
     q: Ref
     """VMEM [2, K * F, queries, words, packing, 128]."""
-    run: Running
+    run: SoftmaxState
     kv_sems: Ref
     write_sems: Ref
     table_sems: Ref
@@ -133,7 +131,7 @@ class Copies:
         """First block of keys that a block of queries needs."""
         return div(span.first_key, self.options.blocks.keys)
 
-    def fetched(self, span: Span, block: Any) -> tuple[Any, Any]:
+    def resident_keys(self, span: Span, block: Any) -> tuple[Any, Any]:
         """Range of keys of a block that are in VMEM."""
         keys = self.options.blocks.keys
         return jnp.maximum(block * keys, span.first_key), jnp.minimum((block + 1) * keys, span.end)
@@ -248,12 +246,12 @@ class Copies:
         place = rem(self.memory.state[QUERY_STEP], 2)
         # Results leave from where the queries came to: those before in this place must be gone.
         self.wait_sent(place)
-        each(self.memory.q.shape[1], lambda head: self.q_copy(span, place, head).start())
+        for_each(self.memory.q.shape[1], lambda head: self.q_copy(span, place, head).start())
 
     def start_keys(self, span: Span, block: Any, slot: Any) -> None:
         """Cached keys come from their pages, the step's own from its arrays."""
         memory, keys = self.memory, self.options.blocks.keys
-        begin, end = self.fetched(span, block)
+        begin, end = self.resident_keys(span, block)
         table_slot = rem(span.row, self.row_slots)
 
         start_pages(
@@ -276,7 +274,7 @@ class Copies:
                 memory.kv_sems.at[slot],
             ).start()
 
-        pl.when(begin < end)(lambda: each(self.options.dims.packs, pack))
+        pl.when(begin < end)(lambda: for_each(self.options.dims.packs, pack))
 
     # What leaves
 
@@ -302,5 +300,5 @@ class Copies:
 
     def send_results(self, span: Span, place: Any) -> None:
         """Start copying the results of a block of queries to where the queries came from."""
-        each(self.memory.q.shape[1], lambda index: self.out_copy(span, place, index).start())
+        for_each(self.memory.q.shape[1], lambda index: self.out_copy(span, place, index).start())
         self.memory.sent[place] = span.end - span.begin

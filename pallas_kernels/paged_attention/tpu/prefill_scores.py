@@ -6,18 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.tpu.common import (
-    LOG2_E,
-    MASKED,
-    Options,
-    Ref,
-    load_heads,
-    load_queries,
-    scores_of,
-)
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Options, load_heads, load_queries, scores_of
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_copies import Memory
 from jaxllm.pallas_kernels.paged_attention.tpu.prefill_softmax import Scored
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, Ref
 
 
 class Chunk(NamedTuple):

@@ -18,10 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxllm.pallas_kernels.paged_attention.shared_rows import LANES
-from jaxllm.pallas_kernels.paged_attention.tpu.common import LOG2_E, MASKED, Options, Ref
-
-SUBLANES = 8
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Options
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, LOG2_E, MASKED, SUBLANES, Ref
 
 _BIAS, _MANTISSA = 127, 23
 """Of the exponent of a float32, and bits after it."""
@@ -33,7 +31,7 @@ _LOST = 80
 """Exponents of sums beyond which weights may have overflowed. What was before is then less than 2 ** -40 of the sum."""
 
 
-class Running(NamedTuple):
+class SoftmaxState(NamedTuple):
     """State of the softmax in VMEM, per KV head; rows are queries of all its query heads."""
 
     maximum: Ref
@@ -50,7 +48,7 @@ Scored = tuple[jax.Array, jax.Array]
 """Scores times log2(e) [keys, rows], float32, and values [keys, F * 128] of one KV head."""
 
 
-def absorb(run: Running, first: Any, fresh: Any, real: Any, chunk: list[list[Scored]], options: Options) -> None:
+def absorb(run: SoftmaxState, first: Any, fresh: Any, real: Any, chunk: list[list[Scored]], options: Options) -> None:
     """Take one chunk of keys into the softmax of the heads from `first` on; rows from `real` on are padding.
 
     The chunk of a head is cut into parts, of which each is scored for the last rows or for all. Where `fresh` heads
@@ -72,7 +70,7 @@ def absorb(run: Running, first: Any, fresh: Any, real: Any, chunk: list[list[Sco
         run.strain[first + index] = _strain(total, real)
 
 
-def settle(run: Running, scored: Callable[[Any], Scored], options: Options) -> None:
+def settle(run: SoftmaxState, scored: Callable[[Any], Scored], options: Options) -> None:
     """Mend, after a chunk, sums that are too large or too small; `scored` gives the chunk of a head again."""
     limit = _RANGE << _MANTISSA
 
@@ -84,7 +82,7 @@ def settle(run: Running, scored: Callable[[Any], Scored], options: Options) -> N
         lax.fori_loop(0, options.dims.num_kv_heads, head, None)
 
 
-def _settle_head(run: Running, head: Any, chunk: Scored, options: Options) -> None:
+def _settle_head(run: SoftmaxState, head: Any, chunk: Scored, options: Options) -> None:
     """Sums that are large, but good, are scaled. Others are of this chunk alone, with its own maximum.
 
     Sums are small only where nothing was seen before, and where they are lost, what was before does not count.
@@ -140,7 +138,7 @@ def _strain(total: jax.Array, real: Any) -> jax.Array:
     return largest
 
 
-def attended(run: Running, head: Any, value_factor: Any, sink: jax.Array | None) -> jax.Array:
+def attended(run: SoftmaxState, head: Any, value_factor: Any, sink: jax.Array | None) -> jax.Array:
     """The result [F * 128, rows] of one head; `sink` [1, rows] takes part in the denominator."""
     total = jnp.sum(run.total[head], axis=0, keepdims=True)
     if sink is not None:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend, Heads
-from jaxllm.pallas_kernels.paged_attention.gpu.batch import DECODE_ITEMS, GpuBatch, most_splits, multiprocessors
+from jaxllm.pallas_kernels.paged_attention.cache_write import write_kv
+from jaxllm.pallas_kernels.paged_attention.gpu.batch import DECODE_ITEMS, GpuBatch, max_splits, multiprocessors
 from jaxllm.pallas_kernels.paged_attention.gpu.compute import LOG2E
 from jaxllm.pallas_kernels.paged_attention.gpu.plan import Plan, plan_decode, plan_prefill
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, write_kv
 from jaxllm.pallas_kernels.paged_attention.triton.kernel import attend_decodes, attend_prompts, join_decodes
 from jaxllm.pallas_kernels.paged_attention.triton.options import (
     KernelOptions,
@@ -22,6 +22,7 @@ from jaxllm.pallas_kernels.paged_attention.triton.options import (
     refusal,
     tokens_of_unit,
 )
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
 def triton_paged_attention(
@@ -105,7 +106,7 @@ def _make_plans(batch: RaggedBatch, window: int | jax.Array | None, heads: Heads
         batch,
         window,
         tile=tile,
-        splits=most_splits(batch, heads, blocks),
+        splits=max_splits(batch, heads, blocks),
         items=DECODE_ITEMS * blocks,
         num_kv_heads=heads.num_kv_heads,
     )

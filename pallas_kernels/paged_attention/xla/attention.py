@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Backend
-from jaxllm.pallas_kernels.paged_attention.dynamic_scales import apart
+from jaxllm.pallas_kernels.paged_attention.cache_write import write_head_major
+from jaxllm.pallas_kernels.paged_attention.dynamic_scales import split_scales
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch, window_start, write_head_major
-from jaxllm.pallas_kernels.paged_attention.xla.blockwise import LARGE, SMALL, Pages, Part, by_platform
 from jaxllm.pallas_kernels.paged_attention.xla.layout import canonical, head_major, head_major_shape
-from jaxllm.pallas_kernels.paged_attention.xla.rows import in_rows
-from jaxllm.pallas_kernels.paged_attention.xla.softmax import Heads
+from jaxllm.pallas_kernels.paged_attention.xla.rows import attend_shared_rows
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch, window_start
+from jaxllm.pallas_kernels.xla_common.blockwise import LARGE, SMALL, Pages, Part, attend_by_platform
+from jaxllm.pallas_kernels.xla_common.softmax import Heads
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class _HeadMajor(Pages):
         # indices make XLA's CPU gather a memory copy: 5 times faster than the default.
         place = self.kv_cache.at[self.layer, tables[:, None, :], which, each_head]
         found = place.get(mode="promise_in_bounds").reshape(tables.shape[0], num_kv_heads, -1, size)
-        return Part(*apart(found, self.scale_bytes)) if self.scale_bytes else Part(found)
+        return Part(*split_scales(found, self.scale_bytes)) if self.scale_bytes else Part(found)
 
 
 def xla_paged_attention(
@@ -67,11 +68,11 @@ def xla_paged_attention(
     heads = Heads(q.shape[1], num_kv_heads, head_size, scale, options.soft_cap, sinks, alibi_slopes, v_scale)
     starts = window_start(batch.positions, options.window)
     pages = _HeadMajor(kv_cache, jnp.asarray(layer, jnp.int32), page_size, batch.page_table, options.scale_bytes)
-    return by_platform(q, pages, batch, starts, heads, small=SMALL, large=LARGE), kv_cache
+    return attend_by_platform(q, pages, batch, starts, heads, small=SMALL, large=LARGE), kv_cache
 
 
 BACKEND = Backend(
-    partial(in_rows, xla_paged_attention),
+    partial(attend_shared_rows, xla_paged_attention),
     head_major_shape,
     from_canonical=lambda cache, scale_bytes=0: head_major(cache),
     to_canonical=lambda cache, page_size, scale_bytes=0: canonical(cache),

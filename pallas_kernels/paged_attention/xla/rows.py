@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from jaxllm.pallas_kernels.paged_attention.backend import Attended, PagedAttention
 from jaxllm.pallas_kernels.paged_attention.options import AttentionOptions
-from jaxllm.pallas_kernels.paged_attention.ragged import RaggedBatch
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 
 
-def in_rows(
+def attend_shared_rows(
     attend: PagedAttention,
     q: jax.Array,
     k: jax.Array,

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxllm.pallas_kernels.sampling.tpu.lanes import LANES, TOGETHER, Part, Ref, largest, load, store
+from jaxllm.pallas_kernels.sampling.tpu.lanes import TOGETHER, Part, largest, load, store
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, Ref
 
 KEPT = 4
 """Logits kept of each group."""

@@ -10,19 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxllm.pallas_kernels.sampling.tpu.lanes import (
-    LANES,
-    SUBLANES,
-    TOGETHER,
-    Part,
-    Ref,
-    lane_index,
-    largest,
-    load,
-    smallest,
-    store,
-    total,
-)
+from jaxllm.pallas_kernels.sampling.tpu.lanes import TOGETHER, Part, lane_index, largest, load, smallest, store, total
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES, Ref
 
 
 def draw(
@@ -38,8 +27,8 @@ def draw(
     masses = [_totals(load(scratch, first, min(LANES, groups - first))) for first in range(0, groups, LANES)]
     target = block_chance * sum(total(part) for part in masses)
     group = _first_above(masses, target)
-    target = target - _before(masses, group)
-    registers = [_kept(part, least) for part in _of_each_row(weights.ref, group)]
+    target = target - _sum_before(masses, group)
+    registers = [_kept(part, least) for part in _row_registers(weights.ref, group)]
     block = _first_above([_totals(registers)], target)
     chosen = registers[0]
     for place, part in enumerate(registers):
@@ -72,7 +61,7 @@ def _totals(registers: list[jax.Array]) -> jax.Array:
     return found
 
 
-def _of_each_row(weights: Ref, group: jax.Array) -> list[jax.Array]:
+def _row_registers(weights: Ref, group: jax.Array) -> list[jax.Array]:
     """The registers of each row's own group: `TOGETHER` of [B, 128]."""
     row = lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 0)
     tiles = []
@@ -95,7 +84,7 @@ def _first_above(weights: list[jax.Array], target: jax.Array) -> jax.Array:
     first, last = jnp.full_like(lane, size), jnp.full_like(lane, -1)
     for number, part in enumerate(weights):
         index, positive = lane + number * LANES, part > 0
-        above = positive & (_cumulated(part) + before > target)
+        above = positive & (_prefix_sums(part) + before > target)
         first = jnp.minimum(first, jnp.where(above, index, size))
         last = jnp.maximum(last, jnp.where(positive, index, -1))
         before = before + total(part)
@@ -103,7 +92,7 @@ def _first_above(weights: list[jax.Array], target: jax.Array) -> jax.Array:
     return jnp.where(first < size, first, jnp.where(last < 0, size - 1, last))
 
 
-def _before(weights: list[jax.Array], index: jax.Array) -> jax.Array:
+def _sum_before(weights: list[jax.Array], index: jax.Array) -> jax.Array:
     """What lies before `index`."""
     lane, found = lane_index(index.shape[0]), jnp.zeros(index.shape, jnp.float32)
     for number, part in enumerate(weights):
@@ -111,7 +100,7 @@ def _before(weights: list[jax.Array], index: jax.Array) -> jax.Array:
     return found
 
 
-def _cumulated(values: jax.Array) -> jax.Array:
+def _prefix_sums(values: jax.Array) -> jax.Array:
     """Sums up to and with each lane."""
     lane, shift = lane_index(values.shape[0]), 1
     while shift < LANES:

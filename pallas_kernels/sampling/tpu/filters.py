@@ -29,13 +29,13 @@ def top_k_threshold(logits: Part, few: Part, top_k: jax.Array, maximum: jax.Arra
     found = search_count(lambda order: above(few, order), top_k, _bounds(between, top), enough)
     left = limited & ~enough
 
-    def in_all() -> jax.Array:
+    def search_all() -> jax.Array:
         low = order_of(jnp.full_like(maximum, float(np.finfo(np.float32).min)))
         bounds = _bounds((low, above(logits, low)), between)
         more = left & (bounds.above_low > top_k)
         return jnp.where(left, search_count(lambda order: above(logits, order), top_k, bounds, more), found)
 
-    found = lax.cond(some(left), in_all, lambda: found)
+    found = lax.cond(some(left), search_all, lambda: found)
     return jnp.where(limited, float_of(found), -jnp.inf)
 
 
@@ -69,11 +69,11 @@ def top_p_threshold(
     found = search_mass(lambda order: above(few, order), target, _bounds(between, top), enough)
     left = limited & ~enough
 
-    def in_all() -> jax.Array:
+    def search_all() -> jax.Array:
         bounds = _bounds((low, mass), between)
         return jnp.where(left, search_mass(lambda order: above(weights, order), target, bounds, left), found)
 
-    found = lax.cond(some(left), in_all, lambda: found)
+    found = lax.cond(some(left), search_all, lambda: found)
     return jnp.where(limited, float_of(found), 0.0)
 
 

@@ -16,7 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxllm.pallas_kernels.sampling.tpu.candidates import REGISTERS, find_candidates
 from jaxllm.pallas_kernels.sampling.tpu.draw import draw
 from jaxllm.pallas_kernels.sampling.tpu.filters import top_k_threshold, top_p_threshold
-from jaxllm.pallas_kernels.sampling.tpu.lanes import LANES, Part, Ref, add_up, same
+from jaxllm.pallas_kernels.sampling.tpu.lanes import Part, add_up, same
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, Ref
 
 _LARGEST = float(np.finfo(np.float32).max)
 

@@ -8,13 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-LANES, SUBLANES = 128, 8
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, Ref
 
 TOGETHER = 16
 """Registers of a row that one loop body takes."""
-
-Ref = Any
-"""A reference to memory inside a kernel; Pallas has no public type for it."""
 
 
 class Part(NamedTuple):

@@ -9,12 +9,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import target
 from jaxllm.pallas_kernels.sampling.choice import Choice
 from jaxllm.pallas_kernels.sampling.tpu.candidates import REGISTERS
 from jaxllm.pallas_kernels.sampling.tpu.kernel import Control, Row, kernel
-from jaxllm.pallas_kernels.sampling.tpu.lanes import LANES, SUBLANES, TOGETHER, whole
+from jaxllm.pallas_kernels.sampling.tpu.lanes import TOGETHER, whole
 from jaxllm.pallas_kernels.sampling.vocabulary import WHOLE, Vocabulary
+from jaxllm.pallas_kernels.tpu_common.constants import LANES, SUBLANES
+from jaxllm.pallas_kernels.tpu_common.target import target
 
 _MOST_ROWS = 32
 """Rows of a block. More hide the latency of what is computed once for each, but the first block arrives later."""
@@ -49,7 +50,7 @@ def tpu_choose_tokens(
         # A copy of a part takes less than exchanging both.
         both = [jnp.where(changed[1], both[1], both[0])]
     both = [vocabulary.whole_rows(array) for array in both]
-    own = jax.tree.map(lambda field: vocabulary.own_rows(_padded(field, padding)), choice)
+    own = jax.tree.map(lambda field: vocabulary.local_rows(_padded(field, padding)), choice)
     first = vocabulary.start(both[0].shape[0])
     control = Control(
         num_rows=both[0].shape[0] if num_rows is None else jnp.clip(num_rows - first, 0, both[0].shape[0]),
@@ -58,7 +59,7 @@ def tpu_choose_tokens(
         any_top_p=jnp.any(own.is_random & (own.top_p < 1)),
     )
     tokens = _call(control, both[0], both[-1], _parameters(own), interpret)
-    return vocabulary.all_rows(tokens)[:count]
+    return vocabulary.gather_rows(tokens)[:count]
 
 
 def _padded(array: jax.Array, rows: int, lanes: int = 0, fill: float = 0) -> jax.Array:

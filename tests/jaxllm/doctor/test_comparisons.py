@@ -98,14 +98,15 @@ def test_latent_attention_is_compared_and_timed(latent_model: ResolvedConfig, mo
     doing: list[str] = []
     outcome = attention.run(Context(Settings(), doing.append))
     assert outcome.status == "ok", outcome.summary
-    assert f"{latent_model.attention}, 2 heads, latents of 32 + 16, float32: 2 of 2 cases right" in outcome.summary
+    name = latent_model.backend("attention")
+    assert f"{name}, 2 heads, latents of 32 + 16, float32: 2 of 2 cases right" in outcome.summary
     assert outcome.figures["decode_bytes_per_s"] > 0
     assert "timing" in doing[-1]
 
 
 def test_a_wrong_latent_attention_is_found(latent_model: ResolvedConfig) -> None:
     def shifted(name: str, inputs: latent.Inputs, *, checks: bool) -> Result:
-        assert (name, checks) == (latent_model.attention, True)
+        assert (name, checks) == (latent_model.backend("attention"), True)
         out, cache = latent_check.run_case("xla", inputs)
         return out + 1e-3, cache
 

@@ -14,7 +14,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.executor.resolved import resolve_config
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
-from jaxllm.pallas_kernels.paged_attention.local_chunks import most_rows, within_chunks
+from jaxllm.pallas_kernels.paged_attention.local_chunks import chunked_batch, max_rows
 from tests.pallas_kernels.paged_attention.test_random_batches import batches, padded_inputs
 
 
@@ -27,7 +27,7 @@ def test_pages_that_do_not_divide_chunks_are_an_error(tmp_path: Path) -> None:
     # A table without end, and three of 12 layers that keep a chunk.
     assert resolved.cache_groups.windows == (0, 8192, 8192, 8192)
     with pytest.raises(ValueError, match="pages that divide them, not of 16"):
-        within_chunks(make_inputs(Case("one", ((1, 9),))).batch, 24, 16)
+        chunked_batch(make_inputs(Case("one", ((1, 9),))).batch, 24, 16)
 
 
 CHUNK, COMMON = 32, Case("any", (), num_kv_heads=1, head_size=8)
@@ -39,9 +39,9 @@ def test_rows_of_chunks(rows: tuple[tuple[int, int], ...]) -> None:
     """Every token is in the same page and at the same place as before, and there are rows enough."""
     case = replace(COMMON, rows=rows)
     before = padded_inputs(case, COMMON).batch
-    after = jax.tree.map(np.asarray, jax.jit(within_chunks, static_argnums=(1, 2))(before, CHUNK, case.page_size))
+    after = jax.tree.map(np.asarray, jax.jit(chunked_batch, static_argnums=(1, 2))(before, CHUNK, case.page_size))
     used = int(after.num_requests)
-    assert used <= most_rows(len(before.positions), len(before.kv_lens), CHUNK) == len(after.kv_lens)
+    assert used <= max_rows(len(before.positions), len(before.kv_lens), CHUNK) == len(after.kv_lens)
     token = np.arange(case.num_tokens)
     lengths = np.diff(after.query_start)[:used]
     assert (lengths > 0).all()

@@ -58,7 +58,7 @@ programs = generation_programs(resolved, 1024)
 memory = programs.step(Bucket(64, 64)).compile({}).memory_analysis()
 cache = programs.state.kv_cache.pages[0]
 size = int(np.prod(cache.sharding.shard_shape(cache.shape) if cache.sharding else cache.shape)) * cache.dtype.itemsize
-print(json.dumps([resolved.attention, size, memory.alias_size_in_bytes, memory.temp_size_in_bytes]))
+print(json.dumps([resolved.backend("attention"), size, memory.alias_size_in_bytes, memory.temp_size_in_bytes]))
 """
 
 

@@ -48,7 +48,7 @@ def measure(folder, topology, count, tokens, attention):
     resolved = resolve_config(EngineConfig.from_options(options), devices)
     programs = generation_programs(resolved, {PAGES})
     memory = programs.step(Bucket(tokens, 64)).compile({{}}).memory_analysis()
-    return [resolved.attention, memory.alias_size_in_bytes, memory.temp_size_in_bytes]
+    return [resolved.backend("attention"), memory.alias_size_in_bytes, memory.temp_size_in_bytes]
 
 
 folder, steps = sys.argv[1:]

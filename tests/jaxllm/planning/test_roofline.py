@@ -123,7 +123,7 @@ def test_two_devices_have_one_link() -> None:
 
 def _with_tpu_kernel(resolved: ResolvedConfig) -> ResolvedConfig:
     compile_options = replace(resolved.config.compile, attention_backend="tpu")
-    return replace(resolved, attention="tpu", config=replace(resolved.config, compile=compile_options))
+    return replace(resolved, config=replace(resolved.config, compile=compile_options)).with_kernel("attention", "tpu")
 
 
 def test_a_window_limits_what_is_seen(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_the_kernel_for_tpus_gives_the_same(devices: int | None) -> None:
     """In Pallas's interpreter; of two devices each has half of the experts."""
     plan, x = dataclasses.replace(PLAN, bias=True), tokens()
     many = {} if devices is None else {"mesh": make_mesh(jax.devices(), devices), "expert_parallel": True}
-    layer = make(plan, platform="tpu", experts="tpu", **many)
+    layer = make(plan, platform="tpu", moe_backend="tpu", **many)
     assert isinstance(layer.gate_up.layout, Streamed)
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan")):
         found = apply(layer, x, TOKENS - 5)

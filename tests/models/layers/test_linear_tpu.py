@@ -22,7 +22,7 @@ AWQ = WeightType(Values.CODES, group=32, has_offsets=True, code=UINT4)
 def test_devices_share_a_matrix(axes: tuple[str, str]) -> None:
     """Each multiplies with its part, and partial sums are added up."""
     in_size, out_size = 192, 256
-    options = ForwardOptions(platform="tpu", products="tpu", mesh=make_mesh(jax.devices()[:2], 2))
+    options = ForwardOptions(platform="tpu", linear_backend="tpu", mesh=make_mesh(jax.devices()[:2], 2))
     linear = Linear(in_size, out_size, bias=False, dtype=jnp.dtype("float32"), axes=axes, options=options)
     linear.set_weight_type(AWQ)
     assert isinstance(linear.layout, Strips)
@@ -41,7 +41,7 @@ def test_devices_share_a_matrix(axes: tuple[str, str]) -> None:
 
 def test_what_depends_on_other_devices_is_left_to_xla() -> None:
     kind = WeightType(Values.INT8, activations=Activations.PER_TOKEN)
-    options = ForwardOptions(platform="tpu", products="tpu", mesh=make_mesh(jax.devices()[:2], 2))
+    options = ForwardOptions(platform="tpu", linear_backend="tpu", mesh=make_mesh(jax.devices()[:2], 2))
     for axes, layout in ((("mlp", "hidden"), Strips), (("hidden", "mlp"), QuantizedRowMajor)):
         linear = Linear(256, 256, bias=False, dtype=jnp.dtype("float32"), axes=axes, options=options)
         linear.set_weight_type(kind)

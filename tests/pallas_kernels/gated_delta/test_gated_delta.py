@@ -31,6 +31,7 @@ def test_cases(case: Case) -> None:
 def test_a_step_of_one_token_may_be_part_of_a_prompt() -> None:
     """The token is not counted as a decode then: chunks may end anywhere."""
     inputs = make_inputs(next(case for case in CASES if case.rows.lengths == (1,)))
-    prompt = inputs._replace(batch=replace(inputs.batch, num_decodes=jnp.int32(0)))
+    batch = replace(inputs.states.batch, num_decodes=jnp.int32(0))
+    prompt = inputs._replace(states=inputs.states._replace(batch=batch))
     for found, expected in zip(_xla(prompt), _reference(inputs), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5, rtol=1e-5)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.latent_attention import find_latent
+from jaxllm.pallas_kernels.latent_attention import get_latent_backend
 from jaxllm.pallas_kernels.latent_attention.cases import LAYER, Case, Inputs, make_inputs, tolerance
 from tests.quick import QUICK
 
@@ -18,7 +18,7 @@ Result = tuple[jax.Array, jax.Array]
 @functools.cache
 def run_function(implementation: str) -> Callable[[Inputs], Result]:
     """`Inputs.call` of `implementation`, jitted, from and to the canonical cache."""
-    backend = find_latent(implementation)
+    backend = get_latent_backend(implementation)
 
     def run(inputs: Inputs) -> Result:
         own = replace(inputs, kv_cache=backend.from_canonical(inputs.kv_cache))

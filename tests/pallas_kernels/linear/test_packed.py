@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from jaxllm.pallas_kernels.linear import Fused, Norm, can_pack
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.matmul import BLOCKS, CHUNK, DEPTH
+from jaxllm.pallas_kernels.linear.cpu.matmul import CHUNK
 from jaxllm.pallas_kernels.linear.cpu.packed import Packed, matmul
+from jaxllm.pallas_kernels.linear.cpu.strip import BLOCKS, DEPTH
 
 product = jax.jit(matmul)
 

@@ -1,4 +1,4 @@
-"""Every implementation of products with matrices of few bits against NumPy in float64, on every case."""
+"""Every implementation of products with quantised matrices against NumPy in float64, on every case."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxllm.pallas_kernels.linear import linear
-from jaxllm.pallas_kernels.linear.quantized_cases import CASES, QuantizedCase, make_inputs, packed, tolerance
+from jaxllm.pallas_kernels.linear.quantized_cases import CASES, QuantizedCase, make_inputs, pack_matrix, tolerance
 from jaxllm.pallas_kernels.linear.quantized_layouts import QUANTIZED_LAYOUTS, choose_quantized_layout
 
 
@@ -30,7 +30,7 @@ def test_matches_numpy(implementation: str, case: QuantizedCase) -> None:
 def test_rows_of_a_matrix(implementation: str) -> None:
     for case in cases_of(implementation)[::5]:
         matrix = make_inputs(case).matrix
-        weight = packed(QUANTIZED_LAYOUTS[implementation](matrix.shape, case.kind), matrix)
+        weight = pack_matrix(QUANTIZED_LAYOUTS[implementation](matrix.shape, case.kind), matrix)
         index = np.array([0, case.out_size - 1, 3, 999])
         found = weight.layout.rows(weight, jnp.asarray(index))
         wanted = matrix.dequantized(np.float32)[np.minimum(index, case.out_size - 1)]
@@ -39,9 +39,9 @@ def test_rows_of_a_matrix(implementation: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_activations(dtype: str) -> None:
-    """Numbers of few bits are exact in both, so that only the result is rounded."""
+    """Quantised numbers are exact in both, so that only the result is rounded."""
     inputs = make_inputs(next(case for case in CASES if case.name == "int8_deep"))
-    weight = packed(choose_quantized_layout(inputs.matrix.shape, inputs.case.kind), inputs.matrix)
+    weight = pack_matrix(choose_quantized_layout(inputs.matrix.shape, inputs.case.kind), inputs.matrix)
     x = jnp.asarray(inputs.x, dtype)
     found = jax.jit(lambda x: linear(x, weight, out_dtype=dtype))(x)
     assert found.dtype == dtype

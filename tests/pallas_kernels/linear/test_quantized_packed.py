@@ -1,4 +1,4 @@
-"""The kernels of CPUs for matrices of few bits, beyond what every implementation must do."""
+"""The kernels of CPUs for quantised matrices, beyond what every implementation must do."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.pallas_kernels.cpu_common.targets import Target
 from jaxllm.pallas_kernels.linear import Weight
 from jaxllm.pallas_kernels.linear.cpu.quantized import call
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, Processor, form_of
 from jaxllm.pallas_kernels.linear.cpu.quantized.layout import PackedFours, QuantizedPacked
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused, Norm
 from jaxllm.pallas_kernels.linear.quantized import QuantizedRowMajor
-from jaxllm.pallas_kernels.linear.quantized_cases import NF4, packed, quantized_like, random_matrix
+from jaxllm.pallas_kernels.linear.quantized_cases import NF4, pack_matrix, quantize_like, random_matrix
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, QuantizedMatrix, Values, WeightType
-from jaxllm.pallas_kernels.numba.targets import Target
 
 INT8 = WeightType(Values.INT8)
 W8A8 = WeightType(Values.INT8, activations=Activations.PER_TOKEN)
@@ -45,7 +45,7 @@ def operands(kind: WeightType, out_size: int, in_size: int, rows: int) -> tuple[
 
 
 def weight_of(matrix: QuantizedMatrix) -> Weight:
-    return packed(QuantizedPacked(matrix.shape, matrix.kind), matrix)
+    return pack_matrix(QuantizedPacked(matrix.shape, matrix.kind), matrix)
 
 
 @given(layers=st.integers(1, 3), rows=st.integers(1, 40), fours=st.integers(1, 9))
@@ -96,7 +96,7 @@ def test_one_row_of_a_depth_that_ends_within_a_group(kind: WeightType) -> None:
     weight = weight_of(matrix)
     together = np.asarray(product(x, weight))
     np.testing.assert_array_equal(product(x[:1], weight), together[:1])
-    exact = quantized_like(x, matrix) @ matrix.dequantized().T
+    exact = quantize_like(x, matrix) @ matrix.dequantized().T
     np.testing.assert_allclose(together, exact, rtol=0, atol=4e-5 * x.shape[1] ** 0.5)
 
 
@@ -110,21 +110,21 @@ def test_what_is_no_number_stays_in_its_row(kind: WeightType) -> None:
     assert not found[2].any()
     np.testing.assert_array_equal(found[[0, 3]], wanted[[0, 3]])
     # Nor is it lost where XLA rounds activations.
-    found = np.asarray(product(x, packed(QuantizedRowMajor(matrix.shape, kind), matrix)))
+    found = np.asarray(product(x, pack_matrix(QuantizedRowMajor(matrix.shape, kind), matrix)))
     assert np.isnan(found[1]).all()
     assert not found[2].any()
 
 
 def test_int8_times_int8_is_what_xla_makes_of_it() -> None:
     x, matrix = operands(W8A8, 48, 512, 20)
-    wanted = product(x, packed(QuantizedRowMajor(matrix.shape, W8A8), matrix))
+    wanted = product(x, pack_matrix(QuantizedRowMajor(matrix.shape, W8A8), matrix))
     np.testing.assert_allclose(product(x, weight_of(matrix)), wanted, rtol=3e-7, atol=1e-9)
 
 
 def test_groups_of_rows_have_matrices_of_their_own() -> None:
     sizes = np.array([0, 5, 70, 0, 1])
     x, matrix = operands(CODES, 5 * 32, 64, 80)
-    weight = packed(QuantizedPacked(matrix.shape, CODES), matrix, 2)
+    weight = pack_matrix(QuantizedPacked(matrix.shape, CODES), matrix, 2)
     layout = weight.layout
     assert isinstance(layout, QuantizedPacked)
     found = np.asarray(jax.jit(layout.grouped)(x, weight, jnp.asarray(sizes)))
@@ -146,7 +146,7 @@ def test_processors_without_products_of_bytes_find_the_same(
     wanted = product(x, weight)
     # One row and few have tiles of their own.
     target = call.quantized_target(form)
-    monkeypatch.setattr("jaxllm.pallas_kernels.numba.integers.HAS_DOT", False)
+    monkeypatch.setattr("jaxllm.pallas_kernels.cpu_common.integers.HAS_DOT", False)
     code = target.build()
     other = Target(f"{target.name}_without_dot", lambda: code, Path(__file__).parent)
     monkeypatch.setattr(call, "quantized_target", lambda form: other)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.pallas_kernels.paged_attention.backend import find
+from jaxllm.pallas_kernels.paged_attention.backend import get_backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, make_inputs, tolerance
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
 from tests.quick import QUICK
@@ -22,9 +22,11 @@ def run_function(implementation: str) -> Callable[[Inputs], Result]:
 
     def run(inputs: Inputs) -> Result:
         page_size = inputs.kv_cache.shape[2]
-        own = replace(inputs, kv_cache=find(implementation).from_canonical(inputs.kv_cache, inputs.case.scale_bytes))
+        own = replace(
+            inputs, kv_cache=get_backend(implementation).from_canonical(inputs.kv_cache, inputs.case.scale_bytes)
+        )
         out, cache = own.call(implementation, jnp.int32(LAYER))
-        return out, find(implementation).to_canonical(cache, page_size, inputs.case.scale_bytes)
+        return out, get_backend(implementation).to_canonical(cache, page_size, inputs.case.scale_bytes)
 
     return jax.jit(run, compiler_options=QUICK)
 

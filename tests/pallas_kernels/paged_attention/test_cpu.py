@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from jaxllm.pallas_kernels.paged_attention.backend import find
+from jaxllm.pallas_kernels.paged_attention.backend import get_backend
 from jaxllm.pallas_kernels.paged_attention.cases import Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.cpu.attention import merged_attention
 from tests.pallas_kernels.cut_prompts import PREFIXES, SHARING_ROWS, TOKENS, check_cuts, check_shared_pages
@@ -21,7 +21,7 @@ from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, ru
 )
 def test_the_same_bits_however_cut_and_whoever_is_beside(features: dict[str, Any]) -> None:
     inputs = cached_inputs(Case("prompts", tuple((tokens, 0) for tokens in TOKENS), num_heads=6, **features))
-    check_cuts(inputs, ("q", "k", "v"), find("cpu").from_canonical(inputs.kv_cache))
+    check_cuts(inputs, ("q", "k", "v"), get_backend("cpu").from_canonical(inputs.kv_cache))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
     inputs = cached_inputs(case)
     angles = np.random.default_rng(0).uniform(-4, 4, (inputs.q.shape[0], case.head_size // 2))
     cos, sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
-    cache = find("cpu").from_canonical(inputs.kv_cache)
+    cache = get_backend("cpu").from_canonical(inputs.kv_cache)
     turned = replace(inputs, q=_turned(np.asarray(inputs.q), cos, sin), k=_turned(np.asarray(inputs.k), cos, sin))
     wanted, wanted_cache = replace(turned, kv_cache=cache).call("cpu")
     qkv = jnp.concatenate([inputs.q, inputs.k, inputs.v], axis=1).reshape(inputs.q.shape[0], -1)
@@ -78,7 +78,7 @@ def test_one_array_of_queries_keys_and_values_which_are_rotated_on_the_way(case:
 def test_merged_wants_float32() -> None:
     inputs = cached_inputs(Case("bfloat16", ((1, 5),), dtype="bfloat16"))
     angles = jnp.zeros((1, 32))
-    cache = find("cpu").from_canonical(inputs.kv_cache)
+    cache = get_backend("cpu").from_canonical(inputs.kv_cache)
     with pytest.raises(ValueError, match="float32"):
         merged_attention(inputs.q.reshape(1, -1), (angles, angles), cache, 1, inputs.batch, inputs.options)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.pallas_kernels.paged_attention.backend import find
+from jaxllm.pallas_kernels.paged_attention.backend import get_backend
 from jaxllm.pallas_kernels.paged_attention.cases import LONG_CASES, Case, make_inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER, Inputs
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check, run_function
@@ -37,12 +37,12 @@ def test_pages_beyond_two_gigabytes(implementation: str) -> None:
         return replace(inputs, kv_cache=large, batch=moved).call(implementation, jnp.int32(LAYER))
 
     def far_end(pages: jax.Array) -> jax.Array:
-        own = find(implementation).from_canonical(pages)
+        own = get_backend(implementation).from_canonical(pages)
         return jnp.pad(own, ((0, 0), (PAGES - held, 0), *((0, 0),) * (own.ndim - 2)))
 
     large = jax.jit(far_end)(inputs.kv_cache)
     assert large.size > 2**31
     large_out, large = jax.jit(run, donate_argnums=0)(large, inputs)
     np.testing.assert_array_equal(large_out, out)
-    after = find(implementation).to_canonical(large[:, PAGES - held + 1 :], inputs.kv_cache.shape[2])
+    after = get_backend(implementation).to_canonical(large[:, PAGES - held + 1 :], inputs.kv_cache.shape[2])
     np.testing.assert_array_equal(after, cache[:, 1:])

@@ -10,7 +10,7 @@ import pytest
 from jaxllm.pallas_kernels.paged_attention import Heads, prepare
 from jaxllm.pallas_kernels.paged_attention.gpu.batch import MULTIPROCESSORS, GpuBatch, make_plans, plans_of
 from jaxllm.pallas_kernels.paged_attention.inputs import Case, make_inputs
-from jaxllm.pallas_kernels.paged_attention.tpu.batch import TpuBatch, tpu_prepare
+from jaxllm.pallas_kernels.tpu_common.batch import TpuBatch, tpu_prepare
 
 CASE = Case("prepare", ((1, 3), (1, 70), (5, 0), (7, 200)), padding_rows=2, padding_tokens=3)
 HEADS = Heads(4, 2, 64, "bfloat16", frozenset({0, 70}))

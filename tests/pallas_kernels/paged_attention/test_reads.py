@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs, abstract_inputs, make_inputs
-from jaxllm.pallas_kernels.paged_attention.xla import blockwise as xla
 from jaxllm.pallas_kernels.paged_attention.xla.layout import head_major
+from jaxllm.pallas_kernels.xla_common import blockwise as xla
 from tests.pallas_kernels.paged_attention.oracle import run_function
 
 SHORT = Case("short", ((1, 60), (1, 100), (20, 7)))

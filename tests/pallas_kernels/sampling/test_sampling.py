@@ -15,8 +15,8 @@ from jaxllm.pallas_kernels.sampling import Choice, Vocabulary, choose_tokens
 from jaxllm.pallas_kernels.sampling.blocks import BLOCK
 from jaxllm.pallas_kernels.sampling.cases import CASES, GROUP, make_inputs
 from jaxllm.pallas_kernels.sampling.tpu.candidates import KEPT, STEP
-from jaxllm.pallas_kernels.sampling.tpu.lanes import LANES
 from jaxllm.pallas_kernels.sampling.tpu.sampling import tpu_choose_tokens
+from jaxllm.pallas_kernels.tpu_common.constants import LANES
 from tests.quick import QUICK
 from tests.thinned import thinned
 

@@ -8,6 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from jaxllm.requests.engine_info import KernelChoice
 from jaxllm.serving.server.routes import health
 from tests.serving.conftest import engine_info
 
@@ -28,11 +29,14 @@ async def body(**known: Any) -> Any:
 
 
 async def test_nothing_where_all_are_right() -> None:
-    assert await body(attention_backend="tpu", linear_backend="tpu") is None
+    assert await body(kernels={name: KernelChoice("tpu") for name in KERNELS}) is None
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 async def test_which_kernel_is_not_right_and_why(kernel: str) -> None:
+    kernels = {name: KernelChoice("tpu") for name in KERNELS}
+    problem = "tpu: it is off by 1.0e+00"
     backends = {f"{name}_backend": "xla" if name == kernel else "tpu" for name in KERNELS}
-    problems = {f"{name}_problem": "tpu: it is off by 1.0e+00" if name == kernel else None for name in KERNELS}
-    assert await body(**backends, **problems) == {**backends, **problems}
+    problems = {f"{name}_problem": problem if name == kernel else None for name in KERNELS}
+    found = await body(kernels={**kernels, kernel: KernelChoice("xla", problem)})
+    assert found == {**backends, **problems}

@@ -44,8 +44,8 @@ def engine_options(resolved: ResolvedConfig) -> dict[str, Any]:
         "dtype": resolved.dtype,
         "kv_cache_dtype": f"{resolved.kv_dtype}, with scales of the checkpoint" if scales == "checkpoint" else None,
         "layer_stack": forward.stack,
-        "linear_backend": resolved.products,
-        "moe_backend": resolved.experts,
+        "linear_backend": resolved.backend("linear"),
+        "moe_backend": resolved.backend("moe"),
         "attention_backend": forward.attention,
         "data": resolved.data_shards,
     }

@@ -1,1 +1,1 @@
-"""Products on CPUs with matrices of few bits: kernels compiled by Numba, and how such matrices lie for them."""
+"""Products on CPUs with quantised matrices: kernels compiled by Numba, and how such matrices lie for them."""

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxllm.pallas_kernels.cpu_common.targets import Target, provide
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form, as_integers
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form, integer_code
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
-from jaxllm.pallas_kernels.numba.targets import Target, provide
 
 LARGEST_SEGMENT = 1024
 """Inputs of a chain of products of float32; longer sums are added up of several, which is more exact."""
@@ -25,15 +25,15 @@ def quantized_target(form: Form) -> Target:
 
 
 def _build(form: Form) -> bytes:
+    from jaxllm.pallas_kernels.cpu_common.build import build
     from jaxllm.pallas_kernels.linear.cpu.quantized.kernel import make_kernel
-    from jaxllm.pallas_kernels.numba.build import build
 
     return build(make_kernel(form))
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A packed matrix of few bits, or those of several layers or experts."""
+    """A packed quantised matrix, or those of several layers or experts."""
 
     kind: WeightType
     form: Form
@@ -74,7 +74,7 @@ def quantized_matmul(
     assert scales is not None
     group = operand.kind.group or depth
     segment = group if form.digits else min(group, LARGEST_SEGMENT)
-    code, tokens, norm = as_integers(operand.kind), x.shape[0], fused.norm
+    code, tokens, norm = integer_code(operand.kind), x.shape[0], fused.norm
     bias, unit = (code.bias, code.unit) if code and form.digits else (0, 1.0)
     scale_kind = SCALE_KINDS.index(operand.kind.scales)
     layer = jnp.asarray(operand.layer if has_layers else 0, jnp.int32)
@@ -109,6 +109,6 @@ def _table(kind: WeightType, form: Form) -> np.ndarray:
     """64 bytes: what codes are looked up in."""
     if not form.digits:
         return np.asarray(kind.code or (0,) * 16, np.float32).view(np.uint8)
-    code = as_integers(kind)
+    code = integer_code(kind)
     assert code is not None
     return np.tile(np.asarray(code.table, np.uint8), 4)

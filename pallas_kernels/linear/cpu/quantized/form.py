@@ -1,4 +1,4 @@
-"""Which kernel multiplies with a matrix of few bits."""
+"""Which kernel multiplies with a quantised matrix."""
 
 import logging
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class Code:
         return self.table != tuple(range(16))
 
 
-def as_integers(kind: WeightType) -> Code | None:
+def integer_code(kind: WeightType) -> Code | None:
     """What values are as whole numbers of a byte, if they are. Those of int8 get no table."""
     if kind.values == Values.INT8:
         return Code(128, 1.0, (0,) * 16)
@@ -99,7 +99,7 @@ class Processor:
 
 
 @cache
-def this_processor() -> Processor:
+def host_processor() -> Processor:
     """The one at hand."""
     import llvmlite.binding as llvm
 
@@ -113,7 +113,7 @@ def this_processor() -> Processor:
 def form_of(kind: WeightType, processor: Processor) -> Form | None:
     """The kernel for a type of matrix; None if there is none."""
     is_quantized = kind.activations != Activations.AS_THEY_ARE
-    code = as_integers(kind)
+    code = integer_code(kind)
     if kind.values == Values.FLOAT8_E5M2 or (code is None and is_quantized):
         return None
     if not processor.is_x86 and (is_quantized or kind.code is not None):

@@ -1,4 +1,4 @@
-"""Products of activations with packed matrices of few bits, one for all rows or one for each group of them.
+"""Products of activations with packed quantised matrices, one for all rows or one for each group of them.
 
 Rows are prepared first, see `prepare`. Then work items are some blocks of outputs times a chunk of the rows of one
 matrix. Few rows are bound by memory, many by arithmetic. A result is the same to the last bit whatever the rows beside
@@ -8,25 +8,25 @@ it: sums of float32 are in one order, and those of whole numbers are exact in an
 from dataclasses import replace
 from typing import Any
 
+from jaxllm.pallas_kernels.cpu_common.calls import FIRST, THREADS, Kernel, argument, result, set_scratch, size
+from jaxllm.pallas_kernels.cpu_common.group_table import GROUP, ITEM, ROW, WIDTH, find_entry, make_list_groups
+from jaxllm.pallas_kernels.cpu_common.memory import (
+    compiled,
+    fetch,
+    fetch_add,
+    int32,
+    real,
+    set_word,
+    word,
+    zero_bytes,
+)
+from jaxllm.pallas_kernels.cpu_common.vectors import HAS_AVX512
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
 from jaxllm.pallas_kernels.linear.cpu.quantized.one_row import make_one_row
 from jaxllm.pallas_kernels.linear.cpu.quantized.prepare import make_prepare, meta_words
 from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import make_tile, make_widen
 from jaxllm.pallas_kernels.linear.cpu.rows import gate, normalise
-from jaxllm.pallas_kernels.numba.calls import FIRST, THREADS, Kernel, argument, result, set_scratch, size
-from jaxllm.pallas_kernels.numba.memory import (
-    compiled,
-    fetch,
-    fetch_add,
-    int32,
-    real,
-    set_int32,
-    set_word,
-    word,
-    zero_bytes,
-)
-from jaxllm.pallas_kernels.numba.vectors import HAS_AVX512
 
 CHUNK = 64
 """Rows of an item."""
@@ -39,15 +39,13 @@ AHEAD = 2048
 # offsets [L, G * P, groups, 16], or [0, 0, 0, 0]; rows of each matrix int32 [G]; int32: layer, inputs, inputs of a
 # group, of a segment, bias, place in `SCALE_KINDS`; float32: epsilon, unit, scale of activations or 0; weight of the
 # norm [in], or [0]; what is added [T, 16 P], or [0, 0]; the table of codes, 64 bytes.
-# Results: y [T, 16 P]; rows as prepared; what is known of them; of each matrix that has rows: its number, its first
-# row, its first item, int32 [G + 1, 3].
+# Results: y [T, 16 P]; rows as prepared; what is known of them; the table of groups, see `group_table`.
 _X, _VALUES, _SCALES, _OFFSETS, _SIZES, _INTS, _REALS, _NORM, _PLUS, _CODES = range(10)
 (
     _X_ROWS, _X_STRIDE, _TO, _META, _META_STRIDE, _NORM_WEIGHT, _NUMBERS, _W, _SCALE, _OFFSET, _SCALE_KIND,
     _PLUS_ROWS, _Y, _T, _K, _P, _GROUPS, _GROUP, _SEGMENT, _BIAS, _LOOKUP, _TABLE, _ACTIVE, _PREPARES, _DONE,
 ) = range(FIRST, FIRST + 25)  # fmt: skip
 WORDS = 25
-_MATRIX, _ROW, _ITEM = range(3)
 
 
 def tile_shape(form: Form) -> tuple[int, int]:
@@ -59,22 +57,7 @@ def tile_shape(form: Form) -> tuple[int, int]:
     return (3, 8) if form.digits == 1 else (2, 12 // form.digits)
 
 
-@compiled
-def _list_matrices(sizes: int, matrices: int, strips: int, table: int) -> int:
-    """Write down which matrices have rows, and how many rows and items there are in all; the number of them."""
-    active, row, items = 0, 0, 0
-    for matrix in range(matrices):
-        rows = int32(sizes, matrix)
-        if rows > 0:
-            set_int32(table, 3 * active + _MATRIX, matrix)
-            set_int32(table, 3 * active + _ROW, row)
-            set_int32(table, 3 * active + _ITEM, items)
-            active += 1
-            row += rows
-            items += (rows + CHUNK - 1) // CHUNK * strips
-    set_int32(table, 3 * active + _ROW, row)
-    set_int32(table, 3 * active + _ITEM, items)
-    return active
+_list_matrices = make_list_groups(CHUNK)
 
 
 @compiled
@@ -126,7 +109,7 @@ def _make_plan(form: Form, blocks_each: int) -> Any:
         _describe_rows(frame, work, (depth + segment - 1) // segment * words)
         table, strips = result(frame, 3), (blocks + blocks_each - 1) // blocks_each
         active = _list_matrices(argument(frame, _SIZES), size(frame, _SIZES, 0), strips, table)
-        rows, width = int32(table, 3 * active + _ROW), 4 * blocks * BLOCK
+        rows, width = int32(table, WIDTH * active + ROW), 4 * blocks * BLOCK
         zero_bytes(result(frame, 0) + rows * width, (size(frame, _X, 0) - rows) * width)
         prepares = (rows + PREPARED - 1) // PREPARED
         set_word(work, _T, rows)
@@ -135,7 +118,7 @@ def _make_plan(form: Form, blocks_each: int) -> Any:
         set_word(work, _PREPARES, prepares)
         set_word(work, _DONE, 0)
         set_scratch(work, max(4 * depth, min(segment, depth) * input_bytes + sums_bytes) + 64)
-        return prepares + int32(table, 3 * active + _ITEM)
+        return prepares + int32(table, WIDTH * active + ITEM)
 
     return plan
 
@@ -298,19 +281,6 @@ def _make_alone(form: Form) -> Any:
     return alone
 
 
-@compiled
-def _find(table: int, active: int, index: int) -> int:
-    """Which entry of the table an item is of."""
-    low, high = 0, active
-    while high - low > 1:
-        middle = (low + high) // 2
-        if int32(table, 3 * middle + _ITEM) <= index:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def make_kernel(form: Form) -> Kernel:
     """The kernel of a form."""
     blocks_each, rows = tile_shape(form)
@@ -336,13 +306,13 @@ def make_kernel(form: Form) -> Kernel:
             pass
         index -= prepares
         table, blocks = word(work, _TABLE), word(work, _P)
-        entry = _find(table, word(work, _ACTIVE), index)
-        start, end = int32(table, 3 * entry + _ROW), int32(table, 3 * entry + 3 + _ROW)
+        entry = find_entry(table, word(work, _ACTIVE), index)
+        start, end = int32(table, WIDTH * entry + ROW), int32(table, WIDTH * (entry + 1) + ROW)
         chunks = (end - start + CHUNK - 1) // CHUNK
-        inner = index - int32(table, 3 * entry + _ITEM)
+        inner = index - int32(table, WIDTH * entry + ITEM)
         block, first = inner // chunks * blocks_each, start + inner % chunks * CHUNK
         last = min(first + CHUNK, end)
-        number = int32(table, 3 * entry + _MATRIX) * blocks + block
+        number = int32(table, WIDTH * entry + GROUP) * blocks + block
         # Threads take items in turn: how far it is to the strip that this one will have next.
         on = (word(work, THREADS) + chunks - 1) // chunks * blocks_each
         stride = word(work, _K) // inputs * step

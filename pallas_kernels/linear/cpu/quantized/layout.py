@@ -1,8 +1,7 @@
-"""How matrices of few bits lie in memory for the kernels of CPUs."""
+"""How quantised matrices lie in memory for the kernels of CPUs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +11,11 @@ from jax.typing import DTypeLike
 from jaxllm.pallas_kernels.linear.cpu import BLOCK
 from jaxllm.pallas_kernels.linear.cpu.packed import Packed
 from jaxllm.pallas_kernels.linear.cpu.quantized.call import LARGEST_SEGMENT, Operand, quantized_matmul
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of, this_processor
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form, form_of, host_processor
 from jaxllm.pallas_kernels.linear.fused import NOTHING, Fused
-from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, array_shapes, widened
+from jaxllm.pallas_kernels.linear.quantized import ArrayOf, QuantizedLayout, dequantize
 from jaxllm.pallas_kernels.linear.weight import Weight, WeightLayout
 from jaxllm.pallas_kernels.linear.weight_type import WeightType
-from jaxllm.pallas_kernels.linear.xla import RowMajor
 
 LARGEST_DEPTH = 2**16
 """Inputs whose products of bytes, and those of the bytes of activations with 128, are less than 2 ** 31 together."""
@@ -88,7 +86,7 @@ class QuantizedPacked(QuantizedLayout):
     @classmethod
     def reads(cls, shape: tuple[int, int], kind: WeightType) -> bool:
         """Rows of whole vectors, groups of such, and types that this processor has a kernel for."""
-        form, in_size = form_of(kind, this_processor()), shape[1]
+        form, in_size = form_of(kind, host_processor()), shape[1]
         if form is None or in_size % BLOCK or in_size > LARGEST_DEPTH:
             return False
         return kind.group is None or (kind.group % BLOCK == 0 and kind.group <= LARGEST_SEGMENT)
@@ -96,20 +94,19 @@ class QuantizedPacked(QuantizedLayout):
     @property
     def form(self) -> Form:
         """Of its kernel."""
-        found = form_of(self.kind, this_processor())
+        found = form_of(self.kind, host_processor())
         assert found is not None
         return found
 
-    def arrays(self, input_scales: int = 1) -> Mapping[str, ArrayOf]:
+    def array(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayOf:
         """See `QuantizedLayout`."""
-        kinds = array_shapes(self.shape, self.kind, input_scales)
-        values: type[WeightLayout] = PackedFours if self.form.takes_fours else Packed
-        layouts: dict[str, type[WeightLayout]] = {"values": values, "scales": Packed, "offsets": Packed}
-        return {name: ArrayOf(layouts.get(name, RowMajor)(shape), dtype) for name, (shape, dtype) in kinds.items()}
+        if name not in ("values", "scales", "offsets"):
+            return super().array(name, shape, dtype)
+        layout = PackedFours if name == "values" and self.form.takes_fours else Packed
+        return ArrayOf(layout(shape), dtype)
 
-    def rows(self, weight: Weight, index: jax.Array) -> jax.Array:
-        """Rows [T, in], float32; see `OperandLayout`."""
-        weight = weight.own()
+    def ordered_rows(self, weight: Weight, index: jax.Array) -> jax.Array:
+        """See `QuantizedLayout`."""
         index = jnp.clip(index, 0, self.shape[0] - 1)
 
         def taken(array: jax.Array | None) -> jax.Array | None:
@@ -121,8 +118,7 @@ class QuantizedPacked(QuantizedLayout):
             found = values.taken(weight.array, index)
         else:
             found = weight.array[index // BLOCK, :, index % BLOCK]
-        found = widened(found, taken(weight.scales), taken(weight.offsets), self.kind, self.shape[1])
-        return found if weight.order is None else found[:, jnp.argsort(weight.order)]
+        return dequantize(found, taken(weight.scales), taken(weight.offsets), self.kind, self.shape[1])
 
     def multiply(
         self,

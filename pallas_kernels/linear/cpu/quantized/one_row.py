@@ -1,4 +1,4 @@
-"""One row of whole numbers times blocks of a matrix of few bits, block after block, as memory is read fastest.
+"""One row of whole numbers times blocks of a quantised matrix, block after block, as memory is read fastest.
 
 All groups of a block are added up in registers. Sums are those of `tiles` to the last bit: what is added in another
 order is whole.
@@ -10,20 +10,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
-from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import (
-    FIRST_DIGIT,
-    REGISTERS,
-    SUM,
-    UNIT,
-    constant,
-    join_digits,
-    of_any_kind,
-    unsigned,
-)
-from jaxllm.pallas_kernels.numba.integers import emit_dot, every_byte, load_ints, splat_int
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.integers import emit_dot, every_byte, load_ints, splat_int
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
     INT,
@@ -38,6 +26,18 @@ from jaxllm.pallas_kernels.numba.vectors import (
     number,
     operation,
     pointer,
+)
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
+from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import (
+    FIRST_DIGIT,
+    REGISTERS,
+    SUM,
+    UNIT,
+    constant,
+    join_digits,
+    load_scales,
+    unsigned,
 )
 
 AHEAD, AHEAD_OF_CODES = 2048, 8192
@@ -199,10 +199,10 @@ def _scale(
     """Multiply sums with the scales of a group, and add them and its offsets to the totals."""
     with builder.if_then(builder.icmp_signed("!=", operands.offsets, constant(0))):
         row_sum = emit_splat(builder, _meta(builder, operands, form, group, SUM, FLOAT))
-        offsets = of_any_kind(builder, operands.offsets, places, operands.scale_kind)
+        offsets = load_scales(builder, operands.offsets, places, operands.scale_kind)
         for total, offset in zip(totals, offsets, strict=True):
             builder.store(emit_fma(builder, row_sum, offset, builder.load(total)), total)
     unit = emit_splat(builder, _meta(builder, operands, form, group, UNIT, FLOAT))
-    scales = of_any_kind(builder, operands.scales, places, operands.scale_kind)
+    scales = load_scales(builder, operands.scales, places, operands.scale_kind)
     for total, scale, found in zip(totals, scales, sums, strict=True):
         builder.store(emit_fma(builder, builder.fmul(found, unit), scale, builder.load(total)), total)

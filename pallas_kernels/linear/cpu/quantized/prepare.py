@@ -1,14 +1,14 @@
-"""Rows of activations, prepared for products with matrices of few bits."""
+"""Rows of activations, prepared for products with quantised matrices."""
 
 from typing import Any
 
 import numpy as np
 
+from jaxllm.pallas_kernels.cpu_common.integers import larger_magnitude, magnitude, make_store_digits, sum_bytes
+from jaxllm.pallas_kernels.cpu_common.memory import compiled, set_int32, set_real
+from jaxllm.pallas_kernels.cpu_common.vectors import LANES, add, load, splat, store, sum_lanes
 from jaxllm.pallas_kernels.linear.cpu.quantized.form import Form
 from jaxllm.pallas_kernels.linear.cpu.quantized.tiles import FIRST_DIGIT, SUM, UNIT
-from jaxllm.pallas_kernels.numba.integers import larger_magnitude, magnitude, make_store_digits, sum_bytes
-from jaxllm.pallas_kernels.numba.memory import compiled, set_int32, set_real
-from jaxllm.pallas_kernels.numba.vectors import LANES, add, load, splat, store, sum_lanes
 
 ZERO, ONE = np.float32(0), np.float32(1)
 TINY = np.float32(1e-30)

@@ -1,4 +1,4 @@
-"""The inner loops of products with matrices of few bits: a tile of sums over the inputs of one group.
+"""The inner loops of products with quantised matrices: a tile of sums over the inputs of one group.
 
 Every tile is a function of the same arguments:
 
@@ -20,9 +20,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from jaxllm.pallas_kernels.linear.cpu import BLOCK
-from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form
-from jaxllm.pallas_kernels.numba.integers import (
+from jaxllm.pallas_kernels.cpu_common.integers import (
     emit_byte_table,
     emit_dot,
     emit_float_table,
@@ -30,7 +28,7 @@ from jaxllm.pallas_kernels.numba.integers import (
     load_ints,
     splat_int,
 )
-from jaxllm.pallas_kernels.numba.vectors import (
+from jaxllm.pallas_kernels.cpu_common.vectors import (
     BYTE,
     FLOAT,
     INT,
@@ -48,6 +46,8 @@ from jaxllm.pallas_kernels.numba.vectors import (
     operation,
     pointer,
 )
+from jaxllm.pallas_kernels.linear.cpu import BLOCK
+from jaxllm.pallas_kernels.linear.cpu.quantized.form import SCALE_KINDS, Form
 
 REGISTERS = BLOCK // LANES
 """Of a block."""
@@ -274,18 +274,18 @@ def _scaled(
         for total, at in zip(totals, starts_of(operands.base_stride), strict=True):
             builder.store(emit_load(builder, operands.base, at), total)
     with builder.if_then(builder.icmp_signed("!=", operands.offsets, constant(0))):
-        offsets = of_any_kind(builder, operands.offsets, places, operands.scale_kind)
+        offsets = load_scales(builder, operands.offsets, places, operands.scale_kind)
         row_sums = [each for each in known(SUM) for _ in places]
         for total, row_sum, offset in zip(totals, row_sums, offsets * rows, strict=True):
             builder.store(emit_fma(builder, row_sum, offset, builder.load(total)), total)
-    scales = of_any_kind(builder, operands.scales, places, operands.scale_kind)
+    scales = load_scales(builder, operands.scales, places, operands.scale_kind)
     units = [each for each in known(UNIT) for _ in places]
     for total, unit, scale, found, at in zip(totals, units, scales * rows, sums, starts, strict=True):
         value = emit_fma(builder, builder.fmul(found, unit), scale, builder.load(total))
         emit_store(builder, operands.y, at, value)
 
 
-def of_any_kind(builder: ir.IRBuilder, address: ir.Value, places: list[ir.Value], kind: ir.Value) -> list[ir.Value]:
+def load_scales(builder: ir.IRBuilder, address: ir.Value, places: list[ir.Value], kind: ir.Value) -> list[ir.Value]:
     """Vectors of one of the types of scales, which one is known when the kernel runs."""
     found = [cgutils.alloca_once(builder, VECTOR) for _ in places]
     for index, name in enumerate(SCALE_KINDS):

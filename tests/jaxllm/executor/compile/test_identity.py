@@ -12,7 +12,7 @@ from jaxllm.config import EngineConfig
 from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.compile.identity import SOURCES, _version, cpu_features, engine_identity, source_files
 from jaxllm.executor.resolved import resolve_config
-from jaxllm.pallas_kernels.measured import keep_measured
+from jaxllm.pallas_kernels.measured import store_measured
 
 
 def identity(**options: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_measured_blocks_are_another_engine_but_no_reason_to_reject_a_bundle(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = identity()
-    keep_measured("paged_attention", "TPU v6 lite", {"key": {"kernel": "decode"}, "blocks": {}})
+    store_measured("paged_attention", "TPU v6 lite", {"key": {"kernel": "decode"}, "blocks": {}})
     assert identity() != before
     assert differences(before, identity()) == differences(identity(), before) == []
 

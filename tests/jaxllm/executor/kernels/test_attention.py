@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from jaxllm.errors import ConfigError
-from jaxllm.executor.kernels.attention import AttentionShape, choose_attention
+from jaxllm.executor.kernels.attention import ATTENTION, AttentionShape
+from jaxllm.executor.kernels.select import select_kernel
 from jaxllm.pallas_kernels.latent_attention import LatentSizes
 from jaxllm.pallas_kernels.paged_attention.triton import options
 
@@ -70,7 +71,7 @@ CPU, V6E = Device("cpu", "cpu"), Device("tpu", "TPU v6 lite")
     ],
 )
 def test_auto(device: Device, shape: AttentionShape, expected: str) -> None:
-    assert choose_attention("auto", device, shape) == expected
+    assert select_kernel(ATTENTION, "auto", device, (shape,)) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,20 +96,20 @@ def test_auto(device: Device, shape: AttentionShape, expected: str) -> None:
 )
 def test_what_cannot_be_is_refused(asked: str, device: Device, shape: AttentionShape, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        choose_attention(asked, device, shape)
+        select_kernel(ATTENTION, asked, device, (shape,))
 
 
 def test_triton_can_be_asked_for_in_float32() -> None:
-    assert choose_attention("triton", A100, replace(LLAMA, dtype="float32")) == "triton"
+    assert select_kernel(ATTENTION, "triton", A100, (replace(LLAMA, dtype="float32"),)) == "triton"
 
 
 def test_a_jax_without_pallas_through_triton_has_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "find_spec", lambda name: None)
-    assert choose_attention("auto", A100, LLAMA) == "xla"
+    assert select_kernel(ATTENTION, "auto", A100, (LLAMA,)) == "xla"
     with pytest.raises(ConfigError, match="which this version of JAX no longer has"):
-        choose_attention("triton", A100, LLAMA)
+        select_kernel(ATTENTION, "triton", A100, (LLAMA,))
 
 
 @pytest.mark.parametrize("asked", ["xla", "reference"])
 def test_what_runs_everywhere_is_taken_as_asked(asked: str) -> None:
-    assert {choose_attention(asked, device, LLAMA) for device in (H100, A100, CPU, V6E)} == {asked}
+    assert {select_kernel(ATTENTION, asked, device, (LLAMA,)) for device in (H100, A100, CPU, V6E)} == {asked}

@@ -11,7 +11,7 @@ from jaxllm.executor.compile.generation import generation_programs
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.checkpoint.checkpoint import DEMO
-from jaxllm.pallas_kernels.numba import targets
+from jaxllm.pallas_kernels.cpu_common import targets
 from tests.conftest import RunPython
 
 MIXTRAL = {
@@ -25,7 +25,7 @@ import sys
 import jaxllm.engine.engine
 import jaxllm.serving.llm.llm
 from jaxllm.config import EngineConfig
-from jaxllm.pallas_kernels.numba import targets
+from jaxllm.pallas_kernels.cpu_common import targets
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.resolved import resolve_config
 targets._open = lambda *_: None

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -12,7 +12,8 @@ import pytest
 from jaxllm.config import EngineConfig
 from jaxllm.errors import EngineError
 from jaxllm.executor.kernels import self_test
-from jaxllm.executor.kernels.self_test import RESULTS, cases_of, verify_attention
+from jaxllm.executor.kernels.self_test import RESULTS, verify_kernel
+from jaxllm.executor.kernels.self_tests.attention import TEST, attention_cases
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.plan import LayerPlan
@@ -20,7 +21,7 @@ from jaxllm.pallas_kernels.latent_attention import LatentSizes
 from jaxllm.pallas_kernels.latent_attention import check as latent_check
 from jaxllm.pallas_kernels.latent_attention.cases import Inputs as LatentInputs
 from jaxllm.pallas_kernels.paged_attention.check import Result, run_case
-from jaxllm.pallas_kernels.paged_attention.inputs import Inputs
+from jaxllm.pallas_kernels.paged_attention.inputs import Case, Inputs
 
 
 class Implementation:
@@ -43,7 +44,12 @@ def resolved(asked: str = "auto", cache: str = "") -> ResolvedConfig:
     """The demo model as on a machine where `auto` takes the kernel of a GPU."""
     options = {"model": "demo", "compilation_cache_dir": cache, "attention_backend": asked}
     here = resolve_config(EngineConfig.from_options({"model": "demo"}))
-    return dataclasses.replace(here, config=EngineConfig.from_options(options), attention="gpu")
+    return dataclasses.replace(here, config=EngineConfig.from_options(options)).with_kernel("attention", "gpu")
+
+
+def verify(before: ResolvedConfig, run: Callable[..., Result]) -> ResolvedConfig:
+    """With another attention in place of the kernel's."""
+    return verify_kernel(dataclasses.replace(TEST, run=run), before)
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def cache_folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_one_that_is_right_stays() -> None:
     before = resolved()
-    assert verify_attention(before, Implementation()) is before
+    assert verify(before, Implementation()) is before
 
 
 @pytest.mark.parametrize(
@@ -72,11 +78,11 @@ def test_one_that_is_right_stays() -> None:
 )
 def test_one_that_is_not_is_replaced(broken: Implementation, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "jaxllm"):
-        after = verify_attention(resolved(), broken)
-    assert after.attention == after.forward.attention == "xla"
-    assert after.attention_problem is not None
-    assert after.attention_problem.startswith("gpu: ")
-    assert reason in after.attention_problem
+        after = verify(resolved(), broken)
+    assert after.backend("attention") == after.forward.attention == "xla"
+    assert after.kernels["attention"].problem is not None
+    assert after.kernels["attention"].problem.startswith("gpu: ")
+    assert reason in after.kernels["attention"].problem
     assert reason in caplog.text
 
 
@@ -89,10 +95,10 @@ def test_a_gpu_serves_with_the_other_kernel_where_that_is_right(caplog: pytest.L
         out, cache = run_case("xla", inputs)
         return out * (1.5 if name == "gpu" else 1.0), cache
 
-    after = verify_attention(resolved(), wrong_on_hopper)
+    after = verify(resolved(), wrong_on_hopper)
     assert asked == ["gpu", "triton"]
-    assert after.attention == after.forward.attention == "triton"
-    assert str(after.attention_problem).startswith("gpu: it is off by")
+    assert after.backend("attention") == after.forward.attention == "triton"
+    assert str(after.kernels["attention"].problem).startswith("gpu: it is off by")
     assert "Serving with 'triton'" in caplog.text
 
 
@@ -100,7 +106,7 @@ def test_latent_attention_is_tested_with_latents() -> None:
     latent = LatentAttentionPlan(rank=32, plain_size=16, rope_size=16, value_size=16)
     before = resolved()
     model = dataclasses.replace(before.model, layers=(LayerPlan(attention=latent),) * 2)
-    before = dataclasses.replace(before, model=model, attention="tpu")
+    before = dataclasses.replace(before, model=model).with_kernel("attention", "tpu")
     asked = []
 
     def wrong(name: str, inputs: LatentInputs, *, checks: bool = False) -> Result:
@@ -108,54 +114,54 @@ def test_latent_attention_is_tested_with_latents() -> None:
         out, cache = latent_check.run_case("xla", inputs)
         return out + (0.0 if checks else 1.0), cache
 
-    after = verify_attention(before, wrong)
+    after = verify(before, wrong)
     assert asked == [("tpu", LatentSizes(32, 16), False), ("tpu", LatentSizes(32, 16), True)]
     assert after.attention_checks
-    assert after.attention == "tpu"
+    assert after.backend("attention") == "tpu"
 
 
 def on_a_tpu() -> ResolvedConfig:
-    return dataclasses.replace(resolved(), attention="tpu")
+    return resolved().with_kernel("attention", "tpu")
 
 
 def test_a_tpu_serves_with_checks_where_these_help(caplog: pytest.LogCaptureFixture) -> None:
     broken = Implementation(factor=1.5, needs_checks=True)
-    after = verify_attention(on_a_tpu(), broken)
-    assert (after.attention, after.attention_checks) == ("tpu", True)
+    after = verify(on_a_tpu(), broken)
+    assert (after.backend("attention"), after.attention_checks) == ("tpu", True)
     assert after.forward.attention_checks
     assert "its checks on" in caplog.text
-    assert str(after.attention_problem).startswith("tpu: it is off by")
+    assert str(after.kernels["attention"].problem).startswith("tpu: it is off by")
 
 
 def test_a_tpu_serves_with_xla_where_nothing_helps() -> None:
-    after = verify_attention(on_a_tpu(), Implementation(factor=1.5))
-    assert (after.attention, after.attention_checks) == ("xla", False)
+    after = verify(on_a_tpu(), Implementation(factor=1.5))
+    assert (after.backend("attention"), after.attention_checks) == ("xla", False)
 
 
 def test_one_that_was_asked_for_is_never_replaced() -> None:
     broken = Implementation(factor=1.5)
     before = resolved("gpu")
-    assert verify_attention(before, broken) is before
+    assert verify(before, broken) is before
     assert not broken.calls
 
 
 def test_a_failure_is_tested_again(cache_folder: Path) -> None:
     before = resolved(cache=str(cache_folder))
     full = Implementation(error=RuntimeError("RESOURCE_EXHAUSTED: another process has the memory"))
-    assert verify_attention(before, full).attention == "xla"
-    assert verify_attention(before, Implementation()) is before
+    assert verify(before, full).backend("attention") == "xla"
+    assert verify(before, Implementation()) is before
 
 
 def test_that_it_is_right_is_kept(cache_folder: Path) -> None:
     implementation = Implementation()
     before = resolved(cache=str(cache_folder))
-    first, second = (verify_attention(before, implementation) for _ in range(2))
+    first, second = (verify(before, implementation) for _ in range(2))
     assert implementation.calls == 1
     assert first == second
     assert len(list((cache_folder / RESULTS).iterdir())) == 1
     # Another model has other heads.
     other = dataclasses.replace(before, page_size=2 * before.page_size)
-    verify_attention(other, implementation)
+    verify(other, implementation)
     assert implementation.calls == 2
 
 
@@ -163,8 +169,9 @@ def test_there_is_a_case_for_layers_with_and_without_a_window() -> None:
     before = resolved()
     windows = (0, 4096) * (before.model.num_layers // 2)
     mixed = dataclasses.replace(before, model=before.model.with_windows(windows))
-    assert [case.window for case in cases_of(mixed)] == [None, 100]
-    assert {case.num_heads for case in cases_of(mixed)} == {before.model.num_heads}
+    batches = [case.batch for case in attention_cases(mixed)]
+    assert [batch.window for batch in batches if isinstance(batch, Case)] == [None, 100]
+    assert {batch.num_heads for batch in batches} == {before.model.num_heads}
 
 
 def test_one_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,5 +183,5 @@ def test_one_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(inputs)
 
     with pytest.raises(EngineError, match=r"self-test of paged attention 'gpu' has not ended after 0\.2 s"):
-        verify_attention(resolved(), hangs)
+        verify(resolved(), hangs)
     ended.set()

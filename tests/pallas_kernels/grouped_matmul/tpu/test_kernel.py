@@ -14,7 +14,7 @@ from jaxllm.pallas_kernels.grouped_matmul.tpu.blocks import Blocks, Dims, choose
 from jaxllm.pallas_kernels.grouped_matmul.tpu.layout import Streamed
 from jaxllm.pallas_kernels.grouped_matmul.tpu.matmul import tpu_grouped_matmul
 from jaxllm.pallas_kernels.grouped_matmul.tpu.visits import Visits
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
+from jaxllm.pallas_kernels.tpu_common.target import Target
 from tests.pallas_kernels.grouped_matmul.test_grouped_matmul import expected
 
 _FEW = ("every_group", "bfloat16_rows")

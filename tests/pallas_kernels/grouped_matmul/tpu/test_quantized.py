@@ -1,4 +1,4 @@
-"""The kernel for matrices of few bits in Pallas's interpreter: uninitialised memory as NaN, and a detector of races."""
+"""The kernel for quantised matrices in Pallas's interpreter: uninitialised memory as NaN, and a detector of races."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,11 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.grouped_matmul.tpu.quantized import choose_blocks, tpu_quantized_grouped_matmul
-from jaxllm.pallas_kernels.linear.quantized_cases import packed, random_matrix
+from jaxllm.pallas_kernels.linear.quantized_cases import pack_matrix, random_matrix
 from jaxllm.pallas_kernels.linear.tpu.blocks import Blocks, Dims
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, UINT4, Values, WeightType
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
+from jaxllm.pallas_kernels.tpu_common.target import Target
 
 MXFP4 = WeightType(Values.CODES, group=32, code=FP4, scales="float8_e8m0fnu")
 AWQ = WeightType(Values.CODES, group=64, has_offsets=True, code=UINT4, scales="float16")
@@ -37,7 +37,7 @@ def test_matches_numpy(kind: WeightType, sizes: tuple[int, ...], shape: tuple[in
     blocks = Blocks(out_size // layout.columns, 32, 16)
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")):
         multiply = jax.jit(lambda x, weight, sizes: tpu_quantized_grouped_matmul(x, weight, kind, sizes, blocks=blocks))
-        found = np.asarray(multiply(x, packed(layout, matrix, layers=2), jnp.array(sizes, jnp.int32)))
+        found = np.asarray(multiply(x, pack_matrix(layout, matrix, layers=2), jnp.array(sizes, jnp.int32)))
     assert interpret_pallas_call.races is not None
     assert not interpret_pallas_call.races.races_found
     ends = np.cumsum(sizes)

@@ -12,11 +12,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxllm.pallas_kernels.linear.quantized_cases import CASES, NF4, QuantizedCase, make_inputs, tolerance
 from jaxllm.pallas_kernels.linear.tpu import kernel, matmul
-from jaxllm.pallas_kernels.linear.tpu.codes import added, decode, levels
-from jaxllm.pallas_kernels.linear.tpu.kernel import in_halves, in_parts
+from jaxllm.pallas_kernels.linear.tpu.codes import code_bias, decode, levels
+from jaxllm.pallas_kernels.linear.tpu.kernel import even_columns_first, split_float8
 from jaxllm.pallas_kernels.linear.tpu.layout import Strips
 from jaxllm.pallas_kernels.linear.weight_type import FP4, INT4, UINT4, Activations, Values, WeightType, pack_codes
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target
+from jaxllm.pallas_kernels.tpu_common.target import Target
 
 _W8A8 = WeightType(Values.INT8, group=128, activations=Activations.PER_TOKEN)
 _AWQ = WeightType(Values.CODES, group=128, has_offsets=True, code=UINT4, scales="float16")
@@ -58,9 +58,9 @@ def test_float8_by_its_bits(values: Values, group: int | None, monkeypatch: pyte
 
     def in_order(x: jax.Array, group: int | None) -> jax.Array:
         ordered.append(group)
-        return in_halves(x, group)
+        return even_columns_first(x, group)
 
-    monkeypatch.setattr(matmul, "in_halves", in_order)
+    monkeypatch.setattr(matmul, "even_columns_first", in_order)
     kind = WeightType(values, group=group, activations=Activations.PER_TOKEN)
     inputs = make_inputs(QuantizedCase("bits", kind, 5, 256, 256))
     with pltpu.force_tpu_interpret_mode():
@@ -78,9 +78,9 @@ def test_rows_in_parts_of_float8(kind: WeightType, monkeypatch: pytest.MonkeyPat
 
     def recorded(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         parted.append(len(x))
-        return in_parts(x)
+        return split_float8(x)
 
-    monkeypatch.setattr(kernel, "in_parts", recorded)
+    monkeypatch.setattr(kernel, "split_float8", recorded)
     monkeypatch.setattr(matmul, "target", lambda: Target("tpu7x", 64 << 20))
     with pltpu.force_tpu_interpret_mode():
         found = np.asarray(inputs.call("tpu"))
@@ -91,7 +91,7 @@ def test_rows_in_parts_of_float8(kind: WeightType, monkeypatch: pytest.MonkeyPat
 def test_parts_have_nearly_all_bits_of_a_row() -> None:
     x = np.random.default_rng(0).standard_normal((4, 512)) * np.logspace(0, [0, 3, 9, 30], 512).T
     x = np.concatenate([x, np.zeros((1, 512))]).astype(ml_dtypes.bfloat16).astype(np.float64)
-    rows, scales = (np.asarray(part, np.float64) for part in in_parts(jnp.asarray(x, jnp.bfloat16)))
+    rows, scales = (np.asarray(part, np.float64) for part in split_float8(jnp.asarray(x, jnp.bfloat16)))
     found = (rows * scales).reshape(2, *x.shape).sum(axis=0)
     assert (np.abs(found - x) <= 2.0**-21 * np.abs(x).max(axis=1, keepdims=True)).all()
 
@@ -100,7 +100,7 @@ def test_parts_have_nearly_all_bits_of_a_row() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_codes(code: tuple[float, ...], dtype: type) -> None:
     kept = levels(pack_codes(np.arange(16, dtype=np.uint8)[None]), code).astype(ml_dtypes.int4)
-    found = np.asarray(decode(jnp.asarray(kept), code, jnp.dtype(dtype)), np.float32) + added(code)
+    found = np.asarray(decode(jnp.asarray(kept), code, jnp.dtype(dtype)), np.float32) + code_bias(code)
     np.testing.assert_array_equal(found[0], np.asarray(code, dtype).astype(np.float32))
 
 

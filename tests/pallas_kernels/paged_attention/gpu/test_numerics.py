@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_tune import TILES
-from jaxllm.pallas_kernels.measured import keep_measured
+from jaxllm.pallas_kernels.measured import store_measured
 from jaxllm.pallas_kernels.paged_attention.cases import CASES, Case
 from jaxllm.pallas_kernels.paged_attention.gpu import batch
 from tests.pallas_kernels.paged_attention.covering import READ_BY_CHIPS, covering
@@ -42,9 +42,9 @@ def test_other_tiles(decode: int, prefill: int, monkeypatch: pytest.MonkeyPatch,
     """As `scripts/bench gpu_tune` tries them; they come to the kernel as measured ones do."""
     case = Case("tiles", ((1, 300), (1, 0), (90, 160)), num_heads=2, num_kv_heads=1, head_size=128, dtype="bfloat16")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(batch, "measured_on", lambda: "a GPU")
+    monkeypatch.setattr(batch, "local_gpu_kind", lambda: "a GPU")
     for tile, is_decode in ((decode, True), (prefill, False)):
         key = batch.tile_key(128, "bfloat16", decode=is_decode)
-        keep_measured("paged_attention", "a GPU", {"key": key, "blocks": {"tile": tile}})
+        store_measured("paged_attention", "a GPU", {"key": key, "blocks": {"tile": tile}})
         assert batch.choose_tile(128, "bfloat16", decode=is_decode) == tile
     check(case, *interpret(cached_inputs(case), monkeypatch))

@@ -9,9 +9,10 @@ import pytest
 
 from jaxllm.pallas_kernels.paged_attention.cases import Case, Inputs
 from jaxllm.pallas_kernels.paged_attention.inputs import LAYER
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, choose_blocks
-from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, row_slots, with_tables
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.common import Blocks, limit_slots, row_slots
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims
+from jaxllm.pallas_kernels.tpu_common.target import Target
 from tests.pallas_kernels.paged_attention.oracle import cached_inputs, check
 from tests.pallas_kernels.paged_attention.tpu.interpreter import interpret
 from tests.thinned import thinned
@@ -95,7 +96,7 @@ def test_a_decode_does_not_depend_on_its_neighbours(
 
 @pytest.mark.parametrize(("width", "slots"), [(16, 16), (4096, 16), (8192, 8), (16384, 4), (1 << 20, 4)])
 def test_wide_page_tables_leave_fewer_slots(width: int, slots: int) -> None:
-    blocks = with_tables(Blocks(keys=1024, chunk=512, slots=16), width)
+    blocks = limit_slots(Blocks(keys=1024, chunk=512, slots=16), width)
     assert blocks.slots == slots
     assert row_slots(blocks, width) > slots
 

@@ -8,9 +8,10 @@ import pytest
 from jaxllm.pallas_kernels.paged_attention import CacheGeometry, cache_shape
 from jaxllm.pallas_kernels.paged_attention.cases import Case
 from jaxllm.pallas_kernels.paged_attention.shared_rows import SharedRows
-from jaxllm.pallas_kernels.paged_attention.tpu.blocks import Target, choose_blocks
+from jaxllm.pallas_kernels.paged_attention.tpu.blocks import choose_blocks
 from jaxllm.pallas_kernels.paged_attention.tpu.canonical import from_canonical, to_canonical
 from jaxllm.pallas_kernels.paged_attention.tpu.layout import Dims, pack_kv, pack_kv_words, pack_q, unpack_q
+from jaxllm.pallas_kernels.tpu_common.target import Target
 
 
 def _random(dtype: str, *shape: int) -> jax.Array:

@@ -1,1 +1,0 @@
-"""Products with experts: which implementation computes them."""

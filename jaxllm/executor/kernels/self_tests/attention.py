@@ -1,0 +1,107 @@
+"""The self-test of paged and latent attention, with the model's heads."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from jaxllm.executor.kernels.self_test import SelfTest
+from jaxllm.executor.resolved import ResolvedConfig
+from jaxllm.pallas_kernels.latent_attention import check as latent_check
+from jaxllm.pallas_kernels.latent_attention.cases import Case as LatentCase
+from jaxllm.pallas_kernels.latent_attention.cases import Inputs as LatentInputs
+from jaxllm.pallas_kernels.paged_attention import check
+from jaxllm.pallas_kernels.paged_attention.check import Result
+from jaxllm.pallas_kernels.paged_attention.inputs import Case, Inputs
+
+_ROWS = ((1, 0), (1, 15), (1, 300), (40, 0), (70, 130))
+"""New and computed tokens: decodes of one page and of several tiles, a prompt, and a chunk of a longer one."""
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """A batch, and whether the kernel checks bounds and semaphores."""
+
+    batch: Case | LatentCase
+    checks: bool
+
+
+def attention_cases(resolved: ResolvedConfig) -> Sequence[AttentionCase]:
+    """One batch for each kind of layer, with the heads that one device has."""
+    batches = paged_cases(resolved) if resolved.model.latent is None else [latent_case(resolved)]
+    return [AttentionCase(batch, resolved.attention_checks) for batch in batches]
+
+
+def paged_cases(resolved: ResolvedConfig) -> Iterator[Case]:
+    """Batches for layers with and without a window, and for each number and size of heads."""
+    model, devices = resolved.model, resolved.num_devices
+    case = Case(
+        "self_test",
+        _ROWS,
+        num_heads=model.num_heads // devices,
+        page_size=resolved.page_size,
+        padding_tokens=3,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+    )
+    plans = [layer.attention for layer in model.attention_layers]
+    for is_windowed in sorted({plan.window > 0 for plan in plans}):
+        kinds = dict.fromkeys(
+            (model.kv_heads_of(plan), model.head_size_of(plan)) for plan in plans if (plan.window > 0) == is_windowed
+        )
+        for heads, size in kinds:
+            own = replace(case, num_kv_heads=max(heads // devices, 1), head_size=size)
+            yield replace(own, window=100 if is_windowed else None)
+
+
+def latent_case(resolved: ResolvedConfig) -> LatentCase:
+    """The batch for latent attention, of which a model has one kind."""
+    latent = resolved.model.latent
+    assert latent is not None
+    return LatentCase(
+        "self_test",
+        _ROWS,
+        num_heads=resolved.model.num_heads // resolved.num_devices,
+        latent_size=latent.rank,
+        rope_size=latent.rope_size,
+        page_size=resolved.page_size,
+        padding_tokens=3,
+        dtype=resolved.dtype,
+    )
+
+
+def _run(name: str, inputs: Inputs | LatentInputs, **options: bool) -> Result:
+    if isinstance(inputs, LatentInputs):
+        return latent_check.run_case(name, inputs, **options)
+    return check.run_case(name, inputs, **options)
+
+
+def _find_problem(case: AttentionCase, resolved: ResolvedConfig, run: Callable[..., Result]) -> str | None:
+    implementation = partial(run, resolved.backend("attention"), **({"checks": True} if case.checks else {}))
+    if isinstance(case.batch, LatentCase):
+        result = latent_check.compare(case.batch, implementation)
+    else:
+        result = check.compare(case.batch, implementation)
+    if result.error is None:
+        return result.reason
+    return f"it is off by {result.error:.1e}, where {result.limit:.0e} is allowed" if result.is_wrong else None
+
+
+def _alternatives(resolved: ResolvedConfig) -> Iterator[ResolvedConfig]:
+    """The kernel for TPUs with its checks on; the one for all GPUs in place of that for Hopper."""
+    name, problem = resolved.backend("attention"), resolved.kernels["attention"].problem
+    if name == "tpu" and not resolved.attention_checks:
+        yield replace(resolved, attention_checks=True)
+    if name == "gpu" and resolved.model.latent is None:
+        yield resolved.with_kernel("attention", "triton", problem)
+
+
+TEST = SelfTest(
+    "attention",
+    title="paged attention",
+    kernels=("tpu", "gpu", "triton"),
+    cases=attention_cases,
+    find_problem=_find_problem,
+    run=_run,
+    alternatives=_alternatives,
+    advice="; `jaxllm doctor --stage attention` says more",
+)

@@ -1,0 +1,42 @@
+"""What the TPU kernels ask of a batch that is the same in every layer."""
+
+from dataclasses import dataclass, fields
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TpuBatch(RaggedBatch):
+    """A batch with what the kernels read beside it."""
+
+    table: jax.Array
+    """int32 [R, 1, W]: the page table as rows that a DMA can fetch one by one."""
+    order: jax.Array
+    """int32 [R]: the rows with tokens that are not decodes, first."""
+    counts: jax.Array
+    """int32 [2]: decodes, and other rows with tokens."""
+
+
+def tpu_prepare(batch: RaggedBatch) -> TpuBatch:
+    """`batch` with what is the same in every layer; one that has it already is returned as it is."""
+    if isinstance(batch, TpuBatch):
+        return batch
+    order, others = _others(batch)
+    given = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    counts = jnp.stack([batch.num_decodes, others])
+    return TpuBatch(**given, table=batch.page_table[:, None], order=order, counts=counts)
+
+
+def _others(batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
+    """The rows with tokens that are not decodes, first in an array [R], and their number."""
+    rows = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
+    lengths = batch.query_start[1:] - batch.query_start[:-1]
+    chosen = (rows >= batch.num_decodes) & (rows < batch.num_requests) & (lengths > 0)
+    # Comparisons of all with all: for so few numbers XLA is faster at them than at sums of prefixes and scatters.
+    rank = jnp.sum(chosen & (rows < rows[:, None]), axis=1, dtype=jnp.int32)
+    order = jnp.sum(jnp.where(chosen & (rank == rows[:, None]), rows, 0), axis=1, dtype=jnp.int32)
+    return order, chosen.sum(dtype=jnp.int32)
