@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.experts import MixtureOfExperts
 from jaxllm.models.layers.parameter import ParameterSpec
 from jaxllm.models.mlp_plan import ExpertsPlan, RouterPlan
@@ -74,7 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     layer = make_layer(options)
     graph, state = nnx.split(layer)
-    run = jax.jit(lambda state, x: nnx.merge(graph, state)(x, jnp.int32(1)))
+    run = jax.jit(lambda state, x: nnx.merge(graph, state)(x, ForwardContext(jnp.int32(1))))
     rows = [random(jnp.zeros((1, options.hidden)), seed) * 50 for seed in range(INPUTS)]
     # A matrix of as many bytes as the experts that a token has, several of them, or a cache would hold it.
     layout = choose_layout((options.active * options.size * 3, options.hidden), options.dtype, native=True)

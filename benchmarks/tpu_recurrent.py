@@ -54,13 +54,13 @@ def _selective_scan(inputs: Sequence[Any], states: Any) -> Any:
 
 
 def _short_convolution(inputs: Sequence[Any], held: Any) -> Any:
-    from jaxllm.models.layers.attention import Context
+    from jaxllm.models.forward_context import LayerContext
     from jaxllm.models.layers.states import read_states, write_states
     from jaxllm.models.recurrent_plan import ShortConvolutionPlan
     from jaxllm.pallas_kernels.causal_convolution import causal_convolution
 
     (x, weight), (states, layer, rows, batch) = inputs, held
-    context = Context(None, batch, layer, rows)
+    context = LayerContext(None, batch, layer, rows)
     (before,) = read_states((states,), ShortConvolutionPlan(channels=x.shape[1]), context, x.dtype)
     out, after = causal_convolution(x, before, weight, None, batch.query_start)
     return out, write_states((states,), (after,), context)[0]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
 from jaxllm.pallas_kernels.recurrence.rows import OUT_OF_RANGE, StateRows
 from jaxllm.pallas_kernels.segment_attention.segments import Segments
@@ -25,13 +26,20 @@ class Batch:
     """Tokens of one step: `token_ids` int32 [T], and where each of them sits.
 
     `slots` int32 [R] say where the states of each row lie, for layers that keep some. Without them nothing is kept.
-    `given` are embeddings of tokens that have no id.
+    `given` are embeddings of tokens that have no id. `rotary_positions` int32 [T] are the positions by which queries
+    and keys rotate, where these are not their places in the cache (`ragged.positions`).
     """
 
     token_ids: jax.Array
     ragged: RaggedBatch
     slots: jax.Array | None = None
     given: GivenEmbeddings | None = None
+    rotary_positions: jax.Array | None = None
+
+    @property
+    def context(self) -> ForwardContext:
+        """What products are told of the tokens."""
+        return ForwardContext(self.ragged.num_tokens)
 
     @property
     def state_rows(self) -> StateRows | None:

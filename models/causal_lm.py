@@ -20,12 +20,12 @@ from jaxllm.models.checkpoint.names import CheckpointNames
 from jaxllm.models.checkpoint.weight_target import layers_of
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.families import registry
+from jaxllm.models.forward_context import ForwardContext, SharedBlocks
 from jaxllm.models.kv_shape import CacheLayout
 from jaxllm.models.layers.embedding import Embedding, TokenEmbedding, vocab_rows
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.rope import rotation
-from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.plan import AltUpPlan, LayerPlan, TokenInputsPlan
 from jaxllm.models.sharding import constrain, model_parallel, split_kv_heads, token_axis
@@ -78,22 +78,23 @@ class CausalLM(nnx.Module):
         last gives hidden states without the norm, split over the devices like the residual stream.
         """
         config = self.config
-        positions = batch.ragged.positions
+        positions = batch.ragged.positions if batch.rotary_positions is None else batch.rotary_positions
         rotations = tuple(
             rotation(rope, config.head_size, self.options.max_model_len, positions) for rope in ropes_of(config.layers)
         )
         x = self._embedded(batch) if received is None else received
-        told = LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows)
+        per_token = batch.context.over_all_rows()
+        told = LayerInputs(rotations, self._views(batch.ragged, cache), batch.state_rows, per_token=per_token)
         if self.token_inputs is not None:
-            inputs = self.token_inputs(batch.token_ids, x, batch.ragged.num_tokens)
+            inputs = self.token_inputs(batch.token_ids, x, batch.context)
             told = told._replace(token_inputs=inputs)
         if self.shared is not None:
             told = told._replace(shared=SharedBlocks.of(self.shared, x))
         if self.streams is None:
             hidden, cache = self.layers(x, told, cache)
         else:
-            streams, cache = self.layers(self.streams.of(x), told, cache)
-            hidden = self.streams.joined(streams)
+            streams, cache = self.layers(self.streams.of(x, per_token), told, cache)
+            hidden = self.streams.joined(streams, per_token)
         stage, mesh = self.options.stage, self.options.mesh
         if stage is not None and not stage.is_last:
             return constrain(hidden, mesh, token_axis(mesh, len(hidden)), "hidden"), cache
@@ -102,7 +103,7 @@ class CausalLM(nnx.Module):
     def _embedded(self, batch: Batch) -> jax.Array:
         """What the first layer gets, [T, D]."""
         assert isinstance(self.embedding, TokenEmbedding)
-        return self.embedding(batch.token_ids, batch.ragged.positions, batch.given)
+        return self.embedding(batch.token_ids, batch.ragged.positions, batch.given, batch.context.over_all_rows())
 
     def _views(self, ragged: RaggedBatch, cache: Cache) -> dict[LayerPaging, RaggedBatch]:
         """The batch as each kind of layer sees it."""
@@ -137,11 +138,12 @@ class CausalLM(nnx.Module):
 
         Those from row `num_rows` (int32 []) on mean nothing.
         """
+        context = ForwardContext(num_rows)
         if self.projection is not None:
-            hidden = self.projection(hidden, num_rows)
+            hidden = self.projection(hidden, context)
         matrix = self.embedding if self.head is None else self.head
         assert matrix is not None
-        logits = matrix.product(hidden, num_rows)
+        logits = matrix.product(hidden, context)
         output = self.config.output
         if self.head is not None and self.head.bias is not None:
             logits = logits + self.head.bias[...].astype(jnp.float32)

@@ -12,6 +12,7 @@ from jaxllm.models.batch import PackedSequences
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
+from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.layers.activation import ACTIVATIONS, read_activation
 from jaxllm.models.layers.disentangled_attention import DisentangledAttention, DistanceRows, Distances, RelativePlan
 from jaxllm.models.layers.embedding import Embedding, Table
@@ -109,7 +110,7 @@ class Encoder(nnx.Module):
             x = x + self.types(texts.token_types)
         x = self.norm(x)
         if self.projection is not None:
-            x = self.projection(x)
+            x = self.projection(x, ALL_ROWS)
         told = None if self.distances is None else self.distances()
         for number in self.config.weights_of or range(len(self.layers)):
             x = self.layers[number](x, texts.segments, told)
@@ -143,7 +144,7 @@ class EncoderLayer(nnx.Module):
             assert distances is not None
             attended = self.attention(x, segments, distances)
         x = self.attention_norm(x + attended)
-        return self.mlp_norm(x + self.down(ACTIVATIONS[self.activation](self.up(x))))
+        return self.mlp_norm(x + self.down(ACTIVATIONS[self.activation](self.up(x, ALL_ROWS)), ALL_ROWS))
 
 
 class SelfAttention(nnx.Module):
@@ -158,7 +159,7 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: jax.Array, segments: Segments) -> jax.Array:
         """Map [T, D] to [T, D]."""
         query, key, value = (
-            project(x).reshape(len(x), -1, self.head_size) for project in (self.query, self.key, self.value)
+            project(x, ALL_ROWS).reshape(len(x), -1, self.head_size) for project in (self.query, self.key, self.value)
         )
         attended = segment_attention(query, key, value, segments, scale=self.head_size**-0.5)
-        return self.output(attended.reshape(x.shape))
+        return self.output(attended.reshape(x.shape), ALL_ROWS)

@@ -22,6 +22,7 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.family import Family, HeadPlan, Names
+from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.kv_shape import kv_shape
 from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.linear import Linear
@@ -66,7 +67,7 @@ class Decoder(nnx.Module):
         cache = Cache((jnp.zeros(shape, self.dtype),))
         width = -(-min(self.options.max_model_len, tokens) // page_size)
         hidden, _ = self.model(Batch(texts.token_ids, consecutive_pages(texts.segments, page_size, width)), cache)
-        return hidden if self.model.projection is None else self.model.projection(hidden)
+        return hidden if self.model.projection is None else self.model.projection(hidden, ALL_ROWS)
 
 
 def consecutive_pages(segments: Segments, page_size: int, width: int) -> RaggedBatch:
@@ -107,9 +108,9 @@ class Head(nnx.Module):
     def __call__(self, pooled: jax.Array) -> jax.Array:
         """Map [R, D] to [R, labels], before any softmax."""
         if self.dense is not None:
-            pooled = self.dense(pooled)
+            pooled = self.dense(pooled, ALL_ROWS)
             pooled = jnp.tanh(pooled) if self.activation == "tanh" else ACTIVATIONS[self.activation](pooled)
-        return self.out(self.norm(pooled))
+        return self.out(self.norm(pooled), ALL_ROWS)
 
 
 class PoolingModel(nnx.Module):

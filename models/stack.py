@@ -21,10 +21,9 @@ from jaxllm.models.batch import LayerPaging
 from jaxllm.models.cache import Cache
 from jaxllm.models.cache_plan import CachePlan
 from jaxllm.models.errors import ModelError
-from jaxllm.models.layers.attention import Context
+from jaxllm.models.forward_context import ALL_ROWS, ForwardContext, LayerContext, SharedBlocks
 from jaxllm.models.layers.parameter import LayerOf, placeholder
 from jaxllm.models.layers.rope import Rotation
-from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.pattern import Segment, segments_of
 from jaxllm.models.plan import LayerPlan
 from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
@@ -51,6 +50,8 @@ class LayerInputs(NamedTuple):
     """[L, T, size], what each layer has of the tokens, see `TokenInputPlan`."""
     shared: SharedBlocks | None = None
     """What layers have in common."""
+    per_token: ForwardContext = ALL_ROWS
+    """See `LayerContext`."""
 
 
 MakeLayer = Callable[[LayerPlan], nnx.Module]
@@ -97,7 +98,8 @@ class LoopStack(_Layers):
             # Layers that are alike are traced and lowered once: a kernel takes half a second each time.
             run = traced.setdefault(graph, jax.jit(partial(_run_layer, graph)))
             group, place = self.cache.groups[index], jnp.int32(self.cache.places[index])
-            context = Context(_own_rotation(plan, ropes, rotations), ragged[self.view(index)], place)
+            rotation = _own_rotation(plan, ropes, rotations)
+            context = LayerContext(rotation, ragged[self.view(index)], place, per_token=told.per_token)
             if group is not None:
                 context = context._replace(states=told.states)
             if told.token_inputs is not None:
@@ -115,7 +117,7 @@ def _own_rotation(plan: LayerPlan, ropes: tuple[RopeConfig, ...], rotations: Rot
     return None if rope is None else rotations[ropes.index(rope)]
 
 
-def _run_layer(graph: nnx.GraphDef[Any], parameters: Any, x: jax.Array, own: Any, context: Context) -> Any:
+def _run_layer(graph: nnx.GraphDef[Any], parameters: Any, x: jax.Array, own: Any, context: LayerContext) -> Any:
     """A layer with these parameters on `x` [T, D], and its part of the cache."""
     return nnx.merge(graph, parameters)(x, own, context)
 
@@ -184,7 +186,8 @@ class ScanStack(_Layers):
             for place, graph in enumerate(graphs):
                 found = jax.tree.map(lambda array: LayerOf(array, repeat), whole[place])
                 layer = nnx.merge(graph, found, values[place])
-                context = Context(own[place], *in_cache[place](repeat), told.states, shared=told.shared)
+                context = LayerContext(own[place], *in_cache[place](repeat), told.states)
+                context = context._replace(shared=told.shared, per_token=told.per_token)
                 if told.token_inputs is not None:
                     number = segment.start + repeat * segment.period + place
                     context = context._replace(token_input=told.token_inputs[number])

@@ -15,8 +15,9 @@ from jaxllm.models.config import ModelConfig
 from jaxllm.models.families.common import read_llama, with_biases
 from jaxllm.models.families.family import LLAMA_NAMES, Family, Names
 from jaxllm.models.families.mamba2 import check_groups, read_limits, state_space_names
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.activation import read_activation
-from jaxllm.models.layers.attention import Attention, Context
+from jaxllm.models.layers.attention import Attention
 from jaxllm.models.layers.mlp import make_mlp
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.recurrent import make_recurrent
@@ -120,7 +121,7 @@ class AttentionBeside(nnx.Module):
         self.attention = Attention(config, plan.attention, options, dtype=dtype)
         self.scales = config.attention_scales
 
-    def __call__(self, x: jax.Array, pages: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, pages: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, 2 D]."""
         before, behind = self.scales
         attended, pages = self.attention(self.attention_norm(x) * before, pages, context)
@@ -139,13 +140,13 @@ class StateSpaceBeside(nnx.Module):
         self.mlp = make_mlp(config, plan.mlp, dtype=dtype, options=options)
         self.scales, self.mlp_scale = config.recurrence_scales, config.mlp_scale
 
-    def __call__(self, both: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+    def __call__(self, both: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map [T, 2 D] to [T, D]."""
         x, attended = jnp.split(both, 2, axis=-1)
         before, behind = self.scales
         mixed, states = self.recurrence(self.attention_norm(x) * before, states, context)
         x = x + (mixed * behind + attended)
-        return x + self.mlp(self.mlp_norm(x), context.num_tokens) * self.mlp_scale, states
+        return x + self.mlp(self.mlp_norm(x), context.forward) * self.mlp_scale, states
 
 
 def make_layer(config: ModelConfig, plan: LayerPlan, options: ForwardOptions, dtype: jnp.dtype) -> nnx.Module:

@@ -14,6 +14,7 @@ from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.errors import ModelError
 from jaxllm.models.families.family import Family, HeadPlan
+from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.layers.activation import ACTIVATIONS
 from jaxllm.models.layers.embedding import Embedding
 from jaxllm.models.layers.linear import Linear
@@ -148,13 +149,13 @@ class ModernBertLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, by: Rotation, segments: Segments) -> jax.Array:
         """Map [T, D] to [T, D]."""
-        heads = self.query_key_value(self.attention_norm(x)).reshape(len(x), 3, -1, self.head_size)
+        heads = self.query_key_value(self.attention_norm(x), ALL_ROWS).reshape(len(x), 3, -1, self.head_size)
         query, key = rotate(heads[:, 0], by), rotate(heads[:, 1], by)
         scale, window = self.head_size**-0.5, self.window
         attended = segment_attention(query, key, heads[:, 2], segments, scale=scale, window=window)
-        x = x + self.output(attended.reshape(x.shape))
-        up, gate = jnp.split(self.up_and_gate(self.mlp_norm(x)), 2, axis=-1)
-        return x + self.down(ACTIVATIONS["gelu"](up) * gate)
+        x = x + self.output(attended.reshape(x.shape), ALL_ROWS)
+        up, gate = jnp.split(self.up_and_gate(self.mlp_norm(x), ALL_ROWS), 2, axis=-1)
+        return x + self.down(ACTIVATIONS["gelu"](up) * gate, ALL_ROWS)
 
 
 _NAMES = {

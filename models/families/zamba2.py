@@ -24,8 +24,9 @@ from jaxllm.models.families.common import read_sizes
 from jaxllm.models.families.family import Family, Names
 from jaxllm.models.families.mamba2 import OLD_KINDS, check_groups, state_space_names
 from jaxllm.models.families.rotary import read_rope
+from jaxllm.models.forward_context import ForwardContext, LayerContext
 from jaxllm.models.layers.activation import read_activation
-from jaxllm.models.layers.attention import Attention, Context
+from jaxllm.models.layers.attention import Attention
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.mlp import GatedMLP
 from jaxllm.models.layers.norm import make_norm
@@ -162,9 +163,9 @@ class Adapter(nnx.Module):
     def __init__(self, down: Linear, up: Linear) -> None:
         self.down, self.up = down, up
 
-    def __call__(self, x: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Map [T, in] to [T, out]."""
-        return self.up(self.down(x, num_rows), num_rows)
+        return self.up(self.down(x, context), context)
 
 
 class BlockUse(nnx.Module):
@@ -186,21 +187,21 @@ class BlockUse(nnx.Module):
         self.output = linear(size, size, axes=(None, "hidden"))
         self.plan = plan
 
-    def __call__(self, x: jax.Array, pages: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, pages: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, 2 D]."""
         assert context.shared is not None
         assert self.plan.shared_block is not None
         block: SharedBlock = context.shared.block(self.plan.shared_block)
-        rows, attention, mlp = context.num_tokens, block.attention, block.mlp
+        forward, attention, mlp = context.forward, block.attention, block.mlp
         both = block.attention_norm(jnp.concatenate([x, context.shared.embedded], axis=-1))
-        projected = attention.query_key_value(both, rows)
+        projected = attention.query_key_value(both, forward)
         if self.query is not None and self.key is not None and self.value is not None:
-            adapted = [adapter(both, rows) for adapter in (self.query, self.key, self.value)]
+            adapted = [adapter(both, forward) for adapter in (self.query, self.key, self.value)]
             projected = projected + attention.parts.join(adapted)
         attended, pages = attention.attend(projected, pages, context)
-        normed = block.mlp_norm(attention.output(attended, rows))
-        wide = mlp.gate_up(normed, rows) + self.gate_up(normed, rows)
-        given = self.output(mlp.down(mlp.activation(wide), rows), rows)
+        normed = block.mlp_norm(attention.output(attended, forward))
+        wide = mlp.gate_up(normed, forward) + self.gate_up(normed, forward)
+        given = self.output(mlp.down(mlp.activation(wide), forward), forward)
         return jnp.concatenate([x, given], axis=-1), pages
 
 
@@ -213,7 +214,7 @@ class Mamba(nnx.Module):
         self.recurrence = make_recurrent(config, plan.recurrence, options, dtype=dtype)
         self.adds_shared = plan.adds_shared
 
-    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+    def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map [T, D], or [T, 2 D], to [T, D]."""
         x, given = jnp.split(x, 2, axis=-1) if self.adds_shared else (x, None)
         mixed, states = self.recurrence(self.attention_norm(x if given is None else x + given), states, context)

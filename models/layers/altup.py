@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.attention import Context
+from jaxllm.models.forward_context import ForwardContext, LayerContext
 from jaxllm.models.layers.decoder import DecoderLayer, LayerCache
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
@@ -32,9 +32,9 @@ class AltUp(nnx.Module):
         self.scale = parameter((size,), dtype, sharding(options.mesh, None))
         self.plan = plan
 
-    def predict(self, streams: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def predict(self, streams: jax.Array, context: ForwardContext) -> jax.Array:
         """Map streams [n, T, D]: each is what it was, and a sum of all, weighted by the token."""
-        weights = self.prediction(self._modes(streams[self.plan.active], num_rows), num_rows)
+        weights = self.prediction(self._modes(streams[self.plan.active], context), context)
         square = weights.reshape(-1, self.plan.count, self.plan.count).astype(jnp.float32)
         wide = streams.astype(jnp.float32)
         # As many products as there are streams twice: too few for the matrix units, and exact in float32.
@@ -43,9 +43,9 @@ class AltUp(nnx.Module):
         ]
         return (jnp.stack(mixed) + wide).astype(streams.dtype)
 
-    def correct(self, predicted: jax.Array, found: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def correct(self, predicted: jax.Array, found: jax.Array, context: ForwardContext) -> jax.Array:
         """Streams [n, T, D] from those predicted, and what the layer has made of the active one, `found` [T, D]."""
-        weights = self.correction(self._modes(found, num_rows), num_rows) + jnp.asarray(1.0, found.dtype)
+        weights = self.correction(self._modes(found, context), context) + jnp.asarray(1.0, found.dtype)
         return predicted + (found - predicted[self.plan.active]) * weights.T[:, :, None]
 
     def active_of(self, streams: jax.Array) -> jax.Array:
@@ -53,9 +53,9 @@ class AltUp(nnx.Module):
         own = streams[self.plan.active]
         return own * self.scale[...] if self.plan.scales else own
 
-    def _modes(self, x: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def _modes(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """[T, n] of `x` [T, D]."""
-        routed = self.router(self.router_norm(x) * jnp.asarray(1 / x.shape[1], x.dtype), num_rows)
+        routed = self.router(self.router_norm(x) * jnp.asarray(1 / x.shape[1], x.dtype), context)
         return jnp.tanh(routed.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -67,9 +67,9 @@ class AugmentedResidual(nnx.Module):
         self.left, self.right = linear(size, plan.rank), linear(plan.rank, size)
         self.norm = make_norm(plan.norm, size, dtype=dtype, options=options)
 
-    def __call__(self, x: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Map [T, D]."""
-        return x + self.norm(self.right(self.left(x, num_rows), num_rows))
+        return x + self.norm(self.right(self.left(x, context), context))
 
 
 class AltUpLayer(DecoderLayer):
@@ -81,21 +81,21 @@ class AltUpLayer(DecoderLayer):
         self.altup = AltUp(config.hidden_size, plan.altup, options, dtype=dtype)
         self.laurel = AugmentedResidual(config.hidden_size, plan.altup, options, dtype=dtype)
 
-    def __call__(self, x: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """Map streams `x` [n, T, D] and update its part of the cache at the context's layer."""
-        rows = context.num_tokens
-        predicted = self.altup.predict(x, rows)
+        forward = context.forward
+        predicted = self.altup.predict(x, forward)
         active = predicted[self.altup.plan.active]
         normed = self.attention_norm(active)
         mixed, cache = self._mix(normed, cache, context)
-        after = self._add(active, mixed, self.attention_output_norm) + self.laurel(normed, rows)
+        after = self._add(active, mixed, self.attention_output_norm) + self.laurel(normed, forward)
         after = after * jnp.asarray(2**-0.5, after.dtype)
         assert self.mlp is not None
-        after = self._add(after, self.mlp(self.mlp_norm(after), rows), self.mlp_output_norm)
-        streams = self.altup.correct(predicted, after, rows)
+        after = self._add(after, self.mlp(self.mlp_norm(after), forward), self.mlp_output_norm)
+        streams = self.altup.correct(predicted, after, forward)
         assert self.token_input is not None
         assert context.token_input is not None
-        added = self.token_input(self.altup.active_of(streams), context.token_input, rows)
+        added = self.token_input(self.altup.active_of(streams), context.token_input, forward)
         return jnp.concatenate([streams[:1], streams[1:] + added]), cache
 
 
@@ -107,14 +107,14 @@ class Streams(nnx.Module):
         self.spread = nnx.List([linear() for _ in range(plan.count - 1)])
         self.join = nnx.List([linear() for _ in range(plan.count - 1)])
 
-    def of(self, x: jax.Array) -> jax.Array:
+    def of(self, x: jax.Array, context: ForwardContext) -> jax.Array:
         """Streams [n, T, D] of the embedding `x` [T, D]."""
-        return jnp.stack([x, *(_as_large(project(x), x) for project in self.spread)])
+        return jnp.stack([x, *(_as_large(project(x, context), x) for project in self.spread)])
 
-    def joined(self, streams: jax.Array) -> jax.Array:
+    def joined(self, streams: jax.Array, context: ForwardContext) -> jax.Array:
         """[T, D]: the mean of the streams, which are projected but for the first."""
         first, *others = streams
-        projected = [_as_large(project(each), first) for project, each in zip(self.join, others, strict=True)]
+        projected = [_as_large(project(each, context), first) for project, each in zip(self.join, others, strict=True)]
         return jnp.stack([first, *projected]).mean(axis=0, dtype=jnp.float32).astype(first.dtype)
 
 

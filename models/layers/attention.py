@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +12,16 @@ from jax.sharding import PartitionSpec
 
 from jaxllm.models.attention_plan import AttentionPlan, QueryScale
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.kv_shape import CacheLayout, OwnPages
 from jaxllm.models.layers.alibi import alibi_slopes
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import AnyNorm, NoNorm, make_norm
 from jaxllm.models.layers.parameter import Rows, merged, parameter
 from jaxllm.models.layers.rope import Rotation, pair_order, rotate
-from jaxllm.models.layers.shared import SharedBlocks
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import model_parallel, over_model, partition, sharding, split_kv_heads
 from jaxllm.pallas_kernels.paged_attention import AttentionOptions, RaggedBatch, get_backend, paged_attention
-from jaxllm.pallas_kernels.recurrence.rows import StateRows
-
-
-class Context(NamedTuple):
-    """What a layer is told beside its input."""
-
-    rotation: Rotation | None
-    """That of its own rotary embedding; None where it has none."""
-    ragged: RaggedBatch
-    layer: int | jax.Array
-    """Which layer of the cache it reads and writes."""
-    states: StateRows | None = None
-    """Where the states of the rows lie, for layers that keep some; None where nothing outlives the step."""
-    token_input: jax.Array | None = None
-    """[T, size], what the layer has of each token beside its input, see `TokenInputPlan`."""
-    shared: SharedBlocks | None = None
-    """What layers have in common, in models where they do."""
-
-    @property
-    def num_tokens(self) -> jax.Array:
-        """int32 [], tokens that are not padding."""
-        return self.ragged.num_tokens
 
 
 class Attention(nnx.Module):
@@ -93,12 +71,12 @@ class Attention(nnx.Module):
         # rows in place of eight. Where devices share the heads, their split keeps the two apart.
         self.rotates_before = options.attention == "tpu" and devices == 1
 
-    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, D]; returns the cache (see `cache_shape`) with the new tokens, too."""
-        attended, kv_cache = self.attend(self.query_key_value(x, context.num_tokens), kv_cache, context)
-        return self.output(attended, context.num_tokens), kv_cache
+        attended, kv_cache = self.attend(self.query_key_value(x, context.forward), kv_cache, context)
+        return self.output(attended, context.forward), kv_cache
 
-    def attend(self, projected: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def attend(self, projected: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """What lies between the projections: [T, N * H] from queries, keys and values side by side, and the cache."""
         layer = jnp.asarray(0 if self.one_layer_cache else context.layer, jnp.int32)
         options = self._options()
@@ -118,7 +96,7 @@ class Attention(nnx.Module):
         out = out.reshape(len(projected), -1)
         return out * jax.nn.sigmoid(parts[-1]) if self.plan.output_gate else out, kv_cache
 
-    def _heads(self, parts: tuple[jax.Array, ...], context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _heads(self, parts: tuple[jax.Array, ...], context: LayerContext) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries [T, N, H], keys and values [T, K, H], as attention takes them, from what products give.
 
         Those of a layer that reads the keys and values of another one are zeros, which go nowhere.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxllm.models.cache import States
-from jaxllm.models.layers.attention import Context
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.plan import StateArray
 from jaxllm.models.sharding import over_model, partition
 from jaxllm.pallas_kernels.recurrence import LayerStates, StateRows
@@ -26,7 +26,7 @@ def by_heads(
     tokens: tuple[jax.Array, ...],
     states: States,
     kept: StateArray,
-    context: Context,
+    context: LayerContext,
     mesh: Mesh | None,
     *,
     shared: tuple[jax.Array, ...] = (),

@@ -9,7 +9,8 @@ from flax import nnx
 from jaxllm.models.attention_plan import AttentionPlan, LatentAttentionPlan
 from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.attention import Attention, Context
+from jaxllm.models.forward_context import LayerContext
+from jaxllm.models.layers.attention import Attention
 from jaxllm.models.layers.mlp import MLP, GatedMLP, make_mlp
 from jaxllm.models.layers.norm import AnyNorm, RMSNorm, make_norm
 from jaxllm.models.layers.parameter import parameter
@@ -50,15 +51,15 @@ class DecoderLayer(nnx.Module):
         self.output_scale = Scale(options, dtype=dtype) if plan.output_scale else None
         self.plan = plan
 
-    def __call__(self, x: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """Map `x` [T, D] to [T, D] and update its part of the cache at the context's layer."""
         x, cache = self._blocks(x, cache, context)
         if self.token_input is not None:
             assert context.token_input is not None
-            x = x + self.token_input(x, context.token_input, context.num_tokens)
+            x = x + self.token_input(x, context.token_input, context.forward)
         return x if self.output_scale is None else self.output_scale(x), cache
 
-    def _blocks(self, x: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+    def _blocks(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """Attention, or what is in its place, and the MLP."""
         normed = self.attention_norm(x)
         mixed, cache = self._mix(normed, cache, context)
@@ -70,10 +71,10 @@ class DecoderLayer(nnx.Module):
         elif self.plan.mlp_norm is not None:
             normed = self.mlp_norm(x)
         if self.residual_mlp is not None:
-            after = after + self.residual_mlp(self.residual_norm(after), context.num_tokens)
-        return self._add(after, self.mlp(normed, context.num_tokens), self.mlp_output_norm), cache
+            after = after + self.residual_mlp(self.residual_norm(after), context.forward)
+        return self._add(after, self.mlp(normed, context.forward), self.mlp_output_norm), cache
 
-    def _mix(self, normed: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+    def _mix(self, normed: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """What attention gives, or what is in its place."""
         if self.recurrence is not None:
             assert isinstance(cache, tuple)
@@ -148,9 +149,9 @@ def _feed_forward(
 class FusedDecoderLayer(DecoderLayer):
     """The same where products take over what is around them: norms, gates, residuals. For layers that `can_fuse`."""
 
-    def __call__(self, x: jax.Array, cache: LayerCache, context: Context) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, cache: LayerCache, context: LayerContext) -> tuple[jax.Array, LayerCache]:
         """See `DecoderLayer`."""
-        attention, mlp, rows = self.attention, self.mlp, context.num_tokens
+        attention, mlp, forward = self.attention, self.mlp, context.forward
         assert isinstance(self.attention_norm, RMSNorm)
         assert isinstance(self.mlp_norm, RMSNorm)
         assert isinstance(mlp, GatedMLP)
@@ -158,13 +159,13 @@ class FusedDecoderLayer(DecoderLayer):
             mixed, cache = self._mix(self.attention_norm(x), cache, context)
             x = x + mixed
         else:
-            projected = attention.query_key_value(x, rows, Fused(self.attention_norm.norm))
+            projected = attention.query_key_value(x, forward, Fused(self.attention_norm.norm))
             assert not isinstance(cache, tuple)
             attended, cache = attention.attend(projected, cache, context)
-            x = attention.output(attended, rows, Fused(residual=x))
-        wide = mlp.gate_up(x, rows, Fused(self.mlp_norm.norm))
+            x = attention.output(attended, forward, Fused(residual=x))
+        wide = mlp.gate_up(x, forward, Fused(self.mlp_norm.norm))
         is_silu = mlp.activation.is_silu
-        return mlp.down(wide if is_silu else mlp.activation(wide), rows, Fused(is_gated=is_silu, residual=x)), cache
+        return mlp.down(wide if is_silu else mlp.activation(wide), forward, Fused(is_gated=is_silu, residual=x)), cache
 
 
 def can_fuse(plan: LayerPlan) -> bool:

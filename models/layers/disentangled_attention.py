@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.layers.embedding import Table
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
@@ -95,10 +96,10 @@ class DisentangledAttention(nnx.Module):
         scale = (self.head_size * (1 + plan.by_query + plan.by_key)) ** -0.5
         relative = RelativeScores(by_query, by_key, distances.buckets)
         attended = segment_attention(query, key, value, segments, scale=scale, relative=relative)
-        return self.output(attended.reshape(x.shape))
+        return self.output(attended.reshape(x.shape), ALL_ROWS)
 
     def _heads(self, project: Linear, x: jax.Array) -> jax.Array:
-        return project(x).reshape(len(x), -1, self.head_size)
+        return project(x, ALL_ROWS).reshape(len(x), -1, self.head_size)
 
 
 def _products(heads: jax.Array, rows: jax.Array) -> jax.Array:

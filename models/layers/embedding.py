@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from jaxllm.models.batch import GivenEmbeddings
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import ALL_ROWS, ForwardContext
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.matrix import Matrix
 from jaxllm.models.layers.norm import make_norm
@@ -79,7 +80,11 @@ class TokenEmbedding(Embedding):
         self.projection = project(dtype=dtype, options=options) if plan.size else None
 
     def __call__(
-        self, token_ids: jax.Array, positions: jax.Array | None = None, given: GivenEmbeddings | None = None
+        self,
+        token_ids: jax.Array,
+        positions: jax.Array | None = None,
+        given: GivenEmbeddings | None = None,
+        context: ForwardContext = ALL_ROWS,
     ) -> jax.Array:
         """Hidden states [T, D] of `token_ids` int32 [T] at `positions` int32 [T].
 
@@ -89,7 +94,7 @@ class TokenEmbedding(Embedding):
         if given is not None and not self.scaled:
             x = _with_given(x, given)
         if self.projection is not None:
-            x = self.projection(x)
+            x = self.projection(x, context)
         if self.scale != 1.0:
             x = x * jnp.asarray(self.scale, x.dtype)
         if given is not None and self.scaled:

@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import find_activation
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.matrix import Matrix
@@ -122,19 +123,21 @@ class MixtureOfExperts(nnx.Module):
         self.expert_norm, self.expert_output_norm = norm(), norm()
         self.shared_norm, self.shared_output_norm = norm(), norm()
 
-    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
-        """Map [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
-        experts, weights = self.router(x, num_rows)
-        if num_rows is not None:
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
+        """Map [T, D] to [T, D]."""
+        experts, weights = self.router(x, context)
+        if context.num_rows is not None:
             # Padding chooses nobody: experts that it alone has would be read for nothing.
-            is_used = jnp.arange(len(x), dtype=jnp.int32) < num_rows
+            is_used = jnp.arange(len(x), dtype=jnp.int32) < context.num_rows
             experts = jnp.where(is_used[:, None], experts, self.plan.count)
         out = self.expert_output_norm(self._experts(self.expert_norm(x), (experts, weights)))
         if self.output_bias is not None:
             out = out + self.output_bias[...]
         if self.shared is not None:
-            shared = self.shared_output_norm(self.shared(self.shared_norm(x), num_rows))
-            out = out + (shared if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * shared)
+            shared = self.shared_output_norm(self.shared(self.shared_norm(x), context))
+            if self.shared_gate is not None:
+                shared = jax.nn.sigmoid(self.shared_gate(x, context.over_all_rows())) * shared
+            out = out + shared
         return out
 
     def _experts(self, x: jax.Array, choice: Choice) -> jax.Array:

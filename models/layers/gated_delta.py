@@ -9,8 +9,8 @@ from jax import lax
 
 from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.activation import find_activation
-from jaxllm.models.layers.attention import Context
 from jaxllm.models.layers.by_heads import by_heads
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
@@ -47,19 +47,19 @@ class GatedDeltaNet(nnx.Module):
         self.norm = make_norm(plan.norm, plan.value_size, dtype=dtype, options=options)
         self.output = linear(plan.values, size, axes=("hidden", "heads"))
 
-    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+    def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; see `RecurrentBlock`."""
-        plan, tokens = self.plan, context.num_tokens
-        gate, rate, decay = self.gates.split(self.gating(x, tokens))
+        plan, forward = self.plan, context.forward
+        gate, rate, decay = self.gates.split(self.gating(x, forward))
         before = read_states(states[:1], plan, context, x.dtype)[0]
-        mixed, after = self.convolution(self.input(x, tokens), before, context.ragged.query_start)
+        mixed, after = self.convolution(self.input(x, forward), before, context.ragged.query_start)
         query, key, value = self._heads(find_activation(plan.activation)(mixed))
         decay = -jnp.exp(self.a_log[...]) * jax.nn.softplus(decay.astype(jnp.float32) + self.dt_bias[...])
         rate = jax.nn.sigmoid(rate.astype(jnp.float32))
         arrays = (query, key, value, decay, rate)
         out, held = by_heads(self._kernel, arrays, states[1:], plan.states[1], context, self.options.mesh)
         out = self.norm(out).reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
-        return self.output(out.astype(x.dtype), tokens), (*write_states(states[:1], (after,), context), *held)
+        return self.output(out.astype(x.dtype), forward), (*write_states(states[:1], (after,), context), *held)
 
     def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
         return gated_delta(GatedDeltaInputs(*arrays), states, platform=self.options.platform)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxllm.models.attention_plan import LatentAttentionPlan
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.attention import Context
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Rows, merged, parameter
@@ -66,12 +66,12 @@ class LatentAttention(nnx.Module):
         self.key_up, self.value_up = project(plan.plain_size), project(plan.value_size)
         self.output = linear(heads * plan.value_size, hidden, bias=plan.bias, axes=("hidden", "heads"))
 
-    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         """Map `x` [T, D] to [T, D]; returns the cache (see `latent_cache_shape`) with the new tokens, too."""
-        plan, rows = self.plan, context.num_tokens
-        *query_latent, latent = self.parts.split(self.down(x, rows))
+        plan, forward = self.plan, context.forward
+        *query_latent, latent = self.parts.split(self.down(x, forward))
         of = x if self.query_norm is None else self.query_norm(query_latent[0])
-        query = self.query(of, rows).reshape(len(x), -1, plan.query_size)
+        query = self.query(of, forward).reshape(len(x), -1, plan.query_size)
         plain, q_rope = query[..., : plan.plain_size], query[..., plan.plain_size :]
         latent, k_rope = latent[:, : plan.rank], latent[:, None, plan.rank :]
         if context.rotation is not None:
@@ -81,7 +81,7 @@ class LatentAttention(nnx.Module):
         new = self.latent_norm(latent), k_rope[:, 0]
         attended, kv_cache = self._attend(q_latent, q_rope, *new, kv_cache, layer, ragged=context.ragged)
         values = self.value_up(attended, "tnz,nvz->tnv")
-        return self.output(values.reshape(len(x), -1), rows), kv_cache
+        return self.output(values.reshape(len(x), -1), forward), kv_cache
 
     def _attend(self, *arrays: jax.Array, ragged: RaggedBatch) -> tuple[jax.Array, jax.Array]:
         """`latent_attention`, by each device for its own heads; `arrays` are its arguments before the batch."""

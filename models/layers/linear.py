@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.matrix import Matrix
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, parameter
 from jaxllm.models.options import ForwardOptions
@@ -53,8 +54,8 @@ class Linear(Matrix):
             (out_size, in_size), kind, native=self.is_native, backend=self.backend, parts=parts
         )
 
-    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None, fused: Fused = NOTHING) -> jax.Array:
-        """Map [T, in], of which the first `num_rows` (int32 []) count, to [T, out]."""
+    def __call__(self, x: jax.Array, context: ForwardContext, fused: Fused = NOTHING) -> jax.Array:
+        """Map [T, in] to [T, out]."""
         out_axis, in_axis = self.axes
         partial = model_parallel(self.mesh) > 1 and sharding(self.mesh, in_axis) != sharding(self.mesh, None)
         # What is added comes behind the sum over devices, and behind the bias.
@@ -67,7 +68,7 @@ class Linear(Matrix):
         if not partial:
             # Tokens that are split are gathered first: left to itself, XLA makes a loop of a product of small parts.
             x = constrain(x, self.mesh, None, in_axis)
-        out = self.product(x, num_rows, fused, out_dtype=kind)
+        out = self.product(x, context, fused, out_dtype=kind)
         out = constrain(out, self.mesh, None, out_axis)
         if partial:
             out = constrain(out, self.mesh, token_axis(self.mesh, len(out)), out_axis)

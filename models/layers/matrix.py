@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.parameter import ARRAYS, LayerOf, Merged, Rows, parameter
 from jaxllm.models.options import ForwardOptions
 from jaxllm.models.sharding import MODEL, model_parallel, over_model, partition, sharding
@@ -69,14 +70,14 @@ class Matrix(nnx.Module):
     def product(
         self,
         x: jax.Array,
-        num_rows: jax.Array | None = None,
+        context: ForwardContext,
         fused: Fused = NOTHING,
         *,
         out_dtype: DTypeLike = jnp.float32,
     ) -> jax.Array:
         """See `linear`. What XLA does not split is run by each device, with its part of the matrix."""
         if not self.layout.on_each_device or model_parallel(self.mesh) == 1:
-            return linear(x, self.matrix, num_rows, fused, out_dtype=out_dtype, platform=self.platform)
+            return linear(x, self.matrix, context.num_rows, fused, out_dtype=out_dtype, platform=self.platform)
         out_axis, in_axis = self.axes
         assert self.mesh is not None
         assert fused.residual is None

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import GatedActivation, find_activation
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, merged
@@ -32,13 +33,13 @@ class GatedMLP(nnx.Module):
         self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))
         self.mesh, self.platform = options.mesh, options.platform
 
-    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
-        """Map [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
+        """Map [T, D] to [T, D]."""
         if self.mesh is not None and self._travels(self.mesh, len(x)):
             from jaxllm.models.layers.ring_mlp import around_ring
 
             return around_ring(self._of_parts, x, self.gate_up.weight[...], self.down.weight[...], self.mesh)
-        return self.down(self.activation(self.gate_up(x, num_rows)), num_rows)
+        return self.down(self.activation(self.gate_up(x, context)), context)
 
     def _travels(self, mesh: Mesh, tokens: int) -> bool:
         """Whether tokens go around the ring of devices, see `ring_mlp`."""
@@ -73,9 +74,9 @@ class MLP(nnx.Module):
         self.up = linear(narrow, wide, bias=plan.bias, axes=("mlp", "hidden"))
         self.down = linear(wide, narrow, bias=plan.bias or plan.down_bias, axes=("hidden", "mlp"))
 
-    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
-        """Map [T, D], of which the first `num_rows` (int32 []) count, to [T, D]."""
-        return self.down(find_activation(self.activation)(self.up(x, num_rows)), num_rows)
+    def __call__(self, x: jax.Array, context: ForwardContext) -> jax.Array:
+        """Map [T, D] to [T, D]."""
+        return self.down(find_activation(self.activation)(self.up(x, context)), context)
 
 
 def make_mlp(config: ModelConfig, plan: MLPPlan, *, dtype: jnp.dtype, options: ForwardOptions) -> GatedMLP | MLP:

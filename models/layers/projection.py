@@ -15,6 +15,7 @@ from flax import nnx
 from jaxllm.models.checkpoint.config_file import ConfigFile
 from jaxllm.models.checkpoint.weight_files import read_tensors, tensors_in
 from jaxllm.models.errors import ModelError
+from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.options import ForwardOptions
 
@@ -119,7 +120,7 @@ class Projection(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map float32 [R, D]."""
         for layer, activation in zip(self.layers, self.activations, strict=True):
-            x = ACTIVATIONS[activation](layer(x))
+            x = ACTIVATIONS[activation](layer(x, ALL_ROWS))
         return x
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.attention import Context
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.gated_delta import GatedDeltaNet
 from jaxllm.models.layers.selective_scan import SelectiveScanMixer
 from jaxllm.models.layers.short_convolution import ShortConvolution
@@ -21,7 +21,7 @@ from jaxllm.models.recurrent_plan import GatedDeltaPlan, SelectiveScanPlan, Shor
 class RecurrentBlock(Protocol):
     """What every kind is."""
 
-    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+    def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; returns the arrays of its `StateGroup` with the rows' new states, too."""
         ...
 

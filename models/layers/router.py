@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.matrix import weight_of
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.layers.parameter import parameter
@@ -32,12 +33,12 @@ class Router(nnx.Module):
         self.input_scale = None if plan.router.norm is None else parameter((hidden_size,), dtype, whole)
         self.expert_scale = parameter((plan.count,), dtype, whole) if plan.router.expert_scale else None
 
-    def __call__(self, x: jax.Array, num_rows: jax.Array | None = None) -> Choice:
-        """The experts of `x` [T, D], of which the first `num_rows` (int32 []) count."""
+    def __call__(self, x: jax.Array, context: ForwardContext) -> Choice:
+        """The experts of `x` [T, D]."""
         x = self.norm(x)
         if self.input_scale is not None:
             x = x * self.input_scale[...] * jnp.asarray(x.shape[1] ** -0.5, x.dtype)
-        logits = linear(x, weight_of(self.weight, self.layout), num_rows, platform=self.platform)
+        logits = linear(x, weight_of(self.weight, self.layout), context.num_rows, platform=self.platform)
         if self.bias is not None:
             logits = logits + self.bias[...].astype(jnp.float32)
         correction = None if self.correction is None else self.correction[...]

@@ -8,8 +8,8 @@ from flax import nnx
 
 from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.activation import find_activation
-from jaxllm.models.layers.attention import Context
 from jaxllm.models.layers.by_heads import by_heads
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.norm import make_norm
@@ -46,16 +46,16 @@ class SelectiveScanMixer(nnx.Module):
         self.skip = parameter((channels,), exact, by_channel())
         self.output = linear(channels, size, bias=plan.bias, axes=("hidden", "heads"))
 
-    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+    def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; see `RecurrentBlock`."""
-        plan, tokens = self.plan, context.num_tokens
-        own, gate = self.parts.split(self.input(x, tokens))
+        plan, forward = self.plan, context.forward
+        own, gate = self.parts.split(self.input(x, forward))
         before = read_states(states[:1], plan, context, x.dtype)[0]
         own, after = self.convolution(own, before, context.ragged.query_start)
         own = find_activation(plan.activation)(own)
-        selected = self.selection(own, tokens)
+        selected = self.selection(own, forward)
         step, write, read = jnp.split(selected, (plan.rank, plan.rank + plan.state_size), axis=-1)
-        rate = jax.nn.softplus(self.step(self.step_norm(step), tokens).astype(jnp.float32))
+        rate = jax.nn.softplus(self.step(self.step_norm(step), forward).astype(jnp.float32))
         wide = own.astype(jnp.float32)
         out, held = by_heads(
             self._kernel,
@@ -68,7 +68,7 @@ class SelectiveScanMixer(nnx.Module):
             weights=(-jnp.exp(self.a_log[...]),),
         )
         out = (out + wide * self.skip[...]) * jax.nn.silu(gate.astype(jnp.float32))
-        return self.output(out.astype(x.dtype), tokens), (*write_states(states[:1], (after,), context), *held)
+        return self.output(out.astype(x.dtype), forward), (*write_states(states[:1], (after,), context), *held)
 
     def _kernel(self, arrays: tuple[jax.Array, ...], states: LayerStates) -> tuple[jax.Array, jax.Array]:
         return selective_scan(SelectiveScanInputs(*arrays), states, platform=self.options.platform)

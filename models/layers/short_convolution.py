@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.layers.attention import Context
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, Merged, Rows, merged, parameter
 from jaxllm.models.layers.states import read_states, write_states
@@ -55,9 +55,9 @@ class ShortConvolution(nnx.Module):
         self.convolution = Convolution(channels, plan.width, bias=plan.bias, dtype=dtype, options=options)
         self.output = linear(channels, size, axes=("hidden", "mlp"))
 
-    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+    def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; see `RecurrentBlock`."""
-        b, c, gated = self.parts.split(self.input(x, context.num_tokens))
+        b, c, gated = self.parts.split(self.input(x, context.forward))
         (before,) = read_states(states, self.plan, context, x.dtype)
         convolved, after = self.convolution(b * gated, before, context.ragged.query_start)
-        return self.output(c * convolved, context.num_tokens), write_states(states, (after,), context)
+        return self.output(c * convolved, context.forward), write_states(states, (after,), context)

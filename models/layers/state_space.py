@@ -9,8 +9,8 @@ from jax import lax
 
 from jaxllm.models.cache import States
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.layers.activation import find_activation
-from jaxllm.models.layers.attention import Context
 from jaxllm.models.layers.by_heads import by_heads
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import AS_THEY_ARE, merged, parameter
@@ -46,13 +46,13 @@ class StateSpaceMixer(nnx.Module):
         self.norm = GatedGroupNorm(plan, options, dtype=dtype)
         self.output = linear(plan.inner, size, axes=("hidden", "heads"))
 
-    def __call__(self, x: jax.Array, states: States, context: Context) -> tuple[jax.Array, States]:
+    def __call__(self, x: jax.Array, states: States, context: LayerContext) -> tuple[jax.Array, States]:
         """Map `x` [T, D] to [T, D]; see `RecurrentBlock`."""
-        plan, tokens, starts = self.plan, context.num_tokens, context.ragged.query_start
-        own, gate, step = self._scaled(self.own.split(self.input(x, tokens)), (1, 0, 4))
+        plan, forward, starts = self.plan, context.forward, context.ragged.query_start
+        own, gate, step = self._scaled(self.own.split(self.input(x, forward)), (1, 0, 4))
         before = read_states(states[:2], plan, context, x.dtype)
         own, after_own = self.x_taps(own, before[0], starts)
-        shared = self.shared_input(x, tokens)
+        shared = self.shared_input(x, forward)
         if plan.multipliers[2:4] != (1.0, 1.0):
             shared = jnp.concatenate(self._scaled(self.shared.split(shared), (2, 3)), axis=-1)
         shared, after_shared = self.shared_taps(shared, before[1], starts)
@@ -66,7 +66,7 @@ class StateSpaceMixer(nnx.Module):
         out = out + own.astype(jnp.float32) * self.skip[...][:, None]
         out = self.norm(out.reshape(gate.shape), gate).astype(x.dtype)
         new = write_states(states[:2], (after_own, after_shared), context)
-        return self.output(out, tokens), (*new, *held)
+        return self.output(out, forward), (*new, *held)
 
     def _scaled(self, parts: tuple[jax.Array, ...], places: tuple[int, ...]) -> tuple[jax.Array, ...]:
         """Parts of a product, each times one of the plan's multipliers."""

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxllm.models.cache import States
-from jaxllm.models.layers.attention import Context
+from jaxllm.models.forward_context import LayerContext
 from jaxllm.models.plan import RecurrentPlan
 
 
-def read_states(states: States, plan: RecurrentPlan, context: Context, dtype: DTypeLike) -> States:
+def read_states(states: States, plan: RecurrentPlan, context: LayerContext, dtype: DTypeLike) -> States:
     """The states [R, ...] of the rows, in the order of `plan.states`: zeros for rows that begin.
 
     `states` are the arrays [L, slots, ...] of all layers that keep the same; `dtype` is that of activations. Where
@@ -29,7 +29,7 @@ def read_states(states: States, plan: RecurrentPlan, context: Context, dtype: DT
     return tuple(map(read, states))
 
 
-def write_states(states: States, new: States, context: Context) -> States:
+def write_states(states: States, new: States, context: LayerContext) -> States:
     """The arrays with the new states [R, ...] of the rows, in place where they are donated."""
     rows = context.states
     if rows is None:

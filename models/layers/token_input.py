@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.activation import find_activation
 from jaxllm.models.layers.embedding import Embedding
 from jaxllm.models.layers.linear import Linear
@@ -30,12 +31,12 @@ class TokenInputs(nnx.Module):
         self.norm = make_norm(plan.norm, plan.size, dtype=dtype, options=options)
         self.plan, self.projection_scale = plan, config.hidden_size**-0.5
 
-    def __call__(self, token_ids: jax.Array, x: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def __call__(self, token_ids: jax.Array, x: jax.Array, context: ForwardContext) -> jax.Array:
         """[L, T, size] of `token_ids` int32 [T] and what the first layer gets, `x` [T, D]."""
         plan = self.plan
         rows = self.table(jnp.where(token_ids < plan.vocab_size, token_ids, 0))
         rows = rows * jnp.asarray(plan.size**0.5, rows.dtype)
-        projected = self.projection(x, num_rows) * jnp.asarray(self.projection_scale, x.dtype)
+        projected = self.projection(x, context) * jnp.asarray(self.projection_scale, x.dtype)
         shape = (len(token_ids), -1, plan.size)
         both = self.norm(projected.reshape(shape)) + rows.reshape(shape)
         return (both * jnp.asarray(2**-0.5, both.dtype)).swapaxes(0, 1)
@@ -51,7 +52,7 @@ class TokenInput(nnx.Module):
         self.norm = make_norm(plan.norm, config.hidden_size, dtype=dtype, options=options)
         self.activation = plan.activation
 
-    def __call__(self, x: jax.Array, own: jax.Array, num_rows: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, own: jax.Array, context: ForwardContext) -> jax.Array:
         """[T, D] from `x` [T, D], and the layer's embeddings [T, size]."""
-        gated = find_activation(self.activation)(self.gate(x, num_rows)) * own
-        return self.norm(self.projection(gated, num_rows))
+        gated = find_activation(self.activation)(self.gate(x, context)) * own
+        return self.norm(self.projection(gated, context))

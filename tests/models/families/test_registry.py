@@ -21,7 +21,8 @@ from jaxllm.models.errors import ModelError
 from jaxllm.models.families import registry
 from jaxllm.models.families.common import read_llama
 from jaxllm.models.families.family import LLAMA_NAMES, Family
-from jaxllm.models.layers.attention import Attention, Context
+from jaxllm.models.forward_context import LayerContext
+from jaxllm.models.layers.attention import Attention
 from jaxllm.models.layers.mlp import GatedMLP
 from jaxllm.models.layers.norm import make_norm
 from jaxllm.models.mlp_plan import MLPPlan
@@ -86,10 +87,10 @@ class ParallelLayer(nnx.Module):
         assert isinstance(plan.mlp, MLPPlan)
         self.mlp = GatedMLP(config, plan.mlp, dtype=dtype, options=options)
 
-    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, kv_cache: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array]:
         normed = self.norm(x)
         attended, kv_cache = self.attention(normed, kv_cache, context)
-        return x + attended + self.mlp(normed), kv_cache
+        return x + attended + self.mlp(normed, context.forward), kv_cache
 
 
 @pytest.mark.parametrize("stack", ["loop", "scan"])

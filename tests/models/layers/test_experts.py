@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.models.forward_context import ForwardContext
 from jaxllm.models.layers.experts import MixtureOfExperts
 from jaxllm.models.mlp_plan import ClampedPlan, ExpertsPlan, MLPPlan, RouterPlan
 from jaxllm.models.options import ForwardOptions
@@ -51,7 +52,7 @@ def tokens() -> np.ndarray:
 
 def apply(layer: MixtureOfExperts, x: np.ndarray, num_rows: int = TOKENS) -> np.ndarray:
     graph, state = nnx.split(layer)
-    function = jax.jit(lambda state, x, rows: nnx.merge(graph, state)(x, rows))
+    function = jax.jit(lambda state, x, rows: nnx.merge(graph, state)(x, ForwardContext(rows)))
     return np.asarray(function(state, jnp.asarray(x), jnp.int32(num_rows)))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.options import ForwardOptions
 from jaxllm.pallas_kernels.linear import RowMajor, Weight, linear
@@ -22,7 +23,7 @@ def test_linear(rows: int, platform: str, dtype: str) -> None:
     options = ForwardOptions(platform=platform)
     layer = Linear(48, 24, bias=True, dtype=jnp.dtype(dtype), axes=("mlp", "hidden"), options=options)
     nnx.update(layer, nnx.State({"weight": nnx.Param(weight), "bias": nnx.Param(bias)}))
-    out = layer(x)
+    out = layer(x, ALL_ROWS)
     assert out.shape == (rows, 24)
     assert out.dtype == dtype
     wanted = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T + np.asarray(bias, np.float64)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxllm.models.forward_context import ALL_ROWS
 from jaxllm.models.layers.linear import Linear
 from jaxllm.models.layers.parameter import ARRAYS
 from jaxllm.models.options import ForwardOptions
@@ -35,7 +36,7 @@ def test_devices_share_a_matrix(axes: tuple[str, str]) -> None:
         variable.set_raw_value(jax.device_put(array, variable.get_raw_value().sharding))
     x = rng.standard_normal((5, in_size), np.float32)
     with pltpu.force_tpu_interpret_mode(), jax.set_mesh(options.mesh):
-        found = np.asarray(jax.jit(linear.__call__)(x))
+        found = np.asarray(jax.jit(linear.__call__)(x, ALL_ROWS))
     np.testing.assert_allclose(found, x @ matrix.dequantized().T, rtol=0, atol=4e-5 * in_size**0.5)
 
 

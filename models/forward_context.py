@@ -1,0 +1,74 @@
+"""What layers, and the products inside them, are told of a step. It is passed down, never global."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from jaxllm.models.layers.rope import Rotation
+from jaxllm.pallas_kernels.ragged_batch import RaggedBatch
+from jaxllm.pallas_kernels.recurrence.rows import StateRows
+
+
+class ForwardContext(NamedTuple):
+    """What a product knows of the rows of its input. Fields that are None are no part of the compiled program.
+
+    A feature that changes products by row, such as adapters, adds its array here, [T, ...], and reads it in `Matrix` or
+    `Linear`; merged matrices know their parts themselves (`Merged`).
+    """
+
+    num_rows: jax.Array | None = None
+    """int32 []: the rows that count; those after them are padding. None: all count."""
+
+    def over_all_rows(self) -> "ForwardContext":
+        """The same for a product that computes padding, too."""
+        return self._replace(num_rows=None)
+
+
+ALL_ROWS = ForwardContext()
+"""Every row counts, and there is nothing to know of any."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SharedBlocks:
+    """Blocks that several layers have in common, and what the first layer got. Their parameters are in memory once."""
+
+    parameters: Any
+    embedded: jax.Array
+    """[T, D]"""
+    graph: Any = field(metadata={"static": True})
+
+    @staticmethod
+    def of(blocks: nnx.Module, embedded: jax.Array) -> "SharedBlocks":
+        """Those of a model, in a step."""
+        graph, parameters = nnx.split(blocks)
+        return SharedBlocks(parameters, embedded, graph)
+
+    def block(self, number: int) -> Any:
+        """One of them."""
+        return nnx.merge(self.graph, self.parameters)[number]
+
+
+class LayerContext(NamedTuple):
+    """What a layer is told besides its input."""
+
+    rotation: Rotation | None
+    """That of its own rotary embedding; None where it has none."""
+    ragged: RaggedBatch
+    layer: int | jax.Array
+    """Which layer of the cache it reads and writes."""
+    states: StateRows | None = None
+    """Where the states of the rows lie, for layers that keep some; None where nothing outlives the step."""
+    token_input: jax.Array | None = None
+    """[T, size], what the layer has of each token besides its input, see `TokenInputPlan`."""
+    shared: SharedBlocks | None = None
+    """What layers have in common, in models where they do."""
+    per_token: ForwardContext = ALL_ROWS
+    """What products are told of each token; how many there are is in `ragged`, and an argument only once."""
+
+    @property
+    def forward(self) -> ForwardContext:
+        """What the layer's products are told."""
+        return self.per_token._replace(num_rows=self.ragged.num_tokens)
