@@ -4,9 +4,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.garbage import paused, trim_heap
 from jaxllm.errors import ConfigError
-from jaxllm.executor.progress import Progress, silent
 
 if TYPE_CHECKING:
     from jaxllm.engine.engine import Engine

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import RequestError, quoted
-from jaxllm.executor.program_table import EMPTY_STATE
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.requests.request import Request
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class EngineControl:
             self._weights().restore(progress)
             self._asleep.discard("weights")
         if "kv_cache" in waking:
-            self._engine.runner.calls.call(EMPTY_STATE)
+            self._engine.runner.calls.renew_state()
             self._asleep.discard("kv_cache")
         if not self._asleep - {"scheduling"}:
             if self._level and not self._is_updating:

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.assembly import (
     describe_stages,
     make_processing,
@@ -28,7 +29,6 @@ from jaxllm.engine.turns import Turns
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import JaxLLMError, RequestError, RequestFaultError, fault_message
 from jaxllm.executor.build import build_runner
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Dispatched, Runner, StepResult
 from jaxllm.requests.outputs import EngineOutput

@@ -14,6 +14,7 @@ from flax import nnx
 
 from jaxllm.bundle.differences import CPU_FEATURES, MEASURED_BLOCKS
 from jaxllm.config import CompileOptions
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.executor.compile.background import BackgroundCompilation, needed_first
 from jaxllm.executor.compile.buckets import Bucket, Buckets
@@ -36,7 +37,6 @@ from jaxllm.executor.memory.capacity import (
 )
 from jaxllm.executor.memory.memory import cpu_free_bytes, device_free_bytes, steady
 from jaxllm.executor.program_table import EMPTY_STATE
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.runner import Runner
 from jaxllm.executor.sampler.table import SamplingTable

@@ -8,6 +8,7 @@ from jaxllm.bundle.manifest import Manifest, stage_prefix
 from jaxllm.bundle.portable import DeviceAssignment
 from jaxllm.bundle.read import Bundle, BundledExecutables
 from jaxllm.bundle.write import check_target, write_bundle
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import CapacityError
 from jaxllm.executor.compile.compiler import compiler_of
 from jaxllm.executor.compile.executables import Executables, without_compilation_cache
@@ -16,7 +17,6 @@ from jaxllm.executor.compile.identity import engine_identity
 from jaxllm.executor.compile.program import Executable, Program, ProgramSet
 from jaxllm.executor.memory.capacity import bytes_on_device, devices_of, local_devices_of, pages_asked
 from jaxllm.executor.memory.memory import CPU_SHARE, cpu_free_bytes
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.executor.resolved import ResolvedConfig
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import ConfigError
 from jaxllm.executor.compile.cached import cached_executables
 from jaxllm.executor.compile.compilations import CompilationWatch
@@ -11,7 +12,6 @@ from jaxllm.executor.compile.executables import use_compilation_cache
 from jaxllm.executor.compile.first_run import run_at_start
 from jaxllm.executor.kernels.native import begin_kernels
 from jaxllm.executor.memory.capacity import bytes_on_device
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.models.errors import ModelError
 from jaxllm.models.pooling_model import load_pooling_model
 from jaxllm.pooling.programs import pooling_programs

@@ -8,11 +8,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.features.faults import is_of_one_request, log_fault
 from jaxllm.engine.loop import StepLoop, describe
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import JaxLLMError, RequestFaultError, fault_message
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.pooling.build import build_pooling_runner
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.queue import PoolingQueue

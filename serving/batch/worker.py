@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from jaxllm.config import EngineConfig
-from jaxllm.executor.progress import Progress, silent
+from jaxllm.config.progress import Progress, silent
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.llm.async_llm import AsyncLLM
 from jaxllm.serving.llm.progress import GenerationProgress

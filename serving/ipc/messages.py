@@ -48,7 +48,7 @@ class DetachClient(msgspec.Struct, tag=True):
 
 
 class Loading(msgspec.Struct, tag=True):
-    """How far loading has come; see `jaxllm.executor.progress`."""
+    """How far loading has come; see `jaxllm.config.progress`."""
 
     stage: str
     done: int

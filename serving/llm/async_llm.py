@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.owners import NOBODY, Owner

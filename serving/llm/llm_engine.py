@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.control import PauseMode
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError, RequestError
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.request import as_request_ids
 from jaxllm.requests.sampling_params import SamplingParams

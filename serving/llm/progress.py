@@ -66,7 +66,7 @@ class GenerationProgress:
 
 
 class LoadProgress:
-    """Shows the stages of loading a model as bars, one after another: a `jaxllm.executor.progress.Progress`."""
+    """Shows the stages of loading a model as bars, one after another: a `jaxllm.config.progress.Progress`."""
 
     def __init__(self, show: bool | None = None) -> None:
         """None: only where somebody watches, in a terminal or a notebook."""

@@ -8,7 +8,7 @@ from functools import partial
 from types import FrameType
 
 from jaxllm.config import EngineConfig
-from jaxllm.executor.progress import Progress, silent
+from jaxllm.config.progress import Progress, silent
 from jaxllm.load import follow_engine
 from jaxllm.serving.options.server import ServerOptions
 from jaxllm.serving.telemetry.logs import configure_logging

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import ConfigError
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.serving.http.middleware.custom import load_middleware, load_router
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.process import EngineProcess

@@ -14,10 +14,10 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from jaxllm.config import CompileOptions
+from jaxllm.config.progress import Progress, silent
 from jaxllm.executor.compile.buckets import Bucket
 from jaxllm.executor.compile.compiler import LARGE_LAYOUT
 from jaxllm.executor.compile.program import Executable, Program, ProgramSet, platform_of
-from jaxllm.executor.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
 

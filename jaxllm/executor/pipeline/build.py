@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.bundle.read import Bundle
+from jaxllm.config.progress import Progress
 from jaxllm.executor.build import (
     Built,
     free_on_cpu,
@@ -24,7 +25,6 @@ from jaxllm.executor.device_calls import DeviceCalls, Parameters
 from jaxllm.executor.memory.capacity import local_devices_of, shortened
 from jaxllm.executor.memory.memory import device_free_bytes
 from jaxllm.executor.pipeline.calls import EarlierStage, StagedCalls
-from jaxllm.executor.progress import Progress
 from jaxllm.executor.resolved import ResolvedConfig
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxllm.executor.progress import Progress, silent
+from jaxllm.config.progress import Progress, silent
 from jaxllm.models.checkpoint.safetensors_file import aligned_empty
 
 

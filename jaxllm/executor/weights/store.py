@@ -8,10 +8,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import RequestError
 from jaxllm.executor.build import load_weights
 from jaxllm.executor.device_calls import DeviceCalls
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.host_copy import HostCopy, bring_back, offload
 from jaxllm.models.causal_lm import abstract_model, checkpoint_names, kv_scales_of

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError
-from jaxllm.executor.progress import Progress
 from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.requests.request import as_request_ids
 from jaxllm.serving.ipc.client.connection import Launch

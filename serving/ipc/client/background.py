@@ -7,10 +7,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats, together
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import ConfigError, EngineError
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.pooling.limits import PoolingLimits
 from jaxllm.pooling.request import PoolingRequest
 from jaxllm.requests.engine_info import EngineInfo

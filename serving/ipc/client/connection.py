@@ -11,8 +11,8 @@ from typing import Protocol
 import zmq
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import CapacityError, ConfigError, EngineError
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.process import EngineProcess
 from jaxllm.serving.ipc.client.queues import SendQueue

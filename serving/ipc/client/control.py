@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.control import PauseMode
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.serving.ipc.messages import Call, CallResult, EngineMethod, UpdateWeights, Weight
 
 Send = Callable[[Callable[[int], Call | UpdateWeights]], list[CallResult]]

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress, silent
 from jaxllm.engine.stats import StepStats
 from jaxllm.errors import EngineError, ScalingTimeoutError
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.client.asynchronous import AsyncEngine
 from jaxllm.serving.ipc.client.connection import Launch

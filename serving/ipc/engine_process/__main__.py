@@ -17,8 +17,8 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress
 from jaxllm.errors import CapacityError, ConfigError
-from jaxllm.executor.progress import Progress
 from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.engine_process import loop
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import Progress
 from jaxllm.errors import EngineError
-from jaxllm.executor.progress import Progress
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.supervisor import RestartBudget
 from jaxllm.serving.options.server import ServerOptions

@@ -67,7 +67,7 @@ def test_the_server_process_leaves_jax_to_the_engine(run_python: RunPython) -> N
     code = "import sys, jaxllm.serving.server.server, jaxllm.serving.server.answering; print(*sys.modules)"
     loaded = set(run_python("-c", code).stdout.split())
     assert "jaxllm.serving.llm.async_llm" in loaded
-    assert not loaded & {"jax", "flax", "torch", "jaxllm.engine.engine", "jaxllm.executor"}
+    assert not loaded & {"jax", "flax", "torch", "jaxllm.engine.engine", "jaxllm.executor.runner"}
 
 
 def test_a_wrong_model_is_one_line_too(run_python: RunPython) -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.executor.progress import Progress
+from jaxllm.config.progress import Progress
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.sharded.identity import stage_for
 from jaxllm.executor.weights.sharded.manifest import CHUNK_BYTES, SavedArray, SavedPart, read_manifest

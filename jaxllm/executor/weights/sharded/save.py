@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from jaxllm.config.progress import Progress, silent
 from jaxllm.errors import RequestError
-from jaxllm.executor.progress import Progress, silent
 from jaxllm.executor.resolved import ResolvedConfig
 from jaxllm.executor.weights.sharded.identity import Specs, arrangement, engine_options, layers_of, model_digests
 from jaxllm.executor.weights.sharded.manifest import (

@@ -15,9 +15,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxllm.config import EngineConfig
+from jaxllm.config.progress import silent
 from jaxllm.errors import RequestError
 from jaxllm.executor.build import load_weights
-from jaxllm.executor.progress import silent
 from jaxllm.executor.resolved import ResolvedConfig, resolve_config
 from jaxllm.executor.weights.sharded import save as saving
 from jaxllm.executor.weights.sharded.save import save_state
