@@ -1,0 +1,61 @@
+"""What records of programs declare is what their programs take, give away and return."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxllm.config import EngineConfig
+from jaxllm.errors import EngineError
+from jaxllm.executor import program_table
+from jaxllm.executor.compile.generation import generation_programs
+from jaxllm.executor.compile.program import ProgramSet
+from jaxllm.executor.device_state import DeviceState
+from jaxllm.executor.program_table import PROGRAMS, STEP, ProgramRecord, find_record
+from jaxllm.executor.resolved import resolve_config
+from jaxllm.executor.sampler.rows import SamplingState
+from jaxllm.models.cache import Cache
+
+
+@pytest.fixture(scope="module")
+def programs() -> ProgramSet[DeviceState]:
+    options = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "enable_prompt_embeds": True}
+    return generation_programs(resolve_config(EngineConfig.from_options(options)), 8)
+
+
+def test_every_record_of_the_module_is_in_the_table() -> None:
+    found = {each.name for each in vars(program_table).values() if isinstance(each, ProgramRecord)}
+    assert found == {STEP.name, *(record.name for record in PROGRAMS)}
+    assert len({record.name for record in PROGRAMS}) == len(PROGRAMS)
+
+
+DONATED = {
+    "step_1": (1,), "step_8": (1,), "sample_constrained": (2, 3), "set_row": (0,), "set_bias": (0,), "set_pages": (0,),
+    "copy_pages": (0,), "set_embeddings": (0,), "empty_state": (), "prompt_logprobs": (), "listed_logprobs": (),
+}  # fmt: skip
+"""Arguments that each program of an engine without stages and processors takes for good."""
+
+
+def test_programs_give_away_what_they_update_and_return_what_they_declare(programs: ProgramSet[DeviceState]) -> None:
+    assert {name: program.donated for name, program in programs.programs.items()} == DONATED
+    for name, program in programs.programs.items():
+        outputs = jax.eval_shape(program.function, *program.arguments)
+        assert str(jax.tree.structure(outputs)) == str(jax.tree.structure(program.result)), name
+
+
+def test_a_program_of_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(EngineError, match="program 'set_paegs' is unknown; there are steps and empty_state"):
+        find_record("set_paegs")
+
+
+def test_results_replace_the_parts_of_the_state_that_are_declared() -> None:
+    zeros, ones = jnp.zeros(2), jnp.ones(2)
+    state = DeviceState(Cache((zeros,)), zeros, SamplingState(zeros, zeros), zeros, zeros)
+    result, changed = program_table.COPY_PAGES.results(state, (ones,))
+    assert result is None
+    assert changed.kv_cache.pages == (ones,)
+    assert changed.hidden is zeros
+    sampling = SamplingState(ones, ones)
+    result, changed = program_table.SAMPLE_CONSTRAINED.results(state, ("sampled", sampling, ones))
+    assert (result, changed.sampling, changed.last_tokens) == ("sampled", sampling, ones)
+    assert program_table.ROW_LOGITS.results(state, "logits") == ("logits", state)
+    assert program_table.EMPTY_STATE.results(None, state) == (None, state)
