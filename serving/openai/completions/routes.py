@@ -11,9 +11,10 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.errors import BodyError
-from jaxllm.serving.http.generate import identify, respond, try_grammar
+from jaxllm.serving.http.identity import identify
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.submission import respond, try_grammar
 from jaxllm.serving.openai.completions.writer import CompletionWriter
 from jaxllm.serving.openai.generation.parameters import naming_form, sampling_params
 from jaxllm.serving.openai.generation.validation import (
