@@ -24,6 +24,7 @@ from jaxllm.serving.openai.generation.validation import (
 )
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
+from jaxllm.serving.text.embeds import read_base64
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.prompts import ParsedPrompt, naming_prompt
 
@@ -151,9 +152,6 @@ def _parsed(prompt: GivenPrompt, body: CompletionRequest) -> ParsedPrompt:
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Embeds):
-        # Most requests have none: starts are faster without the import.
-        from jaxllm.serving.text.embeds import read_base64
-
         embeds = read_base64(prompt.data)
     else:
         token_ids = prompt
