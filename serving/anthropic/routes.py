@@ -10,9 +10,11 @@ from jaxllm.serving.anthropic.convert import FIELDS, chat_request, read_chat
 from jaxllm.serving.anthropic.errors import REQUEST_ID
 from jaxllm.serving.anthropic.requests import CountTokensRequest, MessagesRequest
 from jaxllm.serving.anthropic.writer import MessageWriter
-from jaxllm.serving.http.generate import identify, json_response, model_name, respond
+from jaxllm.serving.http.identity import identify, model_name
 from jaxllm.serving.http.renaming import renaming
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
+from jaxllm.serving.http.submission import respond
 from jaxllm.serving.openai.chat.call import prepare_chat
 from jaxllm.serving.openai.chat.prompt import count_tokens
 

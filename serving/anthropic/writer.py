@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MessageWriter:
-    """Writes one message by the engine's results; see `generate.Writer`."""
+    """Writes one message by the engine's results; see `submission.Writer`."""
 
     texts = None
 

@@ -25,6 +25,7 @@ def write_plot(file: Path, measured: Measurements, title: str) -> None:
 
     Raises `ConfigError` when it cannot be written.
     """
+    # An extra of the package; see `check_plotting`.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 7), layout="constrained")

@@ -67,6 +67,7 @@ def main() -> int:
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(sys.argv[1]).items()
     }
     start = time.perf_counter()
+    # Imports are a part of the start that is timed.
     import jax
 
     from jaxllm.serving.llm.llm import LLM

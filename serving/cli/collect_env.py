@@ -34,6 +34,7 @@ def collect() -> dict[str, Any]:
 def _backend() -> dict[str, Any]:
     """The default backend and its devices, or the error that keeps it from starting."""
     try:
+        # A JAX that cannot be imported is part of the report.
         import jax
 
         devices = jax.local_devices()

@@ -9,10 +9,10 @@ from pathlib import Path
 from jaxllm.config import EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.flags import FlagParser, add_engine_flags, engine_flags, given_options
-from jaxllm.serving.deploy.choice import Choice, choose
+from jaxllm.serving.deploy.choice import choose
 from jaxllm.serving.deploy.flags import as_flags
 from jaxllm.serving.deploy.formats import FORMATS, STREAMS, Wanted, write
-from jaxllm.serving.deploy.hardware import DEVICES
+from jaxllm.serving.deploy.hardware import DEVICES, Choice
 from jaxllm.serving.deploy.installation import GIB, Bucket, Installation
 from jaxllm.version import __version__
 

@@ -12,6 +12,7 @@ from jaxllm.serving.cli.target_flags import add_engine_flags_of_target, add_targ
 
 if TYPE_CHECKING:
     # It loads JAX, which a wrong flag should not have to wait for.
+    # It loads JAX, two seconds that --help and wrong flags need not wait for.
     from jaxllm.planning.report import DeviceMemory, Report, Step
     from jaxllm.planning.roofline import StepEstimate
 
@@ -39,6 +40,7 @@ def add_arguments(parser: FlagParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; 0 also when it does not fit, which is an answer. Errors are raised."""
     resolved, target = find_config(args)
+    # It loads JAX, two seconds that --help and wrong flags need not wait for.
     from jaxllm.planning.report import make_report
 
     report = make_report(resolved, target, all_buckets=args.all_buckets, say=_say())

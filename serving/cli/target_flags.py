@@ -48,6 +48,7 @@ def find_config(args: argparse.Namespace) -> "tuple[ResolvedConfig, TargetDevice
         given["model"] = args.model_tag
     config = EngineConfig.from_options(given)
     prepare(args.device)
+    # These load JAX, two seconds that --help and wrong flags need not wait for.
     from jaxllm.executor.devices import local_devices, tensor_parallel_size
     from jaxllm.executor.resolved import resolve_config
     from jaxllm.planning.fit import choose_devices

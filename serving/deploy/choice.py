@@ -1,40 +1,9 @@
 """Which hardware holds a model: what `jaxllm plan` says fits, over the slices that there are."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError
 from jaxllm.planning.target import prepare
-from jaxllm.serving.deploy.hardware import Slice, slices_of
-
-if TYPE_CHECKING:
-    # They load JAX, which a wrong flag should not have to wait for.
-    from jaxllm.executor.resolved import ResolvedConfig
-
-_GPU_RESERVE = 0.1
-"""Share of a GPU's memory for what a step needs; without the GPU no compiler says it."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A slice that holds a model, and how.
-
-    Attributes:
-        hardware: The slice.
-        tensor_parallel_size, data_parallel_size: How one copy of a server uses its devices.
-        max_model_len: Tokens of a request that it holds.
-        shortened: Whether that is less than the model allows.
-        weights: Bytes of the weights, of all devices of an engine together.
-    """
-
-    hardware: Slice
-    tensor_parallel_size: int
-    data_parallel_size: int
-    max_model_len: int
-    shortened: bool
-    weights: int
+from jaxllm.serving.deploy.hardware import Choice, slices_of
 
 
 def choose(config: EngineConfig, device: str, topology: str | None = None, gpus: int | None = None) -> Choice:
@@ -52,13 +21,16 @@ def choose(config: EngineConfig, device: str, topology: str | None = None, gpus:
         if not slices:
             raise ConfigError(f"--gpus {gpus}: machines with {device} have 1, 2, 4 or 8 GPUs, TPUs a --topology")
     prepare("cpu" if slices[0].platform == "gpu" else device)
+    # It imports JAX, which reads the environment that `prepare` has set.
+    from jaxllm.serving.deploy.slice_fit import fit_slice
+
     best: Choice | None = None
     problem: Exception = CapacityError("")
     for each in slices:
         if best is not None and each.hosts > 1:
             break
         try:
-            found = _on_slice(config, each)
+            found = fit_slice(config, each)
         except CapacityError as error:
             problem = error
             continue
@@ -68,112 +40,3 @@ def choose(config: EngineConfig, device: str, topology: str | None = None, gpus:
     if best is None:
         raise CapacityError(f"{config.model.model} does not fit {slices[-1].name}: {problem}") from problem
     return best
-
-
-def _on_slice(config: EngineConfig, hardware: Slice) -> Choice:
-    from jaxllm.executor.pipeline.stages import refuse_stages
-
-    refuse_stages(config, "jaxllm manifest")
-    if hardware.platform == "gpu":
-        return _on_gpus(config, hardware)
-    if hardware.platform == "cpu":
-        return _on_cpu(config, hardware)
-    return _on_tpus(config, hardware)
-
-
-def _on_tpus(config: EngineConfig, hardware: Slice) -> Choice:
-    from jaxllm.executor.devices import tensor_parallel_size
-    from jaxllm.executor.resolved import resolve_config
-    from jaxllm.models.sharding import splits
-    from jaxllm.planning.fit import fit
-    from jaxllm.planning.target import find_target
-
-    asked = tensor_parallel_size(config.parallel)
-    # An engine of several hosts uses all their chips, and engines of one host have whole chips.
-    sizes: Sequence[int | None] = [asked] if hardware.hosts == 1 else [hardware.devices]
-    if asked is not None and (asked > hardware.devices or (hardware.hosts > 1 and asked != hardware.devices)):
-        raise CapacityError(f"tensor_parallel_size={asked} is not what its {hardware.devices} devices make")
-    sized = _with_size(config, sizes[0])
-    target = find_target(hardware.device, hardware.topology, 1)
-    try:
-        resolved = resolve_config(sized, target.devices)
-    except ConfigError as error:
-        if "does not divide the model" not in str(error) or asked is not None:
-            raise
-        raise CapacityError(str(error)) from error
-    fitted = fit(resolved, target)
-    if asked is None and hardware.devices_per_chip > 1 and splits(resolved.model, hardware.devices):
-        # Engines of one host are given chips, not parts of one: a single engine has all.
-        fitted = fit(resolve_config(_with_size(config, hardware.devices), target.devices), target)
-    return _choice(fitted, resolved, hardware)
-
-
-def _choice(fitted: "ResolvedConfig", resolved: "ResolvedConfig", hardware: Slice) -> Choice:
-    size = fitted.num_devices
-    return Choice(
-        hardware,
-        tensor_parallel_size=size,
-        data_parallel_size=hardware.devices // size if hardware.devices_per_chip == 1 else 1,
-        max_model_len=fitted.max_model_len,
-        shortened=fitted.max_model_len < resolved.max_model_len,
-        weights=_weights(fitted) * size,
-    )
-
-
-def _on_cpu(config: EngineConfig, hardware: Slice) -> Choice:
-    from jaxllm.executor.resolved import resolve_config
-
-    resolved = resolve_config(_with_size(config, 1))
-    return Choice(hardware, 1, 1, resolved.max_model_len, shortened=False, weights=_weights(resolved))
-
-
-def _on_gpus(config: EngineConfig, hardware: Slice) -> Choice:
-    """By shapes alone: weights and one longest request, split over the GPUs."""
-    from jaxllm.executor.devices import tensor_parallel_size
-    from jaxllm.executor.resolved import resolve_config
-    from jaxllm.models.sharding import working_sizes
-
-    asked = tensor_parallel_size(config.parallel)
-    dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
-    here = replace(_with_size(config, 1), model=replace(config.model, dtype=dtype))
-    resolved = resolve_config(here)
-    count = hardware.chips_per_host if asked is None else asked
-    if count > hardware.chips_per_host or count not in working_sizes(resolved.model):
-        raise CapacityError(f"it cannot be split over {count} of {hardware.name}")
-    weights = _weights(resolved)
-    utilization = config.cache.gpu_memory_utilization - _GPU_RESERVE
-    free = int(count * hardware.memory_per_device * utilization) - weights
-    page = _page(resolved)
-    tokens = max(free, 0) // page * resolved.cache.page_size
-    if tokens < resolved.cache.page_size:
-        raise CapacityError(
-            f"weights take {weights / 2**30:.1f} GiB, and {count} x {hardware.device} have "
-            f"{count * hardware.memory_per_device * utilization / 2**30:.1f} GiB for them and the KV cache"
-        )
-    length = min(tokens, resolved.max_model_len)
-    if config.model.max_model_len is not None and length < config.model.max_model_len:
-        raise CapacityError(f"its KV cache holds {tokens:,} tokens, and max_model_len is {resolved.max_model_len:,}")
-    return Choice(hardware, count, hardware.chips_per_host // count, length, length < resolved.max_model_len, weights)
-
-
-def _with_size(config: EngineConfig, size: int | None) -> EngineConfig:
-    parallel = replace(config.parallel, tensor_parallel_size="auto" if size is None else size, data_parallel_size=1)
-    return replace(config, parallel=parallel)
-
-
-def _weights(resolved: "ResolvedConfig") -> int:
-    """Bytes of weights on one device."""
-    from jaxllm.executor.compile.generation import generation_programs
-    from jaxllm.executor.largest_step import PROVISIONAL_PAGES
-    from jaxllm.executor.memory.capacity import bytes_on_device
-
-    return bytes_on_device(generation_programs(resolved, PROVISIONAL_PAGES).parameters)
-
-
-def _page(resolved: "ResolvedConfig") -> int:
-    """Bytes of one page of the KV cache."""
-    from jaxllm.executor.compile.generation import generation_programs
-    from jaxllm.executor.largest_step import PROVISIONAL_PAGES
-    from jaxllm.executor.memory.capacity import bytes_on_device
-
-    return bytes_on_device(generation_programs(resolved, PROVISIONAL_PAGES).state.kv_cache.pages) // PROVISIONAL_PAGES

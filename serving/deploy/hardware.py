@@ -123,6 +123,26 @@ DEVICES: Mapping[str, tuple[Slice, ...]] = MappingProxyType(
 """The slices there are of each device, the smallest first."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """A slice that holds a model, and how.
+
+    Attributes:
+        hardware: The slice.
+        tensor_parallel_size, data_parallel_size: How one copy of a server uses its devices.
+        max_model_len: Tokens of a request that it holds.
+        shortened: Whether that is less than the model allows.
+        weights: Bytes of the weights, of all devices of an engine together.
+    """
+
+    hardware: Slice
+    tensor_parallel_size: int
+    data_parallel_size: int
+    max_model_len: int
+    shortened: bool
+    weights: int
+
+
 def slices_of(device: str, topology: str | None = None) -> tuple[Slice, ...]:
     """The slices of a device that one may mean, the smallest first.
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from jaxllm.serving.http.body.base import Answer
-from jaxllm.serving.http.error_response import ErrorResponse
 from jaxllm.serving.http.errors import DOCUMENTED, HttpError, describe
+from jaxllm.serving.http.responses import ErrorResponse
 
 
 class ErrorForm(ABC):

@@ -29,7 +29,7 @@ from jaxllm.errors import (
     shortened,
 )
 from jaxllm.serving.http.body.base import UnsupportedError
-from jaxllm.serving.http.error_response import ErrorDetails
+from jaxllm.serving.http.responses import ErrorDetails
 from jaxllm.serving.tenancy.quotas import retry_after
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Errors of a chat request, told in the fields of the interface that the request came by."""
+"""Errors of a request, told in the fields of the interface that the request came by."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,3 +53,14 @@ def _mapped(path: str, fields: Mapping[str, str]) -> str:
         if path == known or path.startswith((f"{known}.", f"{known}[")):
             return fields[known] + path[len(known) :]
     return path
+
+
+@contextmanager
+def naming_fields(**names: str) -> Iterator[None]:
+    """Name the fields of errors raised inside as the request does: `naming_fields(prompt="messages")`."""
+    try:
+        yield
+    except RequestError as error:
+        if error.parameter in names:
+            error.parameter = names[error.parameter]
+        raise

@@ -40,6 +40,7 @@ def find_extension(path: str) -> type | None:
 
 def worker_of(engine: object, extension: type | None) -> Worker:
     """A worker of this engine. Raises `EngineError` for one in another process."""
+    # It loads JAX, which is here already unless the engine is in another process.
     from jaxllm.engine.engine import Engine
 
     if not isinstance(engine, Engine):

@@ -4,7 +4,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.serving.http.generate import json_response, model_name
+from jaxllm.serving.http.identity import model_name
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.protocol.models import Model, ModelList
 

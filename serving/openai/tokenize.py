@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.http.errors import not_enabled
-from jaxllm.serving.http.generate import model_name
+from jaxllm.serving.http.identity import model_name
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.chat.prompt import render
 from jaxllm.serving.openai.generation.validation import check_decodable, check_encodable

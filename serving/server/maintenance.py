@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from jaxllm.errors import ConfigError
-from jaxllm.serving.http.generate import num_http_requests
+from jaxllm.serving.http.identity import num_http_requests
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.server.listener import Listener
 from jaxllm.serving.telemetry.shared_metrics import Published, SharedMetrics

@@ -9,7 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from jaxllm.errors import EngineError
 from jaxllm.serving.http import errors
-from jaxllm.serving.http.generate import json_response, num_http_requests
+from jaxllm.serving.http.identity import num_http_requests
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.server.answers import CacheReset, Halted, Load, Profile, Version
 from jaxllm.serving.telemetry.metrics import ProcessMeasured

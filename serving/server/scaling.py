@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.serving.http.body.base import Answer, Body
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.ipc.client.scaling import PARAMETER
 

@@ -14,7 +14,7 @@ from jaxllm.compat.vllm.options.environment import HARMLESS, VARIABLES
 from jaxllm.config import EngineConfig, option_fields
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.errors import not_enabled
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.server.machine import machine
 

@@ -8,7 +8,8 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.body.base import Answer, Body
 from jaxllm.serving.http.errors import not_enabled
-from jaxllm.serving.http.generate import client_visible_ids, json_response
+from jaxllm.serving.http.identity import client_visible_ids
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.llm.async_llm import AsyncLLM
 

@@ -143,6 +143,7 @@ def _structured(name: str, text: str) -> KeyFile:
 
 
 def _parse(text: str) -> Any:
+    # 26 ms before the engine starts, which servers without such a file do not need.
     import yaml
 
     try:

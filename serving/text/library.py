@@ -15,6 +15,7 @@ def import_transformers() -> Any:
     """The module. What is taken from it is imported then."""
     # Otherwise the import warns that there is no PyTorch, which nobody here needs.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # A second, which most starts need not wait for: see `cached_tokenizer`.
     import transformers
 
     return transformers

@@ -56,6 +56,7 @@ def _of_folder(folder: Path) -> Any:
 
 def _is_known(tokenizer_class: Any) -> bool:
     """Whether it is a class of `transformers`: others are code beside the files, which is not run."""
+    # As in `import_transformers`, after it.
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     return isinstance(tokenizer_class, str) and tokenizer_class_from_name(tokenizer_class) is not None
@@ -63,6 +64,7 @@ def _is_known(tokenizer_class: Any) -> bool:
 
 def _configuration(names: dict[str, Any]) -> Any:
     """What `AutoTokenizer` asks of a model: its type, which may name a kind of tokenizer, and names."""
+    # As in `import_transformers`, after it.
     from transformers import PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

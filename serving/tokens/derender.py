@@ -9,8 +9,9 @@ from starlette.responses import Response
 from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.serving.http.generate import identify, json_response
+from jaxllm.serving.http.identity import identify
 from jaxllm.serving.http.limits import AdmissionLimits
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.chat.call import prepare_chat
 from jaxllm.serving.openai.chat.plan import ChatCall, ReplyPlan

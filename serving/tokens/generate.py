@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.serving.http.generate import identify, respond, try_grammar
+from jaxllm.serving.http.identity import identify
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.submission import respond, try_grammar
 from jaxllm.serving.openai.generation.parameters import recommended_max_tokens
 from jaxllm.serving.openai.generation.validation import check_generation, check_max_tokens, checked_priority
 from jaxllm.serving.openai.protocol.generation import GenerationRequest

@@ -10,8 +10,9 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.serving.anthropic.convert import FIELDS, chat_request, read_chat
 from jaxllm.serving.anthropic.requests import MessagesRequest
-from jaxllm.serving.http.generate import Identity, identify, json_response
+from jaxllm.serving.http.identity import Identity, identify
 from jaxllm.serving.http.renaming import renaming
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.chat.call import prepare_chat
 from jaxllm.serving.openai.completions.routes import prepare_completions, prompts_of

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from msgspec import UNSET
 
-from jaxllm.serving.http.generate import Identity
+from jaxllm.serving.http.identity import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.generation.events import EventFrame, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import finite, prompt_logprobs

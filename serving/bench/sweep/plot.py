@@ -106,6 +106,7 @@ def draw(folder: Path, options: PlotOptions) -> list[Path]:
 
 def _write(file: Path, curves: Mapping[tuple[Any, Any], Mapping[Any, Any]], options: PlotOptions) -> None:
     """A picture of panels in rows and columns."""
+    # An extra of the package; see `check_plotting`.
     from matplotlib.figure import Figure
 
     rows = list(dict.fromkeys(row for row, _ in curves))

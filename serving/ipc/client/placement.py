@@ -71,6 +71,7 @@ def on_own_devices(launch: Launch, config: EngineConfig, number: int) -> Launch:
     Raises `ConfigError`.
     """
     if config.is_on_ray:
+        # An engine that Ray places elsewhere joins as hosts do, and these start engines by this function.
         from jaxllm.serving.ipc.client.on_ray.process import RayProcess
 
         return partial(RayProcess, config=config)

@@ -14,19 +14,17 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from queue import Empty
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from jaxllm.config import EngineConfig
 from jaxllm.config.progress import Progress
 from jaxllm.errors import CapacityError, ConfigError
+from jaxllm.load import load_engine
 from jaxllm.requests.engine_info import EngineInfo
 from jaxllm.serving.ipc.engine_process import loop
 from jaxllm.serving.ipc.engine_process.clients import Client, Clients, InputQueue
-from jaxllm.serving.ipc.messages import Configure, Failed, Loading, Ready
-
-if TYPE_CHECKING:
-    from jaxllm.engine.engine import Engine
-    from jaxllm.pooling.engine import PoolingEngine
+from jaxllm.serving.ipc.messages import Failed, Loading, Ready
+from jaxllm.serving.telemetry.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +61,7 @@ def main(
     client = Client(folder, input_queue)
     client.open()
     configure = client.greet()
-    _configure_logging(configure)
+    configure_logging(configure.log_level, json_lines=configure.json_logs)
     try:
         engine = _load(configure.config, client, load)
     except (ConfigError, CapacityError) as error:
@@ -110,12 +108,6 @@ def _failed(error: Exception) -> Failed:
     return Failed("EngineError", f"{type(error).__name__}: {error}")
 
 
-def _load_engine(config: EngineConfig, report: Progress) -> "Engine | PoolingEngine":
-    from jaxllm.load import load_engine
-
-    return load_engine(config, report)
-
-
 def _wait_for_end(input_queue: InputQueue) -> None:
     """Wait until the client has read why this is the end, and closes our standard input."""
     with contextlib.suppress(Empty):
@@ -138,14 +130,8 @@ def _watch_client(input_queue: InputQueue, folder: str) -> None:
     timer.start()
 
 
-def _configure_logging(configure: Configure) -> None:
-    from jaxllm.serving.telemetry.logs import configure_logging
-
-    configure_logging(configure.log_level, json_lines=configure.json_logs)
-
-
 if __name__ == "__main__":
-    code = main(sys.argv[1], _load_engine, loop.run)
+    code = main(sys.argv[1], load_engine, loop.run)
     # Threads wait in sockets for ever, and there is nothing left to clean up.
     sys.stderr.flush()
     os._exit(code)

@@ -37,6 +37,7 @@ from jaxllm.serving.ipc.remote.messages import (
 )
 from jaxllm.serving.ipc.remote.relay import Relay
 from jaxllm.serving.ipc.remote.security import Keys, address_of, protect
+from jaxllm.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -280,8 +281,6 @@ def _named(ranks: range) -> str:
 
 def _unlike(data: bytes) -> str:
     """Why a message cannot be read: perhaps it is another version's."""
-    from jaxllm.version import __version__
-
     try:
         found = msgspec.msgpack.decode(data)
         version = found.get("version") if isinstance(found, dict) else None

@@ -9,6 +9,8 @@ from jaxllm.config import MAX_ENGINES, EngineConfig
 from jaxllm.errors import ConfigError
 from jaxllm.serving.ipc.client.connection import Launch
 from jaxllm.serving.ipc.client.placement import on_own_devices
+from jaxllm.serving.ipc.remote.head import Head
+from jaxllm.serving.ipc.remote.security import keys_of
 from jaxllm.serving.options.server import ServerOptions
 
 
@@ -89,9 +91,6 @@ def launches(config: EngineConfig, options: ServerOptions, launch: Launch) -> It
     if parallel.data_parallel_size_local is None:
         yield here
         return
-    from jaxllm.serving.ipc.remote.head import Head
-    from jaxllm.serving.ipc.remote.security import keys_of
-
     with Head(config, keys_of(options, parallel.data_parallel_address)) as head:
 
         def launch_of(number: int) -> Launch:

@@ -7,8 +7,8 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError, nearest, quoted
 from jaxllm.serving.http.errors import HttpError
-from jaxllm.serving.http.generate import json_response
 from jaxllm.serving.http.operation import batch_urls, operations_of
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.batches.store import BatchStore
 from jaxllm.serving.openai.files.paging import page

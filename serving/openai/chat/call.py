@@ -6,9 +6,9 @@ from functools import partial
 from starlette.requests import Request
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.http.generate import try_grammar
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState
+from jaxllm.serving.http.submission import try_grammar
 from jaxllm.serving.openai.chat.functions import naming_functions, with_tools
 from jaxllm.serving.openai.chat.plan import ChatCall, build_request, plan_and_build
 from jaxllm.serving.openai.chat.tools import NO_TOOLS, ToolUse, tool_use

@@ -1,15 +1,17 @@
 """Chat completions: a conversation in, the model's answers out; or several at once, each answered on its own."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
-from jaxllm.serving.http.generate import identify, respond
+from jaxllm.serving.http.identity import identify
 from jaxllm.serving.http.renaming import renaming
 from jaxllm.serving.http.state import server_of
+from jaxllm.serving.http.submission import respond, respond_whole
 from jaxllm.serving.openai.chat.call import prepare_chat
 from jaxllm.serving.openai.chat.writer import ChatWriter
 from jaxllm.serving.openai.protocol.chat import ChatCompletion, ChatCompletionRequest
@@ -52,32 +54,16 @@ async def create_chat_batch(request: Request) -> Response:
             call = await prepare_chat(request, server, single, [name])
         calls.append(call)
         writers.append(ChatWriter(server, single, identity, call))
-    return await respond(request, server, [call.request for call in calls], _BatchWriter(writers))
+    return await respond_whole(request, server, [call.request for call in calls], partial(_combine, writers))
 
 
-class _BatchWriter:
-    """Puts the answers of one writer for each conversation together."""
-
-    texts = None
-
-    def __init__(self, writers: Sequence[ChatWriter]) -> None:
-        self._writers = writers
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
-        """The response."""
-        answers = [writer.whole([output]) for writer, output in zip(self._writers, outputs, strict=True)]
-        choices = [
-            msgspec.structs.replace(choice, index=index)
-            for index, answer in enumerate(answers)
-            for choice in answer.choices
-        ]
-        usage = Usage.total([answer.usage for answer in answers])
-        return msgspec.structs.replace(answers[0], choices=choices, usage=usage, prompt_token_ids=None)
-
-    def write(self, prompt_index: int, output: RequestOutput) -> bytes:
-        """Never called: such requests are no streams."""
-        raise NotImplementedError
-
-    def end(self) -> bytes:
-        """Never called."""
-        raise NotImplementedError
+def _combine(writers: Sequence[ChatWriter], outputs: Sequence[RequestOutput]) -> ChatCompletion:
+    """One response from each conversation's writer and result."""
+    answers = [writer.whole([output]) for writer, output in zip(writers, outputs, strict=True)]
+    choices = [
+        msgspec.structs.replace(choice, index=index)
+        for index, answer in enumerate(answers)
+        for choice in answer.choices
+    ]
+    usage = Usage.total([answer.usage for answer in answers])
+    return msgspec.structs.replace(answers[0], choices=choices, usage=usage, prompt_token_ids=None)

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from msgspec import UNSET, UnsetType
 
-from jaxllm.serving.http.generate import Identity
+from jaxllm.serving.http.identity import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.chat.answers import Answers
 from jaxllm.serving.openai.chat.plan import ChatCall

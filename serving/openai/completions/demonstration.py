@@ -12,8 +12,9 @@ from starlette.responses import Response
 from jaxllm.errors import RequestError
 from jaxllm.serving.http.error_form import OPENAI_ERRORS
 from jaxllm.serving.http.errors import describe
-from jaxllm.serving.http.generate import identify, respond
+from jaxllm.serving.http.identity import identify
 from jaxllm.serving.http.state import server_of
+from jaxllm.serving.http.submission import respond
 from jaxllm.serving.openai.completions.routes import prepare_completions
 from jaxllm.serving.openai.protocol.demonstration import GeneratedTexts, GenerateRequest
 from jaxllm.serving.text.outputs import RequestOutput

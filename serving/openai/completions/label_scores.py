@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
-from jaxllm.serving.http.generate import Identity, identify, respond
+from jaxllm.serving.http.identity import Identity, identify
 from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.submission import respond_whole
 from jaxllm.serving.openai.generation.events import UsageCounter
 from jaxllm.serving.openai.generation.validation import check_encodable, check_texts, checked_priority
 from jaxllm.serving.openai.protocol.label_scores import LabelScore, LabelScores, LabelScoresRequest
@@ -29,7 +31,7 @@ async def score_labels(request: Request) -> Response:
     priority = _check(server, body)
     identity = identify(request, server, body, "generative-scoring", len(body.items))
     requests = await server.llm.run_text(_build, server, body, identity.engine_ids, priority)
-    return await respond(request, server, requests, _ScoreWriter(body, identity, requests))
+    return await respond_whole(request, server, requests, partial(_answer, body, identity, requests))
 
 
 def _check(server: ServerState, body: LabelScoresRequest) -> int:
@@ -90,46 +92,34 @@ def _token_ids(server: ServerState, field: str, given: Sequence[str | list[int]]
     return server.tokenizer.encode(texts, add_special_tokens=special)
 
 
-class _ScoreWriter:
-    """Writes the scores of all items."""
+def _answer(
+    body: LabelScoresRequest,
+    identity: Identity,
+    requests: Sequence[TextRequest],
+    outputs: Sequence[RequestOutput],
+) -> LabelScores:
+    """The scores of all items."""
+    counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
+    for index, output in enumerate(outputs):
+        counter.add(index, output)
+    return LabelScores(
+        id=identity.id,
+        created=identity.created,
+        model=identity.model,
+        data=[LabelScore(index=index, score=_score(body, output)) for index, output in enumerate(outputs)],
+        usage=counter.usage,
+    )
 
-    texts = None
 
-    def __init__(self, body: LabelScoresRequest, identity: Identity, requests: Sequence[TextRequest]) -> None:
-        self._labels = list(dict.fromkeys(body.label_token_ids))
-        self._softmax = body.apply_softmax is not False
-        self._identity = identity
-        self._counter = UsageCounter([len(request.prompt_token_ids) for request in requests])
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> LabelScores:
-        """The response."""
-        for index, output in enumerate(outputs):
-            self._counter.add(index, output)
-        return LabelScores(
-            id=self._identity.id,
-            created=self._identity.created,
-            model=self._identity.model,
-            data=[LabelScore(index=index, score=self._score(output)) for index, output in enumerate(outputs)],
-            usage=self._counter.usage,
-        )
-
-    def _score(self, output: RequestOutput) -> float:
-        """The probability of the first label, among all or among the labels."""
-        (completion,) = output.outputs
-        assert completion.logprobs is not None
-        (choices,) = completion.logprobs
-        logprobs = [choices[label].logprob for label in self._labels]
-        if not self._softmax:
-            return math.exp(logprobs[0])
-        most = max(logprobs)
-        if most == -math.inf:
-            return 1 / len(logprobs)
-        return math.exp(logprobs[0] - most) / math.fsum(math.exp(each - most) for each in logprobs)
-
-    def write(self, prompt_index: int, output: RequestOutput) -> bytes:
-        """Never called: such requests are no streams."""
-        raise NotImplementedError
-
-    def end(self) -> bytes:
-        """Never called."""
-        raise NotImplementedError
+def _score(body: LabelScoresRequest, output: RequestOutput) -> float:
+    """The probability of the first label, among all or among the labels."""
+    (completion,) = output.outputs
+    assert completion.logprobs is not None
+    (choices,) = completion.logprobs
+    logprobs = [choices[label].logprob for label in dict.fromkeys(body.label_token_ids)]
+    if body.apply_softmax is False:
+        return math.exp(logprobs[0])
+    most = max(logprobs)
+    if most == -math.inf:
+        return 1 / len(logprobs)
+    return math.exp(logprobs[0] - most) / math.fsum(math.exp(each - most) for each in logprobs)

@@ -11,9 +11,10 @@ from jaxllm.engine.validation import RequestLimits
 from jaxllm.errors import RequestError
 from jaxllm.requests.sampling_params import SamplingParams
 from jaxllm.serving.http.errors import BodyError
-from jaxllm.serving.http.generate import identify, respond, try_grammar
+from jaxllm.serving.http.identity import identify
 from jaxllm.serving.http.limits import AdmissionLimits
 from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.submission import respond, try_grammar
 from jaxllm.serving.openai.completions.writer import CompletionWriter
 from jaxllm.serving.openai.generation.parameters import naming_form, sampling_params
 from jaxllm.serving.openai.generation.validation import (
@@ -23,6 +24,7 @@ from jaxllm.serving.openai.generation.validation import (
 )
 from jaxllm.serving.openai.protocol.completions import CompletionRequest
 from jaxllm.serving.pooling.inputs import PoolingInputs
+from jaxllm.serving.text.embeds import read_base64
 from jaxllm.serving.text.input_processor import InputProcessor, TextRequest
 from jaxllm.serving.text.prompts import ParsedPrompt, naming_prompt
 
@@ -150,9 +152,6 @@ def _parsed(prompt: GivenPrompt, body: CompletionRequest) -> ParsedPrompt:
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Embeds):
-        # Most requests have none: starts are faster without the import.
-        from jaxllm.serving.text.embeds import read_base64
-
         embeds = read_base64(prompt.data)
     else:
         token_ids = prompt

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from jaxllm.serving.http.generate import Identity
+from jaxllm.serving.http.identity import Identity
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.openai.generation.events import TEXT, EventFrame, TextEvents, UsageCounter
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat, TextOffsets, prompt_logprobs

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http.errors import HttpError, not_enabled
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.files.paging import page
 from jaxllm.serving.openai.files.store import FileStore

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError, quoted
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.generate import calling, json_response
+from jaxllm.serving.http.renaming import naming_fields
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.pooling.pooled import pool, usage
 from jaxllm.serving.openai.protocol.cohere import (
@@ -40,7 +41,7 @@ async def create_cohere_embedding(request: Request) -> Response:
     server.check_accepting()
     body = await server.bodies.read(request, CohereEmbedRequest)
     texts, field = _texts(body)
-    with calling(dimensions="output_dimension", truncate_prompt_tokens="max_tokens"):
+    with naming_fields(dimensions="output_dimension", truncate_prompt_tokens="max_tokens"):
         params = PoolingParams(
             task="embed",
             dimensions=body.output_dimension,

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.generate import json_response
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import server_of
 from jaxllm.serving.openai.pooling.pooled import pool_texts, pooling_info, usage
 from jaxllm.serving.openai.pooling.vectors import VectorFormat

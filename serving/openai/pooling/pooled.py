@@ -9,9 +9,11 @@ from starlette.requests import Request
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
 from jaxllm.requests.engine_info import PoolingInfo
-from jaxllm.serving.http.generate import Identity, Named, calling, identify, log_requests, owned, requested_rank
+from jaxllm.serving.http.identity import Identity, Named, identify, requested_rank
+from jaxllm.serving.http.renaming import naming_fields
 from jaxllm.serving.http.state import ServerState
 from jaxllm.serving.http.stream import unless_gone
+from jaxllm.serving.http.submission import log_requests, owned
 from jaxllm.serving.openai.chat.prompt import render
 from jaxllm.serving.openai.completions.routes import split_prompts
 from jaxllm.serving.openai.generation.validation import Prioritised, check_texts, checked_priority
@@ -44,7 +46,7 @@ async def pool(
     """
     check_texts(field, len(prompts), server.limits)
     identity = identify(request, server, body, prefix, len(prompts))
-    with calling(prompt=field):
+    with naming_fields(prompt=field):
         requests = await server.llm.prepare_texts(
             prompts,
             params,
@@ -68,7 +70,7 @@ async def pool_texts(
     prompts: list[Any]
     if body.messages is None:
         assert body.input is not None
-        with calling(prompt="input"):
+        with naming_fields(prompt="input"):
             split = partial(split_prompts, body.input, most=server.limits.max_sequences)
             prompts = list(await server.bodies.work(request, split))
     else:
@@ -86,7 +88,7 @@ async def _render(body: TextsRequest, server: ServerState) -> str:
         add_generation_prompt=bool(body.add_generation_prompt),
         **{name: getattr(body, name) for name in same},
     )
-    with calling(prompt="messages"):
+    with naming_fields(prompt="messages"):
         _, text = await server.run_text_of(chat.chat_template)(render, server, chat)
     return text
 

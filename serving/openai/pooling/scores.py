@@ -7,7 +7,9 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError
 from jaxllm.pooling.params import PoolingParams
-from jaxllm.serving.http.generate import Identity, calling, json_response
+from jaxllm.serving.http.identity import Identity
+from jaxllm.serving.http.renaming import naming_fields
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
 from jaxllm.serving.openai.pooling.pooled import pool, pooling_info, usage
 from jaxllm.serving.openai.protocol.pooling import TextUsage
@@ -38,7 +40,7 @@ async def create_score(request: Request) -> Response:
     body = await server.bodies.read(request, ScoreRequest)
     names, pair = _pair(body)
     first, second = ([text] if isinstance(text, str) else text for text in pair)
-    with calling(text_1=names[0], text_2=names[1]):
+    with naming_fields(text_1=names[0], text_2=names[1]):
         identity, scores, tokens = await _scores(request, server, body, first, second, "score", "text_2")
     data = [Score(index=index, score=score) for index, score in enumerate(scores)]
     return json_response(

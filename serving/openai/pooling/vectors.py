@@ -11,7 +11,7 @@ import numpy as np
 from starlette.responses import Response
 
 from jaxllm.errors import RequestError, quoted
-from jaxllm.serving.http.generate import Identity
+from jaxllm.serving.http.identity import Identity
 from jaxllm.serving.openai.protocol.pooling import EmbeddingRequest, TextUsage, VectorBytes, VectorsMetadata
 
 DTYPES = {

@@ -11,8 +11,10 @@ from starlette.responses import Response
 
 from jaxllm.errors import RequestError, quoted
 from jaxllm.serving.http import errors
-from jaxllm.serving.http.generate import identify, json_response, model_name, respond, submit
+from jaxllm.serving.http.identity import identify, model_name
+from jaxllm.serving.http.responses import json_response
 from jaxllm.serving.http.state import ServerState, server_of
+from jaxllm.serving.http.submission import respond, submit
 from jaxllm.serving.openai.chat.plan import ChatCall
 from jaxllm.serving.openai.generation.logprobs import LogprobFormat
 from jaxllm.serving.openai.generation.parameters import num_alternatives, shows_token_ids

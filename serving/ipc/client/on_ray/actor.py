@@ -5,6 +5,8 @@ import tempfile
 import threading
 from collections.abc import Mapping
 
+from jaxllm.serving.ipc.client.on_ray.bridge import run_invited
+from jaxllm.serving.ipc.client.on_ray.cluster import import_ray
 from jaxllm.serving.ipc.client.on_ray.follower import write_config
 from jaxllm.serving.ipc.client.on_ray.ports import free_ports
 from jaxllm.serving.ipc.client.placement import tpu_variables
@@ -35,16 +37,12 @@ class EngineActor:
 
     def node(self) -> str:
         """Ray's name of this machine."""
-        import ray
-
-        name: str = ray.get_runtime_context().get_node_id()
+        name: str = import_ray().get_runtime_context().get_node_id()
         return name
 
     def address(self) -> tuple[str, int]:
         """Where the others may reach a process on this machine: with the port behind it, which is free too."""
-        import ray
-
-        address: str = ray.util.get_node_ip_address()
+        address: str = import_ray().util.get_node_ip_address()
         return address, free_ports(address, 2)
 
     def follow(self, config: bytes, variables: Mapping[str, str]) -> None:
@@ -56,8 +54,6 @@ class EngineActor:
 
     def join(self, invitation: bytes, variables: Mapping[str, str]) -> None:
         """Start the process for a client on another machine, which has sent an invitation; see `Bridge`."""
-        from jaxllm.serving.ipc.client.on_ray.bridge import run_invited
-
         self._prepare()
         arguments = (invitation, dict(variables), self._take_end)
         threading.Thread(target=run_invited, args=arguments, name="ray-engine-host", daemon=True).start()
@@ -85,9 +81,7 @@ def prepare_environment(*, is_alone: bool = True) -> None:
 
     An engine that is not alone has all chips of its hosts, and libtpu finds those of the others.
     """
-    import ray
-
     # Ray says 1 to every process of its own, also where an engine may use all processors.
     os.environ.pop("OMP_NUM_THREADS", None)
     if is_alone:
-        os.environ.update(tpu_variables(ray.get_runtime_context().get_accelerator_ids().get("TPU", [])))
+        os.environ.update(tpu_variables(import_ray().get_runtime_context().get_accelerator_ids().get("TPU", [])))

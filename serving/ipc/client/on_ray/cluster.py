@@ -19,15 +19,22 @@ _connecting = threading.Lock()
 """Ray connects a whole process, and only once."""
 
 
+def import_ray() -> Any:
+    """The module `ray`. Raises `ConfigError` when it is not installed."""
+    try:
+        # An extra of the package.
+        import ray
+    except ImportError:
+        raise ConfigError("Ray is to start the engine, and is not installed: pip install 'jaxllm[ray]'") from None
+    return ray
+
+
 def connect() -> Any:
     """The module `ray`, connected to a cluster: that of the process, of `RAY_ADDRESS`, or of this machine.
 
     Raises `ConfigError` when Ray is not installed or there is no cluster.
     """
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("Ray is to start the engine, and is not installed: pip install 'jaxllm[ray]'") from None
+    ray = import_ray()
     with _connecting:
         if not ray.is_initialized():
             address = os.environ.get("RAY_ADDRESS", "auto")

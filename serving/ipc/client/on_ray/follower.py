@@ -15,6 +15,8 @@ import msgspec
 
 from jaxllm.config import EngineConfig
 from jaxllm.errors import CapacityError, ConfigError, EngineError
+from jaxllm.load import follow_engine
+from jaxllm.serving.telemetry.logs import configure_logging
 
 _FILE = "config"
 logger = logging.getLogger(__name__)
@@ -27,9 +29,6 @@ def write_config(folder: str, config: bytes) -> None:
 
 def main(folder: str) -> int:
     """Follow until the first process ends; the exit code."""
-    from jaxllm.load import follow_engine
-    from jaxllm.serving.telemetry.logs import configure_logging
-
     # They reach a whole group of processes; when this one ends is the first one's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -111,11 +111,10 @@ class ActorGroup:
             self._ray.kill(actor)
 
     def _make_actor(self, group: Any, number: int, bundle: Mapping[str, float]) -> Any:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+        strategies = self._ray.util.scheduling_strategies
         make_actor = self._ray.remote(EngineActor).options(
             **actor_options(bundle),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+            scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
             runtime_env=dict(self._config.ray.ray_runtime_env or {}),
             # One thread waits for the end, while another is told to bring it about.
             max_concurrency=2,

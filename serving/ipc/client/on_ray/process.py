@@ -3,15 +3,13 @@
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxllm.config import EngineConfig
+from jaxllm.serving.ipc.client.on_ray.bridge import Bridge
 from jaxllm.serving.ipc.client.on_ray.cluster import bundles_of, connect
 from jaxllm.serving.ipc.client.on_ray.group import TICK, ActorGroup, first_line
 from jaxllm.serving.ipc.client.process import END_SECONDS
-
-if TYPE_CHECKING:
-    from jaxllm.serving.ipc.client.on_ray.bridge import Bridge
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +90,11 @@ class RayProcess:
 
     def _reserve(self) -> Any:
         """A placement group, with room unless it is not wanted any more."""
-        from ray.util.placement_group import placement_group
-
         # A process that shares chips of a machine with another one of its engine does not find them by itself.
         spread = "STRICT_SPREAD" if "TPU" in self._bundles[0] else "SPREAD"
-        group = placement_group(self._bundles, strategy=spread if len(self._bundles) > 1 else "STRICT_PACK")
+        group = self._ray.util.placement_group(
+            self._bundles, strategy=spread if len(self._bundles) > 1 else "STRICT_PACK"
+        )
         ready, waited = group.ready(), 0.0
         while not self._unwanted.is_set():
             if self._ray.wait([ready], timeout=TICK)[0]:
@@ -123,8 +121,6 @@ class RayProcess:
 
     def _wait_elsewhere(self, actors: ActorGroup, variables: dict[str, str]) -> str:
         """Start the first process on another machine than this, and wait for its end."""
-        from jaxllm.serving.ipc.client.on_ray.bridge import Bridge
-
         with Bridge(self._config, self._ray.util.get_node_ip_address(), self._folder) as bridge:
             self._ray.get(actors.first.join.remote(bridge.invitation, variables))
             self._bridge, self._actor = bridge, actors.first
@@ -134,12 +130,10 @@ class RayProcess:
 
     def _release(self, group: Any) -> None:
         """Give the place back, for another."""
-        from ray.util.placement_group import remove_placement_group
-
         try:
             if self._actors is not None:
                 self._actors.end()
             if group is not None:
-                remove_placement_group(group)
+                self._ray.util.remove_placement_group(group)
         except Exception as error:  # noqa: BLE001  (there may be no cluster any more)
             logger.debug("a place could not be given back: %s", error)

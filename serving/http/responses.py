@@ -1,4 +1,7 @@
-"""The body of every error."""
+"""Responses that are not streams: any body as JSON, and the body of every error."""
+
+import msgspec
+from starlette.responses import Response
 
 from jaxllm.serving.http.body.base import Answer
 
@@ -20,3 +23,8 @@ class ErrorResponse(Answer, kw_only=True):
     """An error."""
 
     error: ErrorDetails
+
+
+def json_response(answer: Answer) -> Response:
+    """A response with a JSON body."""
+    return Response(msgspec.json.encode(answer), media_type="application/json")
